@@ -1,0 +1,227 @@
+"""Timed operations inside a rank, always alternating between the groups that are compared.
+
+All times are CLOCK_MONOTONIC nanoseconds, which every process of one machine shares; the driver puts
+the ranks' times together. An operation lasts from the last rank's call to the last rank's end.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+Groups = Mapping[str, Any]
+Times = dict[str, list[list[int]]]
+MOVER = "backyard.collectives.mover"
+
+
+def mover_pids() -> list[int]:
+    """The movers that belong to this process."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if any(MOVER in word for word in child.cmdline()):
+                found.append(child.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+class CpuMeter:
+    """CPU nanoseconds of this process and its movers together."""
+
+    def __init__(self) -> None:
+        self._movers = mover_pids()
+
+    def read(self) -> int:
+        return time.process_time_ns() + sum(_cpu_of(pid) for pid in self._movers)
+
+
+def _cpu_of(pid: int) -> int:
+    total = 0
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            total += int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0])
+    except (OSError, ValueError):
+        return total
+    return total
+
+
+def _turns(names: Sequence[str], turn: int) -> Sequence[str]:
+    """Who goes first changes every round, so that neither side profits from its place."""
+    shift = turn % len(names)
+    return [*names[shift:], *names[:shift]]
+
+
+def all_reduce(
+    groups: Groups, names: Sequence[str], control: str, size: int, rounds: int, warmup: int = 2
+) -> dict[str, Any]:
+    """Blocking all-reduces of ``size`` bytes: start, end and CPU time of each."""
+    tensor = torch.empty(size // 4, dtype=torch.float32)
+    meter = CpuMeter()
+    times: Times = {name: [] for name in names}
+    wrong = 0
+    for turn in range(-warmup, rounds):
+        for name in _turns(names, turn):
+            tensor.fill_(1.0)
+            dist.barrier(group=groups[control])
+            cpu = meter.read()
+            start = time.monotonic_ns()
+            dist.all_reduce(tensor, group=groups[name])
+            end = time.monotonic_ns()
+            cpu = meter.read() - cpu
+            if turn >= 0:
+                times[name].append([start, end, cpu])
+            if turn in (-warmup, rounds - 1):
+                wrong += not bool((tensor == dist.get_world_size(groups[name])).all())
+    return {"times": times, "wrong": wrong}
+
+
+def latency(
+    groups: Groups, names: Sequence[str], control: str, size: int, blocks: int, operations: int
+) -> dict[str, Any]:
+    """Blocking all-reduces back to back, in alternating blocks."""
+    tensor = torch.zeros(size // 4, dtype=torch.float32)
+    times: Times = {name: [] for name in names}
+    for turn in range(-1, blocks):
+        for name in _turns(names, turn):
+            group = groups[name]
+            dist.barrier(group=groups[control])
+            for _ in range(operations):
+                start = time.monotonic_ns()
+                dist.all_reduce(tensor, group=group)
+                end = time.monotonic_ns()
+                if turn >= 0:
+                    times[name].append([start, end, 0])
+    return {"times": times, "wrong": int(bool(tensor.any()))}
+
+
+def issued(
+    groups: Groups, names: Sequence[str], control: str, size: int, rounds: int, busy: bool, warmup: int = 3
+) -> dict[str, Any]:
+    """Asynchronous all-reduces, with this thread spinning in pure Python or asleep until the end.
+
+    Each entry: issued, finished, seen by Python, CPU time. Our work objects carry the mover's own time
+    of the last byte; Gloo has no such clock, so its end is the moment at which the spinning thread sees
+    it (it looks every few microseconds, and Gloo's threads never need Python's lock).
+    """
+    tensor = torch.empty(max(size // 4, 1), dtype=torch.float32)
+    meter = CpuMeter()
+    times: Times = {name: [] for name in names}
+    wrong = 0
+    for turn in range(-warmup, rounds):
+        for name in _turns(names, turn):
+            tensor.fill_(1.0)
+            dist.barrier(group=groups[control])
+            cpu = meter.read()
+            start = time.monotonic_ns()
+            work = dist.all_reduce(tensor, group=groups[name], async_op=True)
+            seen = _spin(work) if busy else _sleep(work)
+            work.wait()
+            cpu = meter.read() - cpu
+            wrong += tensor[0].item() != dist.get_world_size(groups[name])
+            if turn >= 0:
+                finished = getattr(work, "finished_at_ns", None) or seen
+                started = getattr(work, "issued_at_ns", None) or start
+                times[name].append([started, finished, seen, cpu])
+    return {"times": times, "wrong": wrong}
+
+
+def _spin(work: dist.Work) -> int:
+    """Pure Python that never gives up the lock of its own accord."""
+    counter = 0
+    while not work.is_completed():
+        for _ in range(100):
+            counter += 1
+    return time.monotonic_ns()
+
+
+def _sleep(work: dist.Work) -> int:
+    work.wait()
+    return time.monotonic_ns()
+
+
+class Tower(nn.Module):
+    """Plain layers: many gradients, little compute."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def _ddp(model: Tower, group: Any) -> nn.Module:
+    return DistributedDataParallel(model, process_group=group)
+
+
+def _fsdp2(model: Tower, group: Any) -> nn.Module:
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+WRAPPERS: Mapping[str, Callable[[Tower, Any], nn.Module]] = {"ddp": _ddp, "fsdp2": _fsdp2}
+
+
+def train(
+    groups: Groups,
+    names: Sequence[str],
+    control: str,
+    how: str,
+    layers: int,
+    width: int,
+    steps: int,
+    warmup: int = 3,
+) -> dict[str, Any]:
+    """Whole training steps of one model per group, in turns; the copies must stay equal."""
+    models: dict[str, nn.Module] = {}
+    optimizers: dict[str, torch.optim.Optimizer] = {}
+    for name in names:
+        torch.manual_seed(7)
+        models[name] = WRAPPERS[how](Tower(layers, width), groups[name])
+        optimizers[name] = torch.optim.SGD(models[name].parameters(), lr=0.1)
+    torch.manual_seed(100 + dist.get_rank())
+    batch = torch.randn(8, width)
+    meter = CpuMeter()
+    times: Times = {name: [] for name in names}
+    for turn in range(-warmup, steps):
+        for name in _turns(names, turn):
+            dist.barrier(group=groups[control])
+            cpu = meter.read()
+            start = time.monotonic_ns()
+            models[name](batch).square().mean().backward()
+            optimizers[name].step()
+            optimizers[name].zero_grad()
+            end = time.monotonic_ns()
+            if turn >= 0:
+                times[name].append([start, end, meter.read() - cpu])
+    return {"times": times, "wrong": 0 if _equal([models[name] for name in names]) else 1}
+
+
+def _equal(models: Sequence[nn.Module]) -> bool:
+    first, *others = ([_local(parameter) for parameter in model.parameters()] for model in models)
+    return all(
+        torch.allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+        for other in others
+        for mine, theirs in zip(first, other, strict=True)
+    )
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter.detach()

@@ -1,0 +1,120 @@
+"""What a benchmark prints: where it ran, a table, and one JSON object as the last line."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def environment_line() -> str:
+    """Date, commit, processor and load: a figure without them means little."""
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = "missing"
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    return (
+        f"{time.strftime('%Y-%m-%d %H:%M:%S %z')}  commit {_commit()}  {_processor()} x{os.cpu_count()}  "
+        f"Linux {platform.release()}  Python {platform.python_version()}  torch {torch}  load {load}"
+    )
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        result = subprocess.run(
+            ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
+        )
+        return result.stdout.strip() if result.returncode == 0 else ""
+
+    commit = git("rev-parse", "--short", "HEAD") or "none"
+    return commit + ("+changes" if git("status", "--porcelain") else "")
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.machine()
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Aligned columns: the first to the left, the others to the right."""
+    cells = [list(head), *[[_cell(value) for value in row] for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    lines = []
+    for row in cells:
+        others = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+        padded = [row[0].ljust(widths[0]), *others]
+        lines.append("  ".join(padded).rstrip())
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}"
+    return str(value)
+
+
+def last_line(figures: Mapping[str, Any]) -> None:
+    """Prints the figures as the run's last line, with four significant digits."""
+    print(json.dumps(_rounded(figures)), flush=True)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, Mapping):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(inner) for inner in value]
+    return value
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with its quartiles."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        if len(values) < 2:
+            only = values[0] if values else float("nan")
+            return cls(only, only, only)
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(low, median, high)
+
+    def text(self, scale: float = 1.0, digits: int = 3) -> str:
+        return (
+            f"{self.median * scale:.{digits}f} [{self.low * scale:.{digits}f} {self.high * scale:.{digits}f}]"
+        )
+
+
+def slope(values: Sequence[float]) -> float:
+    """Least-squares growth per step of an evenly sampled series."""
+    count = len(values)
+    if count < 2:
+        return 0.0
+    middle = (count - 1) / 2
+    mean = statistics.fmean(values)
+    spread = sum((index - middle) ** 2 for index in range(count))
+    return sum((index - middle) * (value - mean) for index, value in enumerate(values)) / spread

@@ -1,0 +1,165 @@
+"""A host of the lab and the processes in it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from lab import janitor
+from lab.namespaces import inside
+
+_SHOWN = 4000
+
+
+class CommandFailed(subprocess.CalledProcessError):
+    """A command in a host ended badly; the message shows the end of what it printed."""
+
+    def __str__(self) -> str:
+        printed = "".join(part or "" for part in (self.stdout, self.stderr))
+        return f"{super().__str__()}\n{printed[-_SHOWN:]}"
+
+
+class LabProcess:
+    """A process in a host, leading its own session and process group. Reads nothing from stdin."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], argv: Sequence[str], log: Path | None) -> None:
+        self._popen = popen
+        self._log = log
+        self.argv = list(argv)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; negative if a signal ended it."""
+        return self._popen.poll()
+
+    def poll(self) -> int | None:
+        return self._popen.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The return code. Raises subprocess.TimeoutExpired, and leaves the process running."""
+        return self._popen.wait(timeout)
+
+    def signal(self, sig: int, group: bool = False) -> None:
+        """To this process alone, or with group=True to its children too. No error if it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            if group:
+                os.killpg(self.pid, sig)
+            elif self._popen.poll() is None:
+                os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole process group, then waits for the process itself."""
+        self.signal(signal.SIGKILL, group=True)
+        self._popen.wait()
+
+    def output(self) -> str:
+        """What it printed so far, stdout and stderr in one."""
+        return "" if self._log is None else self._log.read_text(errors="replace")
+
+    def __repr__(self) -> str:
+        return f"LabProcess(pid={self.pid}, argv={self.argv!r}, returncode={self.returncode})"
+
+
+class Host:
+    """One host: a network namespace with its own address, loopback and, if asked, rate."""
+
+    def __init__(self, name: str, namespace: str, address: str, mac: str, directory: Path) -> None:
+        self.name = name
+        self.namespace = namespace
+        self.address = address
+        self.mac = mac
+        self.processes: list[LabProcess] = []
+        self._directory = directory
+
+    def start(
+        self,
+        argv: Sequence[str | Path],
+        env: Mapping[str, str] | None = None,
+        stdout: int | IO[bytes] | None = None,
+        cwd: str | Path | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> LabProcess:
+        """Starts a process and returns at once. `env` is added to this process's environment.
+
+        Output is kept for `.output()`, unless stdout is given: then both stdout and stderr go there.
+        """
+        words = [str(word) for word in argv]
+        log: Path | None = None
+        with contextlib.ExitStack() as stack:
+            target: int | IO[bytes]
+            if stdout is None:
+                handle, path = tempfile.mkstemp(prefix=f"{self.name}-", suffix=".log", dir=self._directory)
+                log, target = Path(path), handle
+                stack.callback(os.close, handle)
+            else:
+                target = stdout
+            popen = subprocess.Popen(
+                inside(self.namespace, words),
+                env={**os.environ, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=target,
+                stderr=subprocess.STDOUT,
+                cwd=cwd,
+                pass_fds=pass_fds,
+                start_new_session=True,
+            )
+        process = LabProcess(popen, words, log)
+        self.processes.append(process)
+        return process
+
+    def run(
+        self,
+        argv: Sequence[str | Path],
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = 60.0,
+        check: bool = True,
+        cwd: str | Path | None = None,
+        input: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs to the end. CommandFailed on a bad return code, TimeoutExpired (and killed) if late."""
+        words = [str(word) for word in argv]
+        with subprocess.Popen(
+            inside(self.namespace, words),
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+            start_new_session=True,
+        ) as popen:
+            try:
+                out, err = popen.communicate(input, timeout)
+            except BaseException:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(popen.pid, signal.SIGKILL)
+                raise
+        if check and popen.returncode != 0:
+            raise CommandFailed(popen.returncode, words, out, err)
+        return subprocess.CompletedProcess(words, popen.returncode, out, err)
+
+    def pids(self) -> list[int]:
+        """Every process in this host, children and grandchildren included."""
+        return janitor.pids_in(self._marks())
+
+    def kill_all(self) -> None:
+        """As if the plug was pulled: SIGKILL to every process in this host."""
+        for process in self.processes:
+            process.signal(signal.SIGKILL, group=True)
+        janitor.kill_all_in(self._marks())
+        for process in self.processes:
+            process.wait()
+
+    def _marks(self) -> set[janitor.Mark]:
+        return janitor.marks_of([janitor.NETNS / self.namespace])
+
+    def __repr__(self) -> str:
+        return f"Host({self.name}, {self.address})"

@@ -1,0 +1,79 @@
+"""Commands inside network namespaces: ip, tc, nft and settings, with errors that say what failed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.janitor import NETNS
+
+_ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+
+
+class LabError(RuntimeError):
+    """The lab could not do what was asked."""
+
+
+def why_unavailable() -> str | None:
+    """Why no lab can be made here, or None if one can."""
+    if sys.platform != "linux":
+        return "the lab needs Linux network namespaces"
+    if os.geteuid() != 0:
+        return "the lab needs root: run it as root"
+    missing = [tool for tool in ("ip", "tc", "nsenter", "nft") if shutil.which(tool) is None]
+    if missing:
+        return f"the lab needs {', '.join(missing)}: install iproute2, util-linux and nftables"
+    return None
+
+
+def inside(namespace: str, argv: Sequence[str]) -> list[str]:
+    """The command line that runs argv in the namespace. nsenter becomes argv: the pid is the program's."""
+    return ["nsenter", f"--net={NETNS / namespace}", "--", *argv]
+
+
+def execute(argv: Sequence[str], text: str | None = None) -> str:
+    done = subprocess.run(argv, input=text, capture_output=True, text=True)
+    if done.returncode != 0:
+        given = f"\nwith:\n{text}" if text else ""
+        raise LabError(f"{' '.join(argv)} failed: {done.stderr.strip() or done.stdout.strip()}{given}")
+    return done.stdout
+
+
+def ip(lines: Sequence[str], namespace: str | None = None) -> None:
+    where = [] if namespace is None else ["-n", namespace]
+    execute(["ip", *where, "-batch", "-"], "".join(line + "\n" for line in lines))
+
+
+def configure(namespace: str, settings: dict[str, str], links: Sequence[str]) -> None:
+    """Kernel settings (paths below /proc/sys/net), then ip lines, by one process in the namespace."""
+    writes = "".join(f"echo {value} > /proc/sys/net/{path}\n" for path, value in settings.items())
+    lines = "".join(line + "\n" for line in links)
+    execute(inside(namespace, ["sh", "-e"]), f"{writes}ip -batch - <<'END'\n{lines}END\n")
+
+
+def allow_cubic() -> None:
+    """Lets namespaces choose cubic, once per boot: the kernel keeps this one list for all of them.
+
+    It only widens what may be chosen; what the machine itself uses stays as it is.
+    """
+    allowed = _ALLOWED.read_text().split()
+    if "cubic" not in allowed:
+        _ALLOWED.write_text(" ".join([*allowed, "cubic"]))
+
+
+def nft(namespace: str, lines: Sequence[str]) -> None:
+    execute(inside(namespace, ["nft", "-f", "-"]), "".join(line + "\n" for line in lines))
+
+
+def limit(namespace: str, device: str, bits: int | None) -> None:
+    """Shapes what leaves by this device to `bits` per second; None lifts the limit."""
+    if bits is None:
+        execute(["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "pfifo", "limit", "1000"])
+        return
+    # 256 KiB is 2 ms at 1 Gbit/s, but 0.4 s at 5 Mbit/s: slow lines get a bucket of 10 ms.
+    burst = min(256 << 10, max(32 << 10, bits // 8 // 100))
+    queue = burst + max(bits // 8 // 50, 64 << 10)
+    shape = ["tbf", "rate", f"{bits}bit", "burst", f"{burst}b", "limit", f"{queue}b"]
+    execute(["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *shape])

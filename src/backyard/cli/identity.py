@@ -1,0 +1,14 @@
+"""``backyard id``: who this machine is."""
+
+from __future__ import annotations
+
+import typer
+
+from backyard.core.config import load_settings, state_directory
+from backyard.identity.keys import NodeKey
+
+
+def run() -> None:
+    """Print the node id alone on standard output, so that it can be copied or piped."""
+    key = NodeKey.load_or_create(state_directory(load_settings()) / "node.key")
+    typer.echo(str(key.id))

@@ -1,0 +1,131 @@
+"""``backyard torch``: the right install command for this machine, and what the installed torch can do.
+
+torch is asked in a process of its own: a broken install may crash on import, and must not take us with it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import subprocess
+import sys
+
+import msgspec
+import typer
+
+# The range that was tested; pyproject.toml's extra says the same (a test compares them).
+TESTED_RANGE = ">=2.13,<2.14"
+TESTED_FIRST = (2, 13)
+TESTED_BELOW = (2, 14)
+
+_INDEX = "https://download.pytorch.org/whl"
+_PROBE_TIMEOUT_S = 120.0
+_PROBE = """
+import json, sys
+import torch
+import torch.distributed as dist
+devices = ["cpu"]
+if torch.cuda.is_available():
+    devices += [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
+if torch.backends.mps.is_available():
+    devices.append("mps")
+registered = dist.is_available() and "backyard" in dist.Backend.backend_list
+print(json.dumps({"version": torch.__version__, "devices": devices, "registered": registered}))
+"""
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """How to install torch on one kind of machine, and why so."""
+
+    command: str | None
+    why: str
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """What the installed torch says about itself."""
+
+    version: str
+    devices: tuple[str, ...]
+    registered: bool
+
+
+def advise(system: str, machine: str, *, nvidia: bool, amd: bool) -> Advice:
+    """The install command for a machine, from the names that ``platform`` gives it."""
+    arm = machine.lower() in {"arm64", "aarch64"}
+    if system == "Darwin":
+        if not arm:
+            return Advice(None, "torch has no wheels for Intel Macs in this range; such a Mac cannot train")
+        return Advice(_command(), "the Mac wheel has CPU and MPS")
+    if nvidia and not (system == "Windows" and arm):
+        return Advice(
+            _command("cu130"),
+            "an NVIDIA driver is here; plain `pip install torch` is CPU-only on Windows. "
+            "GPUs older than Turing (2018) need cu126 instead of cu130",
+        )
+    if system == "Linux" and amd:
+        return Advice(_command("rocm7.2"), "an AMD driver is here; ROCm wheels exist for Linux only")
+    return Advice(_command("cpu"), "no supported GPU driver was found; this wheel is small and CPU-only")
+
+
+def _command(index: str | None = None) -> str:
+    command = f'"{sys.executable}" -m pip install "torch{TESTED_RANGE}"'
+    return f"{command} --index-url {_INDEX}/{index}" if index else command
+
+
+def is_tested(version: str) -> bool:
+    """Whether a version such as ``2.13.0+cpu`` lies in the range that was tested."""
+    numbers = version.split("+")[0].split(".")
+    try:
+        release = (int(numbers[0]), int(numbers[1]))
+    except (IndexError, ValueError):
+        return False
+    return TESTED_FIRST <= release < TESTED_BELOW
+
+
+def probe() -> Probe | str:
+    """What torch says in a fresh process, or the sentence that says why it could not be asked."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            capture_output=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"importing it took more than {_PROBE_TIMEOUT_S:.0f} s"
+    lines = done.stdout.strip().splitlines()
+    if done.returncode != 0 or not lines:
+        last_words = done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}"]
+        return f"importing it failed: {last_words[-1]}"
+    return msgspec.json.decode(lines[-1], type=Probe)
+
+
+def run() -> int:
+    """Print command, version, range and devices; 0 if a tested torch works here, else 1."""
+    advice = advise(
+        platform.system(),
+        platform.machine(),
+        nvidia=shutil.which("nvidia-smi") is not None,
+        amd=shutil.which("rocminfo") is not None,
+    )
+    typer.echo(f"install:   {advice.command or 'not possible on this machine'}")
+    typer.echo(f"           ({advice.why})")
+    if importlib.util.find_spec("torch") is None:
+        typer.echo(f"installed: no torch for {sys.executable}")
+        return 1
+    found = probe()
+    if isinstance(found, str):
+        typer.echo(f"installed: a torch that does not work: {found}")
+        return 1
+    tested = is_tested(found.version)
+    verdict = "tested" if tested else f"NOT tested; this version of Backyard was tested with {TESTED_RANGE}"
+    typer.echo(f"installed: torch {found.version} ({verdict})")
+    typer.echo(f"devices:   {', '.join(found.devices)}")
+    if found.registered:
+        typer.echo('backend:   init_process_group("backyard") is ready')
+    else:
+        typer.echo("backend:   not registered; install Backyard with pip into this same environment")
+    return 0 if tested else 1

@@ -1,0 +1,26 @@
+"""From an operation's specification to its program. Pure and torch-free."""
+
+from __future__ import annotations
+
+from backyard.collectives.dtypes import by_code
+from backyard.collectives.messages import Specification
+from backyard.collectives.program import IndexedProgram, Layout, indexed
+from backyard.collectives.strategies import compile_program
+
+
+def compile_operation(
+    specification: Specification,
+    rank: int,
+    world: int,
+    splits: tuple[tuple[int, ...], tuple[int, ...]] | None,
+) -> IndexedProgram:
+    """``splits``: this rank's send and receive sizes, for all_to_all only."""
+    sizes = specification.sizes if splits is None else splits[0] + splits[1]
+    layout = Layout(
+        sizes=sizes,
+        item=by_code(specification.dtype).size,
+        root=max(0, specification.root),
+        segment=specification.segment,
+        arity=specification.arity,
+    )
+    return indexed(compile_program(specification.kind, specification.strategy, rank, world, layout))

@@ -1,0 +1,64 @@
+"""torch's reduce operations in terms of the mover's, with the scaling that is done on the way in and out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from backyard.collectives.dtypes import ElementType
+from backyard.collectives.mover.arithmetic import supported
+from backyard.core.errors import UnsupportedOperation
+
+_NAMES = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.PRODUCT: "product",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.BAND: "band",
+    dist.ReduceOp.BOR: "bor",
+    dist.ReduceOp.BXOR: "bxor",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """``before`` multiplies what goes in, ``divide`` what comes out."""
+
+    name: str
+    before: float | torch.Tensor | None = None
+    divide: int = 1
+
+    def fill(self, staged: torch.Tensor, values: torch.Tensor) -> None:
+        if self.before is None:
+            staged.copy_(values)
+        else:
+            factor = self.before.to(values.device) if isinstance(self.before, torch.Tensor) else self.before
+            staged.copy_(values * factor)
+
+    def drain(self, staged: torch.Tensor, values: torch.Tensor) -> None:
+        if self.divide != 1:
+            staged.div_(self.divide)
+        values.copy_(staged)
+
+
+def reduction_of(op: dist.ReduceOp, element: ElementType, world: int) -> Reduction:
+    """Refuses, in words, what does not exist for the element type."""
+    kind = op.op if hasattr(op, "op") else op
+    if kind == dist.ReduceOp.AVG:
+        if element.kind not in ("float", "complex"):
+            raise UnsupportedOperation(
+                f"AVG does not exist for {element.name}", hint="Use SUM and divide, or convert to a float type."
+            )
+        # narrow floats would overflow in the sum: divide first
+        narrow = element.name == "float16" or element.name.startswith("float8")
+        return Reduction("sum", before=1.0 / world) if narrow else Reduction("sum", divide=world)
+    if kind == dist.ReduceOp.PREMUL_SUM:
+        if element.kind not in ("float", "complex"):
+            raise UnsupportedOperation(f"PREMUL_SUM does not exist for {element.name}")
+        return Reduction("sum", before=op.__getstate__()[1])
+    name = next((name for known, name in _NAMES.items() if kind == known), None)
+    if name is None or not supported(element.code, name):
+        raise UnsupportedOperation(f"{kind} does not exist for {element.name}")
+    return Reduction(name)

@@ -1,0 +1,147 @@
+"""The one error tree.
+
+Every error has a stable code, a sentence that says what happened, and a hint that says what to do.
+Each code has a page under ``docs/errors/`` (a test checks it).
+
+BackyardError
+├── ConfigError
+├── IdentityError
+├── TransportError
+│   ├── HandshakeError
+│   ├── ProtocolError
+│   └── ListenerError
+├── TorchMissing
+└── CollectiveError
+    ├── PeerLost
+    ├── OperationTimeout
+    ├── OperationMismatch
+    ├── OperationAborted
+    ├── UnsupportedOperation
+    └── MoverLost
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BackyardError(Exception):
+    """Base of every error raised on purpose; prints as ``[code] sentence  hint``."""
+
+    code: ClassVar[str] = "backyard"
+    default_hint: ClassVar[str] = "See the page of this code in the documentation."
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        self.message = message
+        self.hint = hint or self.default_hint
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.message}\n  -> {self.hint}"
+
+
+class ConfigError(BackyardError):
+    """A setting is unknown, has the wrong type, or contradicts another."""
+
+    code = "config"
+    default_hint = "Correct the setting named above, in the file or environment variable named above."
+
+
+class IdentityError(BackyardError):
+    """A key, node id or certificate cannot be read or does not belong here."""
+
+    code = "identity"
+    default_hint = "Check the node id for typing errors, or the key file's owner and mode (0600)."
+
+
+class TransportError(BackyardError):
+    """A connection could not be made or kept."""
+
+    code = "transport"
+    default_hint = "Check that the other machine is on, reachable, and that its firewall lets the port in."
+
+
+class HandshakeError(TransportError):
+    """The other side could not prove that it is who it must be."""
+
+    code = "handshake"
+    default_hint = "Make sure that both machines trust each other's node id and share one discovery secret."
+
+
+class ProtocolError(TransportError):
+    """The other side sent bytes that the protocol does not allow."""
+
+    code = "protocol"
+    default_hint = "Install the same Backyard version on both machines; if they agree already, report this."
+
+
+class ListenerError(TransportError):
+    """This machine's listener is missing, busy, or refused the request."""
+
+    code = "listener"
+    default_hint = "Start it with `backyard listen`, or free the port that it names."
+
+
+class TorchMissing(BackyardError):
+    """torch is not installed, or not in the range that was tested."""
+
+    code = "torch-missing"
+    default_hint = "Run `backyard torch`: it prints the install command for this machine."
+
+
+class CollectiveError(BackyardError):
+    """A group operation could not be completed."""
+
+    code = "collective"
+    default_hint = "Look at the first failing rank's message; the others only follow it."
+
+
+class PeerLost(CollectiveError):
+    """A member of the group died, was aborted or fell silent."""
+
+    code = "peer-lost"
+    default_hint = "Rebuild the group without that peer, or start the peer again and rebuild with it."
+
+    def __init__(self, peer: int, why: str, *, hint: str | None = None) -> None:
+        self.peer = peer
+        self.why = why
+        super().__init__(f"rank {peer} is lost: {why}", hint=hint)
+
+
+class OperationTimeout(CollectiveError):
+    """The operation's own time ran out although every peer was alive."""
+
+    code = "operation-timeout"
+    default_hint = "See what the late ranks named above are doing, or give the group a longer timeout."
+
+    def __init__(self, message: str, *, late: tuple[int, ...] = (), hint: str | None = None) -> None:
+        self.late = late
+        super().__init__(message, hint=hint)
+
+
+class OperationMismatch(CollectiveError):
+    """Ranks called different operations, or the same one with different arguments."""
+
+    code = "operation-mismatch"
+    default_hint = "Make every rank of the group call the same operations in the same order with equal sizes."
+
+
+class OperationAborted(CollectiveError):
+    """The group was aborted or closed by this process while the operation was pending."""
+
+    code = "operation-aborted"
+    default_hint = "Build a new group to go on."
+
+
+class UnsupportedOperation(CollectiveError):
+    """The operation does not exist for this dtype, device or reduction."""
+
+    code = "unsupported-operation"
+    default_hint = "Convert the tensor to a supported dtype or device first."
+
+
+class MoverLost(CollectiveError):
+    """The mover, the process that owns this worker's links, ended or stopped answering."""
+
+    code = "mover-lost"
+    default_hint = "Start the worker again; if it repeats, look at the mover's last words above."

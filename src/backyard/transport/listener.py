@@ -1,0 +1,383 @@
+"""The listener of a machine: one port for everybody outside, one local door for its own workers.
+
+Workers register at the local door and get their ticket there; they never open a port themselves. A
+connection with a right preface is handed to the mover of the worker that it names: the listener does
+no TLS for it and sees none of its bytes. Run it alone (``python -m backyard.transport.listener``) or
+inside a process with an asyncio selector loop (Windows cannot hand over the sockets of another loop).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from backyard import __version__
+from backyard.core.config import Settings, load_settings, state_directory
+from backyard.core.errors import BackyardError, IdentityError, ListenerError, ProtocolError
+from backyard.identity import WORKER_BYTES, NodeId, NodeKey, delegate
+from backyard.identity.private_file import private_directory
+from backyard.identity.secret import load_or_create_secret, load_secret
+from backyard.transport.addresses import own_addresses
+from backyard.transport.doorkeeper import Doorkeeper, Refusal, accept_or_pause
+from backyard.transport.file_lock import FileLock
+from backyard.transport.handover import Channel
+from backyard.transport.local_socket import LocalDoor, is_same_user
+from backyard.transport.preface import ROUTE_WORKER, Preface, refuse_route
+from backyard.transport.registration import (
+    Incoming,
+    Refused,
+    Register,
+    Reply,
+    Standing,
+    Ticket,
+    decode_request,
+    encode_message,
+)
+
+_MOST_LOCAL = 1024
+_BACKLOG = 512
+_PREDECESSOR_S = 3.0
+_FIRST_WORKER_S = 30.0
+_IDLE_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class _Local:
+    """A process of this machine that talks to us; a worker once it is registered."""
+
+    __slots__ = ("channel", "pid", "run", "worker")
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.worker: bytes | None = None
+        self.run = ""
+        self.pid = 0
+
+
+class Listener:
+    """Owns the port and the local door between ``start`` and ``stop``."""
+
+    def __init__(self, settings: Settings, *, any_port: bool = False) -> None:
+        """``any_port`` takes another port when the wanted one is taken, and says so."""
+        self._settings = settings
+        self._any_port = any_port
+        self._directory = private_directory(state_directory(settings))
+        self._key = NodeKey.load_or_create(self._directory / "node.key")
+        self._trusted = _trusted_nodes(settings, self._key.id)
+        self._secret = _discovery_secret(settings, self._directory)
+        self._lock = FileLock(self._directory / "listener.lock")
+        self._locals: set[_Local] = set()
+        self._workers: dict[bytes, _Local] = {}
+        self._occupied, self._empty = asyncio.Event(), asyncio.Event()
+        self._empty.set()
+        self._keeper: Doorkeeper | None = None
+        self._door: LocalDoor | None = None
+
+    @property
+    def node(self) -> NodeId:
+        return self._key.id
+
+    @property
+    def keeper(self) -> Doorkeeper:
+        if self._keeper is None:
+            raise ListenerError("the listener has not been started")
+        return self._keeper
+
+    @property
+    def port(self) -> int:
+        return self.keeper.port
+
+    @property
+    def workers(self) -> int:
+        return len(self._workers)
+
+    async def start(self) -> None:
+        """Open the port and the local door; ListenerError if another listener has them."""
+        self._loop = asyncio.get_running_loop()
+        await self._succeed()
+        try:
+            port_socket = _open_port(self._settings.network.port, any_port=self._any_port)
+            self._keeper = Doorkeeper(port_socket, self._secret, self._deliver)
+            self._keeper.open()
+            self._door = LocalDoor(self._directory)
+            self._loop.add_reader(self._door.socket, self._accept_local)
+        except BaseException:
+            await self.stop()
+            raise
+        _log.info(
+            "node %s listens on port %d; trusted nodes: %d; encryption: %s",
+            *(self._key.id.short, self.port, len(self._trusted), self._settings.network.encryption),
+        )
+
+    async def stop(self) -> None:
+        """Close everything; safe to call twice, or without a start."""
+        if self._door is not None:
+            self._loop.remove_reader(self._door.socket)
+            self._door.close()
+            self._door = None
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+        for local in list(self._locals):
+            self._farewell(local)
+        self._lock.release()
+
+    async def wait_until_idle(self, *, first_s: float = _FIRST_WORKER_S, after_s: float = _IDLE_S) -> None:
+        """Return once no process of this machine has been connected for a while."""
+        patience = first_s
+        while True:
+            try:
+                await asyncio.wait_for(self._occupied.wait(), patience)
+            except TimeoutError:
+                return
+            await self._empty.wait()
+            patience = after_s
+
+    async def _succeed(self) -> None:
+        """Become the only listener of the state directory, after one that is just leaving."""
+        deadline = self._loop.time() + _PREDECESSOR_S
+        while not self._lock.try_acquire():
+            if self._loop.time() > deadline:
+                raise ListenerError(
+                    f"another listener is at work on the state directory {self._directory}",
+                    hint="Use that one, or stop it first.",
+                )
+            await asyncio.sleep(0.05)
+
+    def _deliver(self, preface: Preface, connection: socket.socket, address: str) -> Refusal | None:
+        if preface.route != ROUTE_WORKER:
+            return Refusal(f"route {preface.route} does not exist here", refuse_route())
+        local = self._workers.get(preface.worker)
+        if local is None:
+            return Refusal(f"no worker {preface.worker.hex()[:8]} is registered", refuse_route())
+        incoming = Incoming(
+            worker=preface.worker,
+            peer_address=address,
+            version_min=preface.version_min,
+            version_max=preface.version_max,
+            plaintext=preface.plaintext,
+        )
+        try:
+            local.channel.send_socket(encode_message(incoming), connection, local.pid)
+        except ListenerError as error:
+            self._farewell(local)
+            return Refusal(error.message)
+        except OSError as error:
+            return Refusal(f"worker {preface.worker.hex()[:8]} takes no connection now: {error}")
+        return None
+
+    def _accept_local(self) -> None:
+        assert self._door is not None
+        connection = accept_or_pause(self._loop, self._door.socket, self._accept_local)
+        if connection is None:
+            return
+        if len(self._locals) >= _MOST_LOCAL or not is_same_user(connection):
+            connection.close()
+            return
+        local = _Local(Channel(connection))
+        self._locals.add(local)
+        self._occupied.set()
+        self._empty.clear()
+        self._loop.add_reader(connection, self._read_local, local)
+
+    def _read_local(self, local: _Local) -> None:
+        try:
+            while (delivery := local.channel.receive()) is not None:
+                local.channel.send(encode_message(self._answer(local, delivery.message)))
+        except (BackyardError, OSError) as error:
+            _log.warning("a local process is cut off: %s", error)
+            self._farewell(local)
+            return
+        if local.channel.closed:
+            self._farewell(local)
+
+    def _answer(self, local: _Local, message: bytes) -> Reply:
+        request = decode_request(message)
+        assert self._door is not None
+        if not secrets.compare_digest(request.token.encode(), self._door.token.encode()):
+            raise ProtocolError("a local process showed a wrong token")
+        if not isinstance(request, Register):
+            return self._standing()
+        if local.worker is not None:
+            return Refused("this connection has a worker already", "Open a connection for each worker.")
+        try:
+            return self._register(local, request)
+        except IdentityError as error:
+            return Refused(error.message, error.hint)
+
+    def _register(self, local: _Local, request: Register) -> Ticket:
+        worker = secrets.token_bytes(WORKER_BYTES)
+        ticket = Ticket(
+            credentials=delegate(self._key, run=request.run, worker=worker),
+            trusted=[node.raw for node in self._trusted],
+            secret=self._secret,
+            run=request.run,
+            generation=request.generation,
+            worker=worker,
+            port=self.port,
+            addresses=self._addresses(),
+            encryption=self._settings.network.encryption,
+            listener_version=__version__,
+        )
+        local.worker, local.run, local.pid = worker, request.run, request.pid
+        self._workers[worker] = local
+        _log.info("worker %s of run %r is registered (pid %d)", worker.hex()[:8], request.run, request.pid)
+        return ticket
+
+    def _standing(self) -> Standing:
+        return Standing(
+            node=self._key.id.raw,
+            port=self.port,
+            addresses=self._addresses(),
+            encryption=self._settings.network.encryption,
+            workers=len(self._workers),
+            pid=os.getpid(),
+            listener_version=__version__,
+        )
+
+    def _addresses(self) -> list[str]:
+        # Asked anew each time: a laptop changes its network while the listener runs.
+        return list(self._settings.network.addresses) or own_addresses()
+
+    def _farewell(self, local: _Local) -> None:
+        if local not in self._locals:
+            return
+        self._locals.discard(local)
+        if not self._locals:
+            self._occupied.clear()
+            self._empty.set()
+        if local.worker is not None:
+            del self._workers[local.worker]
+            _log.info("worker %s of run %r has left", local.worker.hex()[:8], local.run)
+        self._loop.remove_reader(local.channel.fileno())
+        local.channel.close()
+
+
+def serve(settings: Settings, *, until_idle: bool = False) -> int:
+    """Listen until a signal, or until the last worker has left; returns the exit code."""
+
+    async def run() -> None:
+        listener = Listener(settings, any_port=until_idle)
+        await listener.start()
+        leave = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(NotImplementedError):  # Windows raises KeyboardInterrupt instead
+                asyncio.get_running_loop().add_signal_handler(number, leave.set)
+        waits: list[asyncio.Future[object]] = [asyncio.ensure_future(leave.wait())]
+        if until_idle:
+            waits.append(asyncio.ensure_future(listener.wait_until_idle()))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await listener.stop()
+            _log.info("the listener has ended")
+
+    # Not the default loop of Windows: a socket that it has touched cannot be handed over.
+    with (
+        asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        runner.run(run())
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """``python -m backyard.transport.listener``."""
+    parser = argparse.ArgumentParser(
+        prog="backyard-listener", description="Listen for this machine's workers."
+    )
+    parser.add_argument("--state-directory", help="where the node key and the local socket are")
+    parser.add_argument("--port", type=int, help="TCP port (0: any free one)")
+    parser.add_argument("--until-idle", action="store_true", help="end soon after the last worker has left")
+    parser.add_argument("--settings", help="complete settings as JSON, instead of file and environment")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        if options.settings is not None:
+            settings = msgspec.json.decode(options.settings, type=Settings)
+        else:
+            given = {"state.directory": options.state_directory} if options.state_directory else {}
+            settings = load_settings(overrides=given)
+        if options.port is not None:
+            network = msgspec.structs.replace(settings.network, port=options.port)
+            settings = msgspec.structs.replace(settings, network=network)
+        return serve(settings, until_idle=options.until_idle)
+    except (BackyardError, msgspec.DecodeError) as error:
+        _log.error("%s", error)
+        return 1
+
+
+def _trusted_nodes(settings: Settings, own: NodeId) -> tuple[NodeId, ...]:
+    nodes = {own: None}
+    for text in settings.trust.nodes:
+        try:
+            nodes[NodeId.parse(text)] = None
+        except IdentityError as error:
+            raise IdentityError(f"trust.nodes has {text!r}: {error.message}") from error
+    return tuple(nodes)
+
+
+def _discovery_secret(settings: Settings, directory: Path) -> bytes:
+    if settings.trust.secret_file is not None:
+        return load_secret(Path(settings.trust.secret_file))
+    return load_or_create_secret(directory / "secret")
+
+
+def _open_port(port: int, *, any_port: bool) -> socket.socket:
+    try:
+        return _bind(port)
+    except OSError as error:
+        if not any_port or error.errno != errno.EADDRINUSE:
+            raise ListenerError(
+                f"port {port} cannot be opened: {error.strerror}",
+                hint="Stop the program that has it, or choose another port (BACKYARD_NETWORK_PORT).",
+            ) from error
+    door = _bind(0)
+    _log.warning("port %d is taken; listening on port %d instead", port, door.getsockname()[1])
+    return door
+
+
+def _bind(port: int) -> socket.socket:
+    """Both IPv6 and IPv4 with one socket, or IPv4 alone where there is no IPv6."""
+    try:
+        return _bind_family(socket.AF_INET6, "::", port)
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            raise
+    return _bind_family(socket.AF_INET, "0.0.0.0", port)
+
+
+def _bind_family(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+    door = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if sys.platform == "win32":
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        else:
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        door.bind((host, port))
+        door.listen(_BACKLOG)
+    except OSError:
+        door.close()
+        raise
+    door.setblocking(False)
+    return door
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""The first bytes of a connection, before TLS: who may knock, and for whom. Pure.
+
+Layout (little-endian) in ``docs/wire/preface.md``, fixed by ``tests/vectors/preface.json``. A preface
+with a wrong MAC is never answered, so that a stranger sees neither a banner nor a certificate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections import deque
+from dataclasses import dataclass
+
+from backyard.core.errors import ProtocolError
+
+VERSION_MIN = 1
+VERSION_MAX = 1
+ROUTE_PAIRING = 0  # reserved
+ROUTE_WORKER = 1
+ROUTE_AGENT = 2  # reserved
+
+_PREFACE_MAGIC = b"BACKYARD"
+_FIELDS = struct.Struct("<8sHHBBH16s16s")
+_MAC_BYTES = 32
+PREFACE_BYTES = _FIELDS.size + _MAC_BYTES
+_PLAINTEXT = 1
+
+_ANSWER_MAGIC = b"BYOK"
+_ANSWER = struct.Struct("<4sHH")
+ANSWER_BYTES = _ANSWER.size
+_NO_ROUTE = 2
+_NO_VERSION = 4
+
+_SECRET_BYTES_MIN = 32
+_MAC_PURPOSE = b"backyard preface mac 1"
+
+
+@dataclass(frozen=True)
+class Preface:
+    """What a dialling worker says first. ``worker`` is the one it wants to reach."""
+
+    worker: bytes
+    nonce: bytes
+    route: int = ROUTE_WORKER
+    plaintext: bool = False
+    version_min: int = VERSION_MIN
+    version_max: int = VERSION_MAX
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a knock with a right MAC gets back: the version to speak, or why it is turned away."""
+
+    version: int
+    plaintext: bool = False
+    refusal: str | None = None
+
+
+def encode(preface: Preface, secret: bytes) -> bytes:
+    fields = _FIELDS.pack(
+        _PREFACE_MAGIC,
+        preface.version_min,
+        preface.version_max,
+        preface.route,
+        _PLAINTEXT if preface.plaintext else 0,
+        0,
+        preface.worker,
+        preface.nonce,
+    )
+    return fields + _mac(fields, secret)
+
+
+def parse(data: bytes, secret: bytes) -> Preface:
+    """Read exactly PREFACE_BYTES; ProtocolError for anything that this secret did not make."""
+    if len(data) != PREFACE_BYTES:
+        raise ProtocolError(f"a preface has {PREFACE_BYTES} bytes, this has {len(data)}")
+    fields, mac = data[: _FIELDS.size], data[_FIELDS.size :]
+    if not hmac.compare_digest(mac, _mac(fields, secret)):
+        raise ProtocolError("the preface was not made with this discovery secret")
+    magic, version_min, version_max, route, flags, reserved, worker, nonce = _FIELDS.unpack(fields)
+    if magic != _PREFACE_MAGIC or reserved or flags & ~_PLAINTEXT:
+        raise ProtocolError("the preface has a wrong form")
+    if not 1 <= version_min <= version_max:
+        raise ProtocolError(f"the preface offers no protocol version ({version_min} to {version_max})")
+    return Preface(worker, nonce, route, bool(flags & _PLAINTEXT), version_min, version_max)
+
+
+def negotiate(version_min: int, version_max: int) -> int | None:
+    """The newest version that both we and a peer with this range speak."""
+    version = min(version_max, VERSION_MAX)
+    return version if version >= max(version_min, VERSION_MIN) else None
+
+
+def encode_answer(version: int, *, plaintext: bool = False) -> bytes:
+    """Come in, we speak this version."""
+    return _ANSWER.pack(_ANSWER_MAGIC, version, _PLAINTEXT if plaintext else 0)
+
+
+def refuse_route() -> bytes:
+    """The secret is right, but nobody of that id is registered here."""
+    return _ANSWER.pack(_ANSWER_MAGIC, 0, _NO_ROUTE)
+
+
+def refuse_version() -> bytes:
+    """The secret is right, but no protocol version is common."""
+    return _ANSWER.pack(_ANSWER_MAGIC, 0, _NO_VERSION)
+
+
+def parse_answer(data: bytes) -> Answer:
+    if len(data) != ANSWER_BYTES:
+        raise ProtocolError(f"an answer has {ANSWER_BYTES} bytes, this has {len(data)}")
+    magic, version, flags = _ANSWER.unpack(data)
+    if magic != _ANSWER_MAGIC:
+        raise ProtocolError("the port that was dialled does not belong to Backyard")
+    if version and not flags & ~_PLAINTEXT:
+        return Answer(version, plaintext=bool(flags))
+    if not version and flags == _NO_ROUTE:
+        return Answer(0, refusal="no such worker is registered there")
+    if not version and flags == _NO_VERSION:
+        return Answer(0, refusal="no protocol version is common to both")
+    raise ProtocolError("the answer to the preface has a wrong form")
+
+
+class Replays:
+    """Nonces seen lately. Only prefaces with a right MAC get here, so a stranger cannot push one out."""
+
+    def __init__(self, capacity: int = 16384) -> None:
+        self._order: deque[bytes] = deque(maxlen=capacity)
+        self._seen: set[bytes] = set()
+
+    def is_new(self, nonce: bytes) -> bool:
+        """Remember the nonce; False if it is known already."""
+        if nonce in self._seen:
+            return False
+        if len(self._order) == self._order.maxlen:
+            self._seen.discard(self._order[0])
+        self._order.append(nonce)
+        self._seen.add(nonce)
+        return True
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+
+def _mac(fields: bytes, secret: bytes) -> bytes:
+    if len(secret) < _SECRET_BYTES_MIN:
+        raise ProtocolError(
+            f"a discovery secret has at least {_SECRET_BYTES_MIN} bytes, this has {len(secret)}",
+            hint="Delete the secret file and let Backyard make a new one, then share it.",
+        )
+    # A key of its own, so that this MAC can never be mistaken for another use of the secret.
+    key = hmac.digest(secret, _MAC_PURPOSE, hashlib.sha256)
+    return hmac.digest(key, fields, hashlib.sha256)

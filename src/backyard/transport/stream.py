@@ -1,0 +1,111 @@
+"""The link over a TCP socket, under TLS or, where a trusted fabric is declared, in the clear."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import sys
+
+from backyard.core.errors import ProtocolError
+from backyard.transport.link import FrameHandler, Link
+
+_BUDGET = 2 << 20  # bytes one link may move before the others get their turn
+_UNSENT_LIMIT = 256 << 10  # keep queues with us, where control frames can pass
+
+
+def tune(sock: socket.socket, silence_s: float) -> None:
+    """No Nagle; keepalive and user timeout; a short unsent queue in the kernel."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {
+        "TCP_KEEPIDLE": max(1, int(silence_s)),
+        "TCP_KEEPALIVE": max(1, int(silence_s)),  # macOS's name for the idle time
+        "TCP_KEEPINTVL": 1,
+        "TCP_KEEPCNT": 3,
+        "TCP_USER_TIMEOUT": int(silence_s * 2000),
+        "TCP_NOTSENT_LOWAT": _UNSENT_LIMIT,
+    }
+    for name, value in options.items():
+        option = getattr(socket, name, None)
+        if option is None and name == "TCP_NOTSENT_LOWAT":
+            option = {"linux": 25, "darwin": 0x201}.get(sys.platform)
+        if option is not None:
+            with contextlib.suppress(OSError):  # an option this system lacks only costs comfort
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+class StreamLink(Link):
+    """Frames over one connected, non-blocking, already authenticated socket."""
+
+    def __init__(self, sock: socket.socket, handler: FrameHandler) -> None:
+        super().__init__(handler)
+        self._socket = sock
+        self._one_by_one = isinstance(sock, ssl.SSLSocket) or not hasattr(sock, "sendmsg")
+        address = sock.getpeername()
+        self._address = str(address[0]) if isinstance(address, tuple) else "local"
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def receive(self) -> bool:
+        budget = _BUDGET
+        reader, sock = self.reader, self._socket
+        try:
+            while budget > 0 and self.closed is None:
+                count = sock.recv_into(reader.space())
+                if count == 0:
+                    self.close("the other side closed the connection")
+                    return False
+                budget -= count
+                self.bytes_in += count
+                reader.advance(count)
+            return self.closed is None
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return False
+        except ProtocolError as error:
+            self.close(f"it broke the protocol: {error.message}")
+        except OSError as error:
+            self.close(_reason(error))
+        return False
+
+    def flush(self) -> bool:
+        budget = _BUDGET
+        writer, sock = self.writer, self._socket
+        try:
+            while budget > 0 and self.closed is None:
+                views = writer.chunks()
+                if not views:
+                    return False
+                count = sock.send(views[0]) if self._one_by_one else sock.sendmsg(views)
+                budget -= count
+                self.bytes_out += count
+                writer.advance(count)
+            return self.closed is None and writer.pending
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return True
+        except OSError as error:
+            self.close(_reason(error))
+        return False
+
+    def close(self, why: str) -> None:
+        if self.closed is None:
+            self.closed = why
+            with contextlib.suppress(OSError):
+                self._socket.close()
+
+    @property
+    def description(self) -> str:
+        if isinstance(self._socket, ssl.SSLSocket):
+            cipher = self._socket.cipher()
+            return f"{cipher[0] if cipher else 'TLS'} to {self._address}"
+        return f"PLAINTEXT to {self._address}"
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError):
+        return "its connection was reset"
+    if isinstance(error, TimeoutError):
+        return "the network stopped delivering to it"
+    return error.strerror or str(error)

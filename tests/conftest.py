@@ -1,0 +1,48 @@
+"""For every test: a state directory and a settings file of its own, and no lab where there can be none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_house() -> Iterator[None]:
+    """Nothing reads or writes the settings and keys of the person who runs the tests.
+
+    The directory's name is short, because the path of a Unix socket may have about a hundred characters only.
+    """
+    before = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("BACKYARD_")}
+    house = Path(tempfile.mkdtemp(prefix="by-"))
+    (house / "config.toml").touch()
+    os.environ["BACKYARD_CONFIG"] = str(house / "config.toml")
+    os.environ["BACKYARD_STATE_DIRECTORY"] = str(house / "state")
+    yield
+    for name in ("BACKYARD_CONFIG", "BACKYARD_STATE_DIRECTORY"):
+        os.environ.pop(name, None)
+    os.environ.update(before)
+    shutil.rmtree(house, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = _why_no_lab()
+    if reason is None:
+        return
+    for item in items:
+        if item.get_closest_marker("lab") is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_no_lab() -> str | None:
+    if sys.platform != "linux":
+        return "the lab needs Linux network namespaces"
+    if os.geteuid() != 0:
+        return "the lab needs root"
+    missing = [tool for tool in ("ip", "tc", "nft") if shutil.which(tool) is None]
+    return f"the lab needs {', '.join(missing)}" if missing else None

@@ -1,0 +1,409 @@
+"""The lab keeps its word: rates, delay, loss, cuts, NAT, and nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from lab import CommandFailed, Host, Lab, LabProcess, janitor
+
+_ROOT = Path(janitor.__file__).parents[1]
+# TCP carries 1448 bytes in a frame of 1514; the limit counts the frame.
+_FRAME_OVER_PAYLOAD = 1514 / 1448
+
+_RECEIVER = """
+import socket, sys, time
+settle, measure = float(sys.argv[1]), float(sys.argv[2])
+server = socket.create_server(("0.0.0.0", 5000)); print("up", flush=True)
+link, peer = server.accept()
+room, count, start = bytearray(1 << 20), 0, time.monotonic()
+begin = None
+while got := link.recv_into(room):
+    now = time.monotonic()
+    if begin is None:
+        if now - start > settle: begin = now
+    else:
+        count += got
+        if now - begin > measure: break
+print("rate", count * 8 / (now - begin))
+"""
+_SENDER = """
+import socket, sys
+link, data = socket.create_connection((sys.argv[1], 5000), 10), bytes(1 << 18)
+try:
+    while True: link.sendall(data)
+except OSError: pass
+"""
+_ECHO = """
+import socket
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); link.bind(("0.0.0.0", 5000)); print("up", flush=True)
+while True:
+    data, peer = link.recvfrom(2048); link.sendto(data, peer)
+"""
+_ROUND_TRIPS = """
+import socket, sys, time
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); link.connect((sys.argv[1], 5000)); link.settimeout(5)
+times = []
+for _ in range(int(sys.argv[2])):
+    start = time.perf_counter(); link.send(b"x"); link.recv(10); times.append(time.perf_counter() - start)
+print(sorted(times)[len(times) // 2])
+"""
+_COUNT = """
+import socket
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); link.bind(("0.0.0.0", 5000)); print("up", flush=True)
+count = 0
+while link.recv(2048) != b"end": count += 1
+print("count", count)
+"""
+_POUR = """
+import socket, sys, time
+link, target = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), (sys.argv[1], 5000)
+for number in range(int(sys.argv[2])):
+    link.sendto(b"data", target)
+    if number % 50 == 0: time.sleep(0.005)
+for _ in range(20): time.sleep(0.02); link.sendto(b"end", target)
+"""
+_REACHES = """
+import socket, sys
+try: print(socket.create_connection((sys.argv[1], 5000), float(sys.argv[2])).recv(100).decode())
+except TimeoutError: print("silence")
+"""
+_GREETER = """
+import socket
+server = socket.create_server(("0.0.0.0", 5000)); print("up", flush=True)
+while True:
+    link, peer = server.accept(); link.sendall(peer[0].encode()); link.close()
+"""
+
+
+def _python(code: str, *words: object) -> list[str]:
+    return [sys.executable, "-S", "-c", code, *map(str, words)]
+
+
+def _until(condition: Callable[[], bool], patience: float = 10.0) -> None:
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def _serve(host: Host, code: str, *words: object) -> LabProcess:
+    process = host.start(_python(code, *words))
+    _until(lambda: "up" in process.output())
+    return process
+
+
+def _reached(src: Host, dst: Host | str, timeout: float = 1.0) -> str:
+    """Who dst says is dialling, or "silence"."""
+    address = dst if isinstance(dst, str) else dst.address
+    return src.run(_python(_REACHES, address, timeout)).stdout.strip()
+
+
+def _frames_per_second(src: Host, dst: Host, settle: float = 0.5, measure: float = 1.5) -> float:
+    """Bits per second on the wire, once the first burst is over."""
+    receiver = _serve(dst, _RECEIVER, settle, measure)
+    src.run(_python(_SENDER, dst.address), timeout=30)
+    receiver.wait(10)
+    return float(receiver.output().split()[-1]) * _FRAME_OVER_PAYLOAD
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Lab]:
+    with Lab(hosts=2) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def greeters() -> Iterator[Lab]:
+    """Three hosts and two behind a NAT, each saying to whoever dials where the call came from."""
+    with Lab(hosts=3, nat=[2]) as lab:
+        for host in [*lab.hosts, *lab.nats[0].hosts]:
+            _serve(host, _GREETER)
+        yield lab
+
+
+@pytest.fixture
+def healed(greeters: Lab) -> Iterator[Lab]:
+    yield greeters
+    greeters.heal_all()
+
+
+@pytest.mark.parametrize(("rate", "bits"), [("1gbit", 1e9), ("100mbit", 1e8), ("20mbit", 2e7)])
+def test_rate(pair: Lab, rate: str, bits: float) -> None:
+    one, other = pair.hosts
+    for host in pair.hosts:
+        pair.set_rate(host, rate)
+    assert _frames_per_second(one, other) == pytest.approx(bits, rel=0.05)
+
+
+def test_rate_of_the_slower_side_rules_in_both_directions(pair: Lab) -> None:
+    one, other = pair.hosts
+    pair.set_rate(one, "1gbit")
+    pair.set_rate(other, "20mbit", down="50mbit")
+    assert _frames_per_second(one, other) == pytest.approx(5e7, rel=0.05)
+    assert _frames_per_second(other, one) == pytest.approx(2e7, rel=0.05)
+
+
+def test_no_limit(pair: Lab) -> None:
+    for host in pair.hosts:
+        pair.set_rate(host, None)
+    assert _frames_per_second(pair.hosts[0], pair.hosts[1], settle=0.1, measure=0.3) > 1.5e9
+
+
+@pytest.mark.parametrize(("delay", "trip"), [("10ms", 0.02), ("50ms", 0.1)])
+def test_round_trip_is_twice_the_delay(delay: str, trip: float) -> None:
+    with Lab(hosts=2, delay=delay) as lab:
+        one, other = lab.hosts
+        _serve(other, _ECHO)
+        measured = float(one.run(_python(_ROUND_TRIPS, other.address, 20)).stdout)
+        assert measured == pytest.approx(trip, rel=0.1)
+
+
+def test_rate_holds_with_delay() -> None:
+    with Lab(hosts=2, rate="100mbit", delay="10ms") as lab:
+        assert _frames_per_second(lab.hosts[0], lab.hosts[1], settle=1.5) == pytest.approx(1e8, rel=0.05)
+
+
+def test_paths_differ() -> None:
+    with Lab(hosts=3, shaped=True) as lab:
+        one, near, far = lab.hosts
+        lab.set_path(one, far, delay="15ms", jitter="2ms")
+        for host in (near, far):
+            _serve(host, _ECHO)
+        assert float(one.run(_python(_ROUND_TRIPS, near.address, 50)).stdout) < 0.003
+        assert float(one.run(_python(_ROUND_TRIPS, far.address, 50)).stdout) == pytest.approx(0.03, rel=0.1)
+
+
+def test_loss_of_datagrams() -> None:
+    with Lab(hosts=2, loss="5%") as lab:
+        one, other = lab.hosts
+        counter = _serve(other, _COUNT)
+        one.run(_python(_POUR, other.address, 6000))
+        counter.wait(10)
+        lost = 1 - int(counter.output().split()[-1]) / 6000
+        assert lost == pytest.approx(0.05, rel=1 / 3)
+
+
+def test_loss_of_tcp_packets_leaves_sound_ones() -> None:
+    """TCP passes the forwarder in super-segments: it must lose single packets of them, and break none."""
+    with Lab(hosts=2, rate=None, loss=0.02) as lab:
+        one, other = lab.hosts
+        _frames_per_second(one, other, settle=0.0, measure=2.0)
+        sent = _tcp_counters(one)
+        assert sent["OutSegs"] > 3000
+        assert sent["RetransSegs"] / sent["OutSegs"] == pytest.approx(0.02, rel=1 / 3)
+        assert _tcp_counters(other)["InCsumErrors"] == 0
+
+
+def _tcp_counters(host: Host) -> dict[str, int]:
+    lines = host.run(["grep", "^Tcp:", "/proc/net/snmp"]).stdout.splitlines()
+    names, values = (line.split()[1:] for line in lines)
+    return dict(zip(names, map(int, values), strict=True))
+
+
+def test_cut_and_heal(healed: Lab) -> None:
+    one, other, third = healed.hosts
+    assert _reached(one, other) == one.address
+    healed.cut(one, other)
+    assert _reached(one, other) == "silence"
+    assert _reached(other, one) == "silence"
+    assert _reached(one, third) == one.address
+    healed.heal(one, other)
+    assert _reached(one, other) == one.address
+
+
+def test_one_way_cut(healed: Lab) -> None:
+    one, other, _ = healed.hosts
+    receiver = """
+import socket
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); link.bind(("0.0.0.0", 6000)); link.settimeout(1)
+print("up", flush=True)
+try: print(link.recv(10).decode())
+except TimeoutError: print("silence")
+"""
+    sender = "import socket, sys; socket.socket(2, 2).sendto(b'heard', (sys.argv[1], 6000))"
+    healed.cut_one_way(one, other)
+    for src, dst, result in ((one, other, "silence"), (other, one, "heard")):
+        listener = _serve(dst, receiver)
+        src.run(_python(sender, dst.address))
+        listener.wait(5)
+        assert listener.output().split()[-1] == result
+    # TCP needs both directions.
+    assert _reached(other, one) == "silence"
+    healed.heal_all()
+    assert _reached(other, one) == other.address
+
+
+def test_nat_dials_out_and_cannot_be_dialled(greeters: Lab) -> None:
+    (nat,) = greeters.nats
+    public = greeters.hosts[0]
+    inner, neighbour = nat.hosts
+    assert _reached(inner, public) == nat.address == nat.router.address
+    assert _reached(inner, neighbour) == inner.address
+    assert _reached(public, nat.address) == "silence"
+    public.run(["ip", "route", "add", inner.address, "via", nat.address])
+    assert _reached(public, inner) == "silence"
+    public.run(["ip", "route", "del", inner.address])
+
+
+def test_cut_of_a_host_behind_nat_spares_its_neighbour(healed: Lab) -> None:
+    public = healed.hosts[0]
+    inner, neighbour = healed.nats[0].hosts
+    for cut in (healed.cut, lambda a, b: healed.cut_one_way(b, a), healed.cut_one_way):
+        cut(inner, public)
+        assert _reached(inner, public, 0.5) == "silence"
+        assert _reached(neighbour, public) == healed.nats[0].address
+        healed.heal(inner, public)
+        assert _reached(inner, public) == healed.nats[0].address
+
+
+def test_nat_with_delay() -> None:
+    with Lab(hosts=1, delay="10ms") as lab:
+        nat = lab.add_nat(hosts=1)
+        _serve(lab.hosts[0], _ECHO)
+        trip = float(nat.hosts[0].run(_python(_ROUND_TRIPS, lab.hosts[0].address, 10)).stdout)
+        assert trip == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize("shaped", [False, True])
+def test_multicast(shaped: bool) -> None:
+    receiver = """
+import socket
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); link.bind(("", 5353)); link.settimeout(3)
+link.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton("224.0.0.251") + bytes(4))
+print("up", flush=True)
+print(link.recvfrom(100)[1][0])
+"""
+    sender = "import socket; socket.socket(2, 2).sendto(b'x', ('224.0.0.251', 5353))"
+    with Lab(hosts=3, shaped=shaped) as lab:
+        listeners = [_serve(host, receiver) for host in lab.hosts[1:]]
+        lab.hosts[0].run(_python(sender))
+        for listener in listeners:
+            assert listener.wait(5) == 0
+            assert listener.output().split()[-1] == lab.hosts[0].address
+
+
+def test_hosts_use_cubic_and_have_loopback(pair: Lab) -> None:
+    setting = pair.hosts[0].run(["cat", "/proc/sys/net/ipv4/tcp_congestion_control"])
+    assert setting.stdout == "cubic\n"
+    _serve(pair.hosts[0], _GREETER)
+    assert _reached(pair.hosts[0], "127.0.0.1") == "127.0.0.1"
+    pair.hosts[0].kill_all()
+
+
+def test_processes(pair: Lab) -> None:
+    host = pair.hosts[0]
+    done = host.run(["sh", "-c", "echo out; echo $WORD >&2; exit 3"], env={"WORD": "bad"}, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "bad\n")
+    with pytest.raises(CommandFailed, match="sorry"):
+        host.run(["sh", "-c", "echo sorry >&2; exit 1"])
+    with pytest.raises(subprocess.TimeoutExpired):
+        host.run(["sleep", "60"], timeout=0.1)
+    assert host.run(["cat"], input="given").stdout == "given"
+    assert host.run(["pwd"], cwd="/usr").stdout == "/usr\n"
+
+    trapper = host.start(
+        ["sh", "-c", "trap 'echo caught; exit 7' USR1; echo up; while :; do sleep 0.01; done"]
+    )
+    _until(lambda: "up" in trapper.output())
+    assert trapper.returncode is None
+    trapper.signal(signal.SIGUSR1)
+    assert trapper.wait(5) == 7
+    assert trapper.output() == "up\ncaught\n"
+    trapper.signal(signal.SIGTERM)
+
+    parent = host.start(["sh", "-c", "sleep 60 & echo up; wait"])
+    _until(lambda: "up" in parent.output() and len(host.pids()) == 2)
+    parent.kill()
+    assert parent.returncode == -signal.SIGKILL
+    _until(lambda: host.pids() == [])
+
+
+def test_starting_is_cheap(pair: Lab) -> None:
+    start = time.monotonic()
+    for _ in range(20):
+        pair.hosts[0].run(["true"])
+    assert (time.monotonic() - start) / 20 < 0.05
+
+
+def test_parallel_labs_do_not_meet() -> None:
+    def use(number: int) -> str:
+        with Lab(hosts=2) as lab:
+            one, other = lab.hosts
+            for host in lab.hosts:
+                _serve(host, _GREETER)
+            if is_cut := number % 2 == 1:
+                lab.cut(one, other)
+            assert _reached(one, other, 0.5 if is_cut else 5) == ("silence" if is_cut else one.address)
+            return lab.id
+
+    with ThreadPoolExecutor(4) as pool:
+        ids = list(pool.map(use, range(4)))
+    assert len(set(ids)) == 4
+    assert [lab for lab in ids if janitor.namespaces_of(lab)] == []
+
+
+_OWNER = """
+import json, os, time
+from lab import Lab
+lab = Lab(hosts=2, nat=[1], delay="1ms").open()
+nested = lab.hosts[0].start(["setsid", "-f", "sh", "-c", "sleep 600 & wait"])
+nested.wait()
+lab.hosts[1].start(["sleep", "600"])
+while len(lab.hosts[0].pids()) != 2 or len(lab.hosts[1].pids()) != 1: time.sleep(0.01)
+pids = [pid for host in lab.hosts for pid in host.pids()]
+if os.fork() == 0: time.sleep(600)
+print(json.dumps({"lab": lab.id, "pids": pids, "directory": str(lab.hosts[0]._directory)}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("ending", ["kill", "exit", "exception"])
+def test_nothing_is_left_behind(ending: str) -> None:
+    last = {"kill": "time.sleep(600)", "exit": "os._exit(0)", "exception": "raise SystemExit(1)"}[ending]
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER + last], stdout=subprocess.PIPE, cwd=_ROOT, start_new_session=True
+    )
+    try:
+        assert owner.stdout is not None
+        made = json.loads(owner.stdout.readline())
+        if ending == "kill":
+            assert len(janitor.namespaces_of(made["lab"])) == 5
+            assert not janitor.is_orphan(made["lab"])
+            owner.kill()
+        owner.wait(10)
+        _until(lambda: not (janitor.RECORDS / made["lab"]).exists())
+        assert janitor.namespaces_of(made["lab"]) == []
+        assert made["lab"] not in janitor.known_labs()
+        assert [pid for pid in made["pids"] if janitor.started_at(pid) is not None] == []
+        assert not Path(made["directory"]).exists()
+    finally:
+        os.killpg(owner.pid, signal.SIGKILL)
+        owner.communicate()
+
+
+def test_clean_removes_labs_without_owner_and_janitor_only() -> None:
+    code = """
+import os, signal
+from lab import Lab
+lab = Lab(hosts=1).open()
+print(lab.id, flush=True)
+os.kill(lab._state.janitor.pid, signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with Lab(hosts=1) as mine:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=_ROOT)
+        lost = done.stdout.strip()
+        assert janitor.namespaces_of(lost)
+        cleaned = subprocess.run(
+            [sys.executable, "-m", "lab", "clean"], capture_output=True, text=True, cwd=_ROOT, check=True
+        )
+        assert f"{lost}  removed" in cleaned.stdout
+        assert janitor.namespaces_of(lost) == []
+        assert mine.hosts[0].run(["echo", "here"]).stdout == "here\n"

@@ -1,0 +1,45 @@
+"""Ranks that call different things (ours only: Gloo is wrong, hangs, or aborts the process)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.numerics.harness.pool import Pool
+
+CASES = (
+    "size",
+    "dtype",
+    "operation",
+    "kind",
+    "root",
+    "all_gather size",
+    "reduce_scatter size",
+    "barrier",
+    "large size",
+    "all_to_all splits",
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_disagreement_raises_on_every_rank(ours: Pool, case: str) -> None:
+    messages = ours.run("disagreements:raises_everywhere", case=case)
+    assert any("rank 1" in message or "1" in message for message in messages), messages
+
+
+def test_monitored_barrier_passes(ours: Pool) -> None:
+    for world in (1, 2, 5):
+        ours.run("disagreements:monitored_barrier_passes", world=world)
+
+
+@pytest.mark.parametrize("missing", [[2], [1, 4]])
+def test_monitored_barrier_names_the_missing(ours: Pool, missing: list[int]) -> None:
+    messages = ours.run("disagreements:monitored_barrier_names", missing=missing)
+    for rank, message in enumerate(messages):
+        if rank not in missing:
+            assert all(str(one) in message for one in missing), f"rank {rank}: {message!r}"
+            assert not any(f"rank {one} " in message for one in range(5) if one not in missing), message
+
+
+@pytest.mark.slow
+def test_gloo_has_its_own_monitored_barrier(gloo: Pool) -> None:
+    gloo.run("disagreements:gloo_monitored_barrier", world=3)

@@ -1,0 +1,36 @@
+"""Sub-groups, asynchronous work, objects, functional and coalesced collectives."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.numerics.harness.pool import Pool
+
+WORLDS = [1, 3, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow), 5]
+
+
+@pytest.mark.parametrize("body", ["sub_groups", "enumerated", "interleaved"])
+def test_new_groups(pool: Pool, body: str) -> None:
+    pool.run(f"groups:{body}")
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("body", ["futures", "many_kinds_in_flight"])
+def test_asynchronous(pool: Pool, body: str, world: int) -> None:
+    pool.run(f"groups:{body}", world=world)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_objects(pool: Pool, world: int) -> None:
+    pool.run("objects:everything", world=world)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("body", ["plain", "coalesced", "coalesced_in_place", "differentiable"])
+def test_functional(pool: Pool, body: str, world: int) -> None:
+    pool.run(f"functional:{body}", world=world)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_coalescing_on_a_device(ours: Pool, world: int) -> None:
+    ours.run("functional:coalesced_on_a_device", world=world)

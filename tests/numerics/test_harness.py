@@ -1,0 +1,58 @@
+"""The harness itself: it must notice what the suite relies on it to notice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.numerics.harness import values
+from tests.numerics.harness.pool import Pool, PoolError
+
+
+@pytest.mark.parametrize("dtype", list(values.DTYPES))
+def test_inputs_tell_ranks_calls_and_elements_apart(dtype: str) -> None:
+    for make in (lambda *at: values.inputs(dtype, "SUM", 64, *at), lambda *at: values.raw_inputs(dtype, 64, *at)):
+        base = make(0, 0)
+        assert not values.same_bits(base, make(1, 0))
+        assert not values.same_bits(base, make(0, 1))
+        assert not values.same_bits(base[:32], base[32:])
+        assert values.same_bits(base, make(0, 0))
+
+
+@pytest.mark.parametrize("dtype", list(values.FLOATS))
+def test_float_inputs_add_exactly_in_any_order(dtype: str) -> None:
+    parts = [values.inputs(dtype, "SUM", 200, rank, 3).float() for rank in range(5)]
+    kind = values.DTYPES[dtype]
+    for order in ([0, 1, 2, 3, 4], [4, 2, 0, 1, 3]):
+        total = parts[order[0]].to(kind)
+        for rank in order[1:]:
+            total = (total.double() + parts[rank].double()).to(kind)
+        wanted = values.reduced(dtype, "SUM", [part.to(kind) for part in parts])
+        assert values.same_bits(total, wanted)
+
+
+def test_the_oracle_wraps_integers() -> None:
+    parts = [torch.tensor([100], dtype=torch.int8), torch.tensor([100], dtype=torch.int8)]
+    assert values.reduced("int8", "SUM", parts).item() == -56
+
+
+@pytest.mark.slow
+class TestPool:
+    def test_reports_the_failing_rank_and_its_trace(self, gloo: Pool) -> None:
+        with pytest.raises(PoolError, match=r"rank 2 raised(.|\n)*on purpose"):
+            gloo.run("faults:raise_on", world=3, rank=2)
+
+    def test_reports_failed_checks(self, gloo: Pool) -> None:
+        with pytest.raises(PoolError, match=r"rank 1: .*noted on purpose"):
+            gloo.run("faults:note_on", world=2, rank=1)
+
+    def test_names_who_hung_and_where_and_starts_again(self) -> None:
+        pool = Pool("gloo")
+        try:
+            with pytest.raises(PoolError, match=r"rank 1 hung(.|\n)*in sleep_on"):
+                pool.run("faults:sleep_on", world=2, seconds=2, rank=1)
+            assert pool.run("faults:ranks", world=3) == [0, 1, 2]
+            with pytest.raises(PoolError, match="rank 0 died with 9"):
+                pool.run("faults:exit_on", world=2, rank=0)
+        finally:
+            pool.close()

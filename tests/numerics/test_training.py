@@ -1,0 +1,80 @@
+"""torch's training layers, unchanged, against single-process training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.numerics.bodies.training import VARIANTS
+from tests.numerics.harness.pool import Pool
+
+pytestmark = pytest.mark.slow
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"static_graph": True},
+    {"find_unused_parameters": True},
+    {"gradient_as_bucket_view": True},
+    {"static_graph": True, "gradient_as_bucket_view": True},
+)
+
+
+def _same(digests: list[Any]) -> None:
+    present = [digest for digest in digests if digest is not None]
+    assert all(digest == present[0] for digest in present), f"replicas differ: {digests}"
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ",".join(options) or "plain")
+def test_ddp(pool: Pool, options: dict[str, Any], world: int) -> None:
+    _same(pool.run("training:ddp", world=world, options=options))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_ddp_variant(pool: Pool, name: str, world: int) -> None:
+    _same(pool.run("training:variant", world=world, name=name))
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize("world", [2, 4, 5])
+def test_fsdp2(pool: Pool, world: int, reshard: bool) -> None:
+    _same(pool.run("sharding:fsdp", sharded_over=world, reshard=reshard))
+
+
+@pytest.mark.parametrize("body", ["hsdp", "fsdp_bfloat16", "fsdp_accumulated_and_clipped", "mesh_groups"])
+def test_fsdp2_forms(pool: Pool, body: str) -> None:
+    _same(pool.run(f"sharding:{body}"))
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_tensor_parallel(pool: Pool, world: int) -> None:
+    _same(pool.run("sharding:tensor_parallel", sharded_over=world))
+
+
+def test_fsdp2_with_tensor_parallel(pool: Pool) -> None:
+    _same(pool.run("sharding:fsdp_with_tensor_parallel"))
+
+
+@pytest.mark.parametrize("shape", [[2], [4], [5], [2, 2]])
+def test_dtensor_redistribute(pool: Pool, shape: list[int]) -> None:
+    pool.run("sharding:redistribute", shape=shape)
+
+
+@pytest.mark.parametrize("world", [2, 5])
+def test_dtensor_partial(pool: Pool, world: int) -> None:
+    pool.run("sharding:partial", sharded_over=world)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B"])
+def test_pipeline(pool: Pool, schedule: str, world: int) -> None:
+    pool.run("pipelines:run", world=world, schedule=schedule)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["save", "async_save"])
+def test_checkpoint_saved_by_four_loads_on_two(pool: Pool, asynchronous: bool) -> None:
+    directory = f"checkpoint-{asynchronous}"
+    pool.run("checkpoints:save", directory=directory, seed=3, asynchronous=asynchronous)
+    pool.run("checkpoints:load", directory=directory, seed=3)

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from backyard import __version__
+from backyard.cli.main import main
+from backyard.core.config import Settings
+from backyard.core.errors import ListenerError
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["backyard", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    code = caught.value.code
+    return code if isinstance(code, int) else 0 if code is None else 1
+
+
+@pytest.fixture
+def listener(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, bool]]:
+    """A stand-in for the listener that notes how it was called."""
+    calls: list[tuple[Settings, bool]] = []
+
+    def serve(settings: Settings, *, until_idle: bool = False) -> int:
+        calls.append((settings, until_idle))
+        return 0
+
+    monkeypatch.setattr("backyard.cli.listen.serve", serve)
+    return calls
+
+
+def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"backyard {__version__}\n"
+
+
+def test_settings_print_valid_toml_with_origins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BACKYARD_NETWORK_PORT", "6000")
+    monkeypatch.setenv("BACKYARD_TRUST_NODES", 'a,b"c\\d')
+    assert run(monkeypatch, "settings") == 0
+    out = capsys.readouterr().out
+    assert "port = 6000  # from $BACKYARD_NETWORK_PORT" in out
+    assert "links: encrypted" in out
+    shown = tomllib.loads(out)
+    assert shown["network"]["port"] == 6000
+    assert shown["trust"]["nodes"] == ["a", 'b"c\\d']
+
+
+def test_plaintext_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    listener: list[tuple[Settings, bool]],
+) -> None:
+    monkeypatch.setenv("BACKYARD_NETWORK_ENCRYPTION", "plaintext")
+    assert run(monkeypatch, "settings") == 0
+    assert "PLAINTEXT" in capsys.readouterr().out
+    assert run(monkeypatch, "listen") == 0
+    assert "PLAINTEXT" in capsys.readouterr().err
+
+
+def test_an_error_is_a_sentence_and_a_hint_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BACKYARD_NETWORK_PORT", "many")
+    assert run(monkeypatch, "settings") == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "[config] network.port" in shown.err
+    assert "  -> " in shown.err
+    assert "Traceback" not in shown.err
+
+
+def test_a_wrong_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "listen", "--prot", "1") == 2
+    assert run(monkeypatch, "dance") == 2
+
+
+def test_listen_passes_its_options_on(
+    monkeypatch: pytest.MonkeyPatch, listener: list[tuple[Settings, bool]]
+) -> None:
+    monkeypatch.setenv("BACKYARD_TRUST_NODES", "from-the-environment")
+    assert run(monkeypatch, "listen", "--port", "6001", "--trust", "a", "--trust", "b", "--until-idle") == 0
+    assert run(monkeypatch, "listen") == 0
+    (given, until_idle), (plain, plain_until_idle) = listener
+    assert (given.network.port, given.trust.nodes, until_idle) == (6001, ("a", "b"), True)
+    assert (plain.network.port, plain.trust.nodes, plain_until_idle) == (
+        52416,
+        ("from-the-environment",),
+        False,
+    )
+
+
+def test_listen_refuses_an_impossible_port(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    listener: list[tuple[Settings, bool]],
+) -> None:
+    assert run(monkeypatch, "listen", "--port", "70000") == 1
+    assert "network.port (argument)" in capsys.readouterr().err
+    assert listener == []
+
+
+def test_a_failing_listener_prints_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    listener: list[tuple[Settings, bool]],
+) -> None:
+    def serve(settings: Settings, *, until_idle: bool = False) -> int:
+        raise ListenerError(f"port {settings.network.port} is taken")
+
+    monkeypatch.setattr("backyard.cli.listen.serve", serve)
+    assert run(monkeypatch, "listen") == 1
+    assert "[listener] port 52416 is taken" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_listener_quietly(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    listener: list[tuple[Settings, bool]],
+) -> None:
+    def serve(settings: Settings, *, until_idle: bool = False) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("backyard.cli.listen.serve", serve)
+    assert run(monkeypatch, "listen") == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_id_is_the_same_every_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(tmp_path / "state"))
+    assert run(monkeypatch, "id") == 0
+    first = capsys.readouterr().out
+    assert run(monkeypatch, "id") == 0
+    assert capsys.readouterr().out == first
+    assert len(first.split()) == 1
+    assert (tmp_path / "state" / "node.key").exists()

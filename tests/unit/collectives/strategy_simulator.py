@@ -1,0 +1,178 @@
+"""Runs the programs of all ranks against each other, and proves that no schedule could change the result.
+
+Memory has one cell per byte, and a cell holds any Python value, so that sums are exact and can be traced.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from backyard.collectives.program import Program, indexed
+
+Cells = list[Any]
+Combine = Callable[[Any, Any], Any]
+
+HALF_WRITTEN = None
+
+
+def matched(programs: Sequence[Program]) -> dict[tuple[int, int], tuple[int, int]]:
+    """(receiver, receive) -> (sender, send); fails unless every message has exactly one taker of its size."""
+    pairs: dict[tuple[int, int], tuple[int, int]] = {}
+    for rank, program in enumerate(programs):
+        index = indexed(program)
+        for number, send in enumerate(program.sends):
+            assert send.peer != rank, "a message to oneself"
+            taker = indexed(programs[send.peer]).receives_from[rank][index.send_ordinals[number]]
+            receive = programs[send.peer].receives[taker]
+            assert receive.hi - receive.lo == send.hi - send.lo
+            pairs[send.peer, taker] = (rank, number)
+    assert len(pairs) == sum(len(program.receives) for program in programs), "a receive that nobody sends"
+    return pairs
+
+
+def causes(programs: Sequence[Program]) -> dict[tuple[str, int, int], frozenset[tuple[str, int, int]]]:
+    """What has happened for certain before each event: ("read", rank, send) and ("apply", rank, receive)."""
+    pairs = matched(programs)
+    direct: dict[tuple[str, int, int], list[tuple[str, int, int]]] = {}
+    for rank, program in enumerate(programs):
+        for number, send in enumerate(program.sends):
+            direct["read", rank, number] = [("apply", rank, other) for other in send.after]
+        for number, receive in enumerate(program.receives):
+            direct["apply", rank, number] = [
+                ("read", *pairs[rank, number]),
+                *(("apply", rank, other) for other in receive.after),
+                *(("read", rank, other) for other in receive.after_sends),
+            ]
+    past: dict[tuple[str, int, int], frozenset[tuple[str, int, int]]] = {}
+    waiting = list(direct)
+    while waiting:
+        later = []
+        for event in waiting:
+            if all(cause in past for cause in direct[event]):
+                past[event] = frozenset(direct[event]).union(*(past[cause] for cause in direct[event]))
+            else:
+                later.append(event)
+        assert len(later) < len(waiting), "messages wait for each other in a circle"
+        waiting = later
+    return past
+
+
+def prove_free_of_races(programs: Sequence[Program]) -> None:
+    """Every send and receive that touch the same bytes are ordered by cause, whatever the schedule."""
+    past = causes(programs)
+    for rank, program in enumerate(programs):
+        for number, receive in enumerate(program.receives):
+            before_write = past["apply", rank, number]
+            for other, send in enumerate(program.sends):
+                if send.lo < receive.hi and receive.lo < send.hi:
+                    read_later = ("apply", rank, number) in past["read", rank, other]
+                    assert read_later or ("read", rank, other) in before_write, f"{send} may see {receive}"
+            for other, earlier in enumerate(program.receives[:number]):
+                if earlier.lo < receive.hi and receive.lo < earlier.hi:
+                    ordered = ("apply", rank, other) in before_write
+                    assert ordered or ("apply", rank, number) in past["apply", rank, other]
+
+
+class Simulation:
+    """One run. ``strict``: one message per link at a time, in the order listed, no place to hold it back.
+
+    Otherwise sends are read late or early at random, messages overtake each other, and placed bytes
+    are half written for a while.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        memories: Sequence[Cells],
+        combine: Combine,
+        seed: int,
+        strict: bool = False,
+    ) -> None:
+        self.programs = programs
+        self.memories = [list(memory) for memory in memories]
+        self.combine = combine
+        self.random = random.Random(seed)
+        self.strict = strict
+        self.index = [indexed(program) for program in programs]
+        self.send_waits = [list(index.send_waits) for index in self.index]
+        self.receive_waits = [list(index.receive_waits) for index in self.index]
+        self.unread = [set(range(len(program.sends))) for program in programs]
+        self.unapplied = sum(len(program.receives) for program in programs)
+        self.flying: list[tuple[int, int, Cells]] = []
+        self.landing: list[tuple[int, int, Cells]] = []
+        self.held: dict[tuple[int, int], Cells] = {}
+        # Some runs read as late as they can, some as early.
+        self.eagerness = self.random.choice([0.02, 0.3, 0.9])
+
+    def run(self) -> list[Cells]:
+        while self.unapplied or any(self.unread):
+            reads = [(rank, number) for rank, open_ in enumerate(self.unread) for number in open_]
+            reads = [read for read in reads if self._may_read(*read)]
+            arrivals = [n for n, (rank, taker, _) in enumerate(self.flying) if self._may_land(rank, taker)]
+            others = len(arrivals) + len(self.landing)
+            assert reads or others, "nothing can move any more"
+            if reads and (not others or self.random.random() < self.eagerness):
+                self._read(*self.random.choice(sorted(reads)))
+            elif arrivals and (not self.landing or self.random.random() < 0.5):
+                self._land(self.random.choice(arrivals))
+            else:
+                rank, number, cells = self.landing.pop(self.random.randrange(len(self.landing)))
+                self._arrive(rank, number, cells)
+        assert (self.flying, self.landing, self.held) == ([], [], {})
+        return self.memories
+
+    def _may_read(self, rank: int, number: int) -> bool:
+        if self.send_waits[rank][number]:
+            return False
+        if not self.strict:
+            return True
+        peer, mine = self.programs[rank].sends[number].peer, self.programs[rank].sends
+        first = min(other for other in self.unread[rank] if mine[other].peer == peer)
+        busy = any(
+            to == peer and self.programs[to].receives[taker].peer == rank for to, taker, _ in self.flying
+        )
+        return number == first and not busy
+
+    def _may_land(self, rank: int, taker: int) -> bool:
+        return not self.strict or not self.receive_waits[rank][taker]
+
+    def _read(self, rank: int, number: int) -> None:
+        send = self.programs[rank].sends[number]
+        taker = self.index[send.peer].receives_from[rank][self.index[rank].send_ordinals[number]]
+        cells = self.memories[rank][send.lo : send.hi]
+        assert HALF_WRITTEN not in cells, "sent bytes that were still being received"
+        self.flying.append((send.peer, taker, cells))
+        self.unread[rank].remove(number)
+        for receive in self.index[rank].read_unlocks[number]:
+            self._let_go(rank, receive)
+
+    def _land(self, position: int) -> None:
+        rank, number, cells = self.flying.pop(position)
+        receive = self.programs[rank].receives[number]
+        if not receive.reduce and not self.receive_waits[rank][number]:
+            self.memories[rank][receive.lo : receive.hi] = [HALF_WRITTEN] * len(cells)
+        self.landing.append((rank, number, cells))
+
+    def _arrive(self, rank: int, number: int, cells: Cells) -> None:
+        if self.receive_waits[rank][number]:
+            self.held[rank, number] = cells
+            return
+        receive = self.programs[rank].receives[number]
+        if receive.reduce:
+            mine = self.memories[rank][receive.lo : receive.hi]
+            assert HALF_WRITTEN not in mine
+            pairs = zip(cells, mine, strict=True) if receive.incoming_first else zip(mine, cells, strict=True)
+            cells = [self.combine(first, second) for first, second in pairs]
+        self.memories[rank][receive.lo : receive.hi] = cells
+        self.unapplied -= 1
+        for send in self.index[rank].send_unlocks[number]:
+            self.send_waits[rank][send] -= 1
+        for later in self.index[rank].receive_unlocks[number]:
+            self._let_go(rank, later)
+
+    def _let_go(self, rank: int, receive: int) -> None:
+        self.receive_waits[rank][receive] -= 1
+        if not self.receive_waits[rank][receive] and (rank, receive) in self.held:
+            self._arrive(rank, receive, self.held.pop((rank, receive)))

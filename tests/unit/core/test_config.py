@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backyard.core import config
+from backyard.core.config import Settings, load_settings, resolve_settings, setting_names, state_directory
+from backyard.core.errors import ConfigError
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "settings.md"
+
+
+def write(directory: Path, text: str) -> Path:
+    file = directory / "config.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+@pytest.fixture(autouse=True)
+def _no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(config, "default_config_path", lambda: tmp_path / "absent" / "config.toml")
+
+
+def test_defaults() -> None:
+    settings = load_settings(environ={})
+    assert settings == Settings()
+    assert (settings.network.port, settings.network.discovery_port) == (52416, 52415)
+    assert (settings.network.min_peers, settings.network.retries) == (1, 3)
+    assert (settings.network.peer_timeout_s, settings.network.connect_timeout_s) == (30.0, 5.0)
+    assert (settings.collectives.tree_below_bytes, settings.collectives.timeout_s) == (1 << 20, 60.0)
+    assert settings.network.encryption == "tls"
+
+
+def test_argument_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    file = write(tmp_path, "[network]\nport = 1001\nretries = 7\nstreams = 2\n")
+    resolved = resolve_settings(
+        file,
+        {"BACKYARD_NETWORK_PORT": "1002", "BACKYARD_NETWORK_RETRIES": "8"},
+        {"network.port": 1003},
+    )
+    network = resolved.settings.network
+    assert (network.port, network.retries, network.streams, network.min_peers) == (1003, 8, 2, 1)
+    assert resolved.origins["network.port"] == "argument"
+    assert resolved.origins["network.retries"] == "$BACKYARD_NETWORK_RETRIES"
+    assert resolved.origins["network.streams"] == str(file)
+    assert resolved.origins["network.min_peers"] == "default"
+
+
+def test_the_environment_can_name_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path, "[link]\nsilence_s = 9\n")
+    assert load_settings(environ={"BACKYARD_CONFIG": str(file)}).link.silence_s == 9.0
+
+
+def test_overrides_may_be_nested() -> None:
+    assert load_settings(environ={}, overrides={"network": {"port": 7}}).network.port == 7
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "section", "key", "value"),
+    [
+        ("BACKYARD_TRUST_NODES", "a, b,", "trust", "nodes", ("a", "b")),
+        ("BACKYARD_TRUST_NODES", "", "trust", "nodes", ()),
+        ("BACKYARD_NETWORK_ADDRESSES", "10.0.0.1", "network", "addresses", ("10.0.0.1",)),
+        ("BACKYARD_TRUST_SECRET_FILE", "", "trust", "secret_file", None),
+        ("BACKYARD_LINK_SILENCE_S", " 7.5 ", "link", "silence_s", 7.5),
+        ("BACKYARD_NETWORK_ENCRYPTION", "plaintext", "network", "encryption", "plaintext"),
+    ],
+)
+def test_text_of_the_environment_becomes_typed(
+    variable: str, text: str, section: str, key: str, value: object
+) -> None:
+    assert getattr(getattr(load_settings(environ={variable: text}), section), key) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[netwrk]\nport = 1\n", r"unknown section \[netwrk\][\s\S]*'network'"),
+        ("[network]\nprt = 1\n", r"\[network\] has the unknown setting 'prt'[\s\S]*'port'"),
+        ("network = 3\n", "must be a section"),
+        ('[network]\nport = "52416"\n', r"network\.port .*expected int, got str"),
+        ("[network]\nport = 0\n", r"network\.port .*expected int >= 1"),
+        ("[network]\nport = 70000\n", r"network\.port .*<= 65535"),
+        ("[network]\nport = true\n", r"network\.port .*expected int, got bool"),
+        ("[network]\nconnect_timeout_s = 0\n", r"network\.connect_timeout_s .*> 0"),
+        ("[network]\nconnect_timeout_s = nan\n", r"network\.connect_timeout_s"),
+        ("[link]\nsilence_s = inf\n", r"link\.silence_s"),
+        ("[network]\nretries = -1\n", r"network\.retries .*>= 0"),
+        ("[network]\nmin_peers = 0\n", r"network\.min_peers .*>= 1"),
+        ("[network]\nstreams = 0\n", r"network\.streams .*>= 1"),
+        ('[network]\nencryption = "none"\n', r"network\.encryption .*one of tls, plaintext"),
+        ('[network]\naddresses = ["10.0.0.1", ""]\n', r"network\.addresses .*item \[1\]"),
+        ('[collectives]\nstrategy = "rng"\n', r"collectives\.strategy .*auto, ring, tree"),
+        ("[collectives]\narity = 1\n", r"collectives\.arity .*>= 2"),
+        ("[collectives]\nsegment_bytes = 2097152\n", r"collectives\.segment_bytes .*<= 1048576"),
+        ("[collectives]\ncost_latency_us = 100\n", "only one of cost_latency_us and cost_bandwidth_mbps"),
+        ("[network]\nport = 52415\n", r"both 52415.*network\.discovery_port: default"),
+        ("[link]\nsilence_s = 1\n", r"two heartbeats.*link\.heartbeat_s: default"),
+        ("[network\n", "not valid TOML"),
+        ('[trust]\nnodes = "abc"\n', r"trust\.nodes .*expected array, got str"),
+    ],
+)
+def test_a_fault_in_the_file_is_named_with_the_file(tmp_path: Path, text: str, said: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(file, {})
+    assert re.search(said, str(caught.value)), str(caught.value)
+    assert str(file) in str(caught.value)
+    assert caught.value.hint.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("BACKYARD_NETWORK_PORT", "many"),
+        ("BACKYARD_NETWORK_PORT", ""),
+        ("BACKYARD_NETWORK_PRT", "1"),
+        ("BACKYARD_NETWROK_PORT", "1"),
+        ("BACKYARD_COLLECTIVES_ARITY", "1"),
+        ("BACKYARD_LINK_SILENCE_S", "nan"),
+    ],
+)
+def test_a_fault_in_the_environment_is_named_with_the_variable(variable: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=variable):
+        load_settings(environ={variable: text})
+
+
+def test_variables_that_are_no_settings_are_left_alone() -> None:
+    assert load_settings(environ={"BACKYARD_SWING": "red", "PATH": "/bin"}) == Settings()
+
+
+def test_an_unknown_override_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"network\.prt"):
+        load_settings(environ={}, overrides={"network.prt": 1})
+
+
+def test_a_named_file_must_exist_and_be_text(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_settings(tmp_path / "nothing.toml", {})
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_settings(tmp_path / "bytes.toml", {})
+
+
+def test_a_relative_path_in_a_file_is_meant_from_that_file(tmp_path: Path) -> None:
+    file = write(tmp_path, '[trust]\nsecret_file = "keys/secret"\n')
+    assert load_settings(file, {}).trust.secret_file == str(tmp_path / "keys" / "secret")
+
+
+def test_a_home_directory_is_expanded() -> None:
+    settings = load_settings(environ={"BACKYARD_STATE_DIRECTORY": "~/by"})
+    assert settings.state.directory == str(Path.home() / "by")
+
+
+def test_the_state_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    settings = load_settings(environ={"BACKYARD_STATE_DIRECTORY": str(tmp_path / "a" / "b")})
+    directory = state_directory(settings)
+    assert directory == tmp_path / "a" / "b"
+    assert directory.is_dir()
+    if sys.platform != "win32":
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert state_directory(settings) == directory
+
+
+def test_a_state_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    settings = load_settings(environ={"BACKYARD_STATE_DIRECTORY": str(tmp_path / "file" / "state")})
+    with pytest.raises(ConfigError, match="cannot be made"):
+        state_directory(settings)
+
+
+@given(st.sampled_from(setting_names()), st.text(st.characters(exclude_characters="\0"), max_size=20))
+def test_any_text_in_a_variable_gives_settings_or_a_config_error(name: str, text: str) -> None:
+    variable = "BACKYARD_" + name.replace(".", "_").upper()
+    said = ""
+    try:
+        load_settings(environ={variable: text})
+    except ConfigError as error:
+        said = str(error)
+    assert not said or name in said
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    documented = {}
+    for section, body in re.findall(r"^## \[(\w+)\]\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL):
+        for key, default in re.findall(r"^\| `(\w+)` \| ([^|]+) \|", body, flags=re.MULTILINE):
+            documented[f"{section}.{key}"] = default.strip()
+    assert tuple(documented) == setting_names()
+    for name, shown in documented.items():
+        section, key = name.split(".")
+        value = getattr(getattr(Settings(), section), key)
+        expected = {None: "not set", (): "empty"}.get(value, f"`{value}`")
+        assert shown == expected, name
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        Settings().network.port = 1  # type: ignore[misc]
+
+
+def test_the_real_default_path_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert config.default_config_path().name == "config.toml"
+    assert (
+        os.fspath(Path.home()) in os.fspath(config.default_config_path()) or "XDG_CONFIG_HOME" in os.environ
+    )

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from backyard.core.errors import CollectiveError, ConfigError, OperationTimeout, PeerLost
+
+
+def test_an_error_prints_code_sentence_and_hint() -> None:
+    error = ConfigError("the port is wrong", hint="Choose another.")
+    assert str(error) == "[config] the port is wrong\n  -> Choose another."
+
+
+def test_without_a_hint_the_one_of_the_class_is_used() -> None:
+    assert ConfigError("the port is wrong").hint == ConfigError.default_hint
+
+
+def test_peer_lost_names_the_peer() -> None:
+    error = PeerLost(3, "its process ended")
+    assert isinstance(error, CollectiveError)
+    assert (error.peer, error.why) == (3, "its process ended")
+    assert "rank 3 is lost: its process ended" in str(error)
+
+
+def test_a_timeout_names_the_late() -> None:
+    assert OperationTimeout("all_reduce took too long", late=(1, 2)).late == (1, 2)

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from prometheus_client import REGISTRY
+
+from backyard.core import metrics
+
+
+def test_a_collective_shows_up_in_the_text() -> None:
+    metrics.collective_duration_seconds.labels(kind="all_reduce", strategy="ring").observe(0.002)
+    metrics.collective_bytes_total.labels(kind="all_reduce", direction="sent").inc(4096)
+    metrics.collective_failures_total.labels(kind="all_reduce", code="peer-lost").inc()
+    metrics.links_open.set(3)
+    metrics.groups_open.set(1)
+    metrics.link_latency_seconds.observe(0.0004)
+    text = metrics.render().decode()
+    assert (
+        'backyard_collective_duration_seconds_bucket{kind="all_reduce",le="0.0025",strategy="ring"}' in text
+    )
+    assert 'backyard_collective_bytes_total{direction="sent",kind="all_reduce"}' in text
+    assert 'backyard_collective_failures_total{code="peer-lost",kind="all_reduce"}' in text
+    assert "backyard_links_open 3.0" in text
+    assert "backyard_groups_open 1.0" in text
+    assert "backyard_link_latency_seconds_count" in text
+
+
+def test_nothing_lands_in_the_registry_of_the_host_program() -> None:
+    assert not [metric.name for metric in REGISTRY.collect() if metric.name.startswith("backyard")]

@@ -1,0 +1,82 @@
+"""A node id survives being typed by a person, and any single slip is noticed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backyard.core.errors import IdentityError
+from backyard.identity import NodeId
+
+ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+raws = st.binary(min_size=32, max_size=32)
+
+
+def test_printed_form_is_fixed() -> None:
+    node = NodeId(bytes(range(32)))
+    assert str(node) == "000G-40R4-0M30-E220-9185-GR38-E1WN-8124-GK2G-AHC5-RRR3-4D1P-70X3-RFG8"
+    assert node.short == "000G-40R4"
+
+
+@given(raws)
+def test_prints_and_parses(raw: bytes) -> None:
+    node = NodeId(raw)
+    assert NodeId.parse(str(node)) == node
+    assert len(str(node)) == 14 * 4 + 13
+
+
+@given(raws)
+def test_case_dashes_spaces_and_look_alikes_do_not_matter(raw: bytes) -> None:
+    node = NodeId(raw)
+    sloppy = str(node).lower().replace("-", " ").replace("0", "o").replace("1", "l")
+    assert NodeId.parse(f"  {sloppy}\n") == node
+
+
+@given(raws, st.integers(0, 55), st.sampled_from(ALPHABET))
+def test_every_single_wrong_character_is_found(raw: bytes, place: int, letter: str) -> None:
+    letters = str(NodeId(raw)).replace("-", "")
+    if letters[place] == letter:
+        return
+    with pytest.raises(IdentityError, match=r"check character of part|does not end"):
+        NodeId.parse(letters[:place] + letter + letters[place + 1 :])
+
+
+@given(raws, st.integers(0, 3), st.integers(0, 13), st.integers(0, 13))
+def test_every_swap_within_a_part_is_found(raw: bytes, part: int, first: int, second: int) -> None:
+    letters = list(str(NodeId(raw)).replace("-", ""))
+    one, other = part * 14 + first, part * 14 + second
+    if letters[one] == letters[other]:
+        return
+    letters[one], letters[other] = letters[other], letters[one]
+    with pytest.raises(IdentityError):
+        NodeId.parse("".join(letters))
+
+
+def test_the_error_says_what_is_wrong() -> None:
+    good = str(NodeId(bytes(32)))
+    with pytest.raises(IdentityError, match="56 characters without its dashes, this has 55"):
+        NodeId.parse(good[:-1])
+    with pytest.raises(IdentityError, match="no character 'U'"):
+        NodeId.parse("U" + good[1:])
+    with pytest.raises(IdentityError, match=r"part 2 of 4.*characters 15 to 28"):
+        NodeId.parse(good[:20] + "7" + good[21:])
+    with pytest.raises(IdentityError, match="32 bytes"):
+        NodeId(b"short")
+
+
+@given(st.text(max_size=300))
+def test_any_text_gives_an_id_or_an_identity_error(text: str) -> None:
+    try:
+        NodeId.parse(text)
+    except IdentityError:
+        pass
+
+
+@given(st.text(alphabet=ALPHABET, min_size=56, max_size=56))
+def test_one_id_has_one_form(text: str) -> None:
+    try:
+        node = NodeId.parse(text)
+    except IdentityError:
+        return
+    assert str(node).replace("-", "") == text

@@ -1,0 +1,106 @@
+"""The first bytes of a connection, fixed by vectors; nothing but our own passes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backyard.core.errors import ProtocolError
+from backyard.transport import preface as module
+from backyard.transport.preface import Answer, Preface, Replays, encode, negotiate, parse, parse_answer
+
+VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "preface.json").read_text())
+SECRET = bytes(range(32))
+GOOD = encode(Preface(worker=bytes(16), nonce=bytes(16)), SECRET)
+identifiers = st.binary(min_size=16, max_size=16)
+
+
+@pytest.mark.parametrize("vector", VECTORS["prefaces"], ids=lambda vector: vector["name"])
+def test_preface_vectors(vector: dict[str, object]) -> None:
+    fields = dict(vector["fields"])  # type: ignore[call-overload]
+    preface = Preface(**fields | {key: bytes.fromhex(fields[key]) for key in ("worker", "nonce")})
+    secret, wire = bytes.fromhex(str(vector["secret"])), bytes.fromhex(str(vector["bytes"]))
+    assert encode(preface, secret) == wire
+    assert parse(wire, secret) == preface
+
+
+@pytest.mark.parametrize("vector", VECTORS["answers"], ids=lambda vector: vector["name"])
+def test_answer_vectors(vector: dict[str, object]) -> None:
+    wire = bytes.fromhex(str(vector["bytes"]))
+    assert dataclasses.asdict(parse_answer(wire)) == vector["fields"]
+
+
+def test_answers_are_written_as_the_vectors_say() -> None:
+    written = [
+        module.encode_answer(1),
+        module.encode_answer(1, plaintext=True),
+        module.refuse_route(),
+        module.refuse_version(),
+    ]
+    assert [answer.hex() for answer in written] == [vector["bytes"] for vector in VECTORS["answers"]]
+
+
+@given(identifiers, identifiers, st.booleans(), st.integers(0, 255), st.binary(min_size=32, max_size=64))
+def test_round_trip(worker: bytes, nonce: bytes, plaintext: bool, route: int, secret: bytes) -> None:
+    preface = Preface(worker, nonce, route, plaintext)
+    assert parse(encode(preface, secret), secret) == preface
+
+
+@given(st.integers(0, module.PREFACE_BYTES - 1), st.integers(1, 255))
+def test_any_changed_byte_is_found(place: int, change: int) -> None:
+    changed = bytearray(GOOD)
+    changed[place] ^= change
+    with pytest.raises(ProtocolError):
+        parse(bytes(changed), SECRET)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_a_protocol_error(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        parse(data, SECRET)
+    with pytest.raises(ProtocolError):
+        parse(data[: module.PREFACE_BYTES].ljust(module.PREFACE_BYTES, b"\0"), SECRET)
+
+
+@given(st.binary(min_size=48, max_size=48))
+def test_a_right_mac_over_wrong_fields_gives_a_protocol_error(fields: bytes) -> None:
+    try:
+        parse(fields + module._mac(fields, SECRET), SECRET)
+    except ProtocolError:
+        pass
+
+
+@given(st.binary(max_size=12))
+def test_any_answer_gives_an_answer_or_a_protocol_error(data: bytes) -> None:
+    for candidate in (data, b"BYOK" + data[:4]):
+        try:
+            assert isinstance(parse_answer(candidate), Answer)
+        except ProtocolError:
+            pass
+
+
+def test_another_secret_does_not_fit() -> None:
+    with pytest.raises(ProtocolError, match="secret"):
+        parse(GOOD, bytes(32))
+    with pytest.raises(ProtocolError, match="at least 32"):
+        parse(GOOD, b"short")
+
+
+def test_the_newest_common_version_is_chosen() -> None:
+    assert negotiate(1, 1) == 1
+    assert negotiate(1, 9) == 1
+    assert negotiate(2, 9) is None
+
+
+def test_a_replay_is_noticed_and_memory_is_bounded() -> None:
+    replays = Replays(capacity=4)
+    nonces = [bytes([number]) * 16 for number in range(10)]
+    assert all(replays.is_new(nonce) for nonce in nonces)
+    assert len(replays) == 4
+    assert not any(replays.is_new(nonce) for nonce in nonces[6:])
+    assert replays.is_new(nonces[0])
