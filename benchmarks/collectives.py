@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import report, sweep
 from benchmarks.crew import Crew, contenders, lab_fleet, loopback_crew
-from benchmarks.hosts import clean_environment
+from benchmarks.hosts import prepare_driver
 from benchmarks.report import Spread
 
 MB = 1_000_000
@@ -47,28 +47,25 @@ class Results:
     figures: dict[str, Any] = field(default_factory=dict)
     wrong: int = 0
 
-    def speed(self, key: str, what: str, crew: Crew, answers: Sequence[Any], unit: str = "ms") -> None:
+    def speed(self, key: str, what: str, crew: Crew, answers: Sequence[Any], prefix: str = "") -> None:
         """Theirs over ours: more than 1 means that we are faster."""
-        self._add(key, what, crew, answers, unit, lambda ours, theirs: theirs / ours)
+        self._add(key, what, [prefix + name for name in crew.names], answers, "ms", speed=True)
 
     def cost(self, key: str, what: str, crew: Crew, answers: Sequence[Any], unit: str = "ms") -> None:
         """Ours over theirs: less than 1 means that we are faster."""
-        self._add(key, what, crew, answers, unit, lambda ours, theirs: ours / theirs)
+        self._add(key, what, crew.names, answers, unit, speed=False)
 
     def _add(
-        self,
-        key: str,
-        what: str,
-        crew: Crew,
-        answers: Sequence[Any],
-        unit: str,
-        ratio: Callable[[float, float], float],
+        self, key: str, what: str, names: Sequence[str], answers: Sequence[Any], unit: str, *, speed: bool
     ) -> None:
-        ours, theirs = (durations(answers, name) for name in crew.names)
+        def ratio(ours: float, theirs: float) -> float:
+            return theirs / ours if speed else ours / theirs
+
+        ours, theirs = (durations(answers, name) for name in names)
         middle, pairs = Spread.of(ours), [ratio(a, b) for a, b in zip(ours, theirs, strict=True)]
         figure = ratio(middle.median, Spread.of(theirs).median)
         scale = {"ms": 1e3, "us": 1e6}[unit]
-        cpu = [cpu_seconds(answers, name) for name in crew.names]
+        cpu = [cpu_seconds(answers, name) for name in names]
         times = [f"{spread.text(scale)} {unit}" for spread in (middle, Spread.of(theirs))]
         self.rows.append((f"{key}: {what}", *times, f"{figure:.3f}", *(f"{value:.3f}" for value in cpu)))
         self.figures |= {key: figure, f"{key}_iqr": [Spread.of(pairs).low, Spread.of(pairs).high]}
@@ -112,29 +109,29 @@ def on_the_lab(results: Results, engines: Sequence[str], effort: Effort) -> None
 
 def busy(results: Results, crew: Crew, effort: Effort) -> None:
     """The same with each rank's main thread spinning in pure Python."""
-    ours = crew.names[0]
-    small = {
-        mode: crew.ask("issued", size=4096, rounds=effort.issued_small, busy=mode == "busy")
-        for mode in ("idle", "busy")
-    }
-    finished = {mode: Spread.of(durations(small[mode], ours)) for mode in small}
-    seen = {mode: Spread.of(durations(small[mode], ours, end=2)) for mode in small}
-    figure = finished["busy"].median / finished["idle"].median
+    ours, modes = crew.names[0], ("busy", "idle")
+    small = crew.ask_some([ours], "issued", size=4096, rounds=effort.issued_small, modes=modes)
+    finished = {mode: Spread.of(durations(small, f"{mode} {ours}")) for mode in modes}
+    seen = {mode: Spread.of(durations(small, f"{mode} {ours}", end=2)) for mode in modes}
     for what, spreads in (("busy_4k_latency_tls: 4 KiB, last byte", finished), ("  seen by Python", seen)):
-        times = [f"{spreads[mode].text(1e6, 0)} us" for mode in ("busy", "idle")]
-        cpu = [f"{cpu_seconds(small[mode], ours):.4f}" for mode in ("busy", "idle")]
+        times = [f"{spreads[mode].text(1e6, 0)} us" for mode in modes]
+        cpu = [f"{cpu_seconds(small, f'{mode} {ours}'):.4f}" for mode in modes]
         ratio = spreads["busy"].median / spreads["idle"].median
         results.rows.append((f"{what}, ours busy | ours idle", *times, f"{ratio:.3f}", *cpu))
-    quartiles = [edge / finished["idle"].median for edge in (finished["busy"].low, finished["busy"].high)]
-    results.figures |= {"busy_4k_latency_tls": figure, "busy_4k_latency_tls_iqr": quartiles}
-    for mode in small:
+    middle = finished["idle"].median
+    results.figures["busy_4k_latency_tls"] = finished["busy"].median / middle
+    results.figures["busy_4k_latency_tls_iqr"] = [
+        finished["busy"].low / middle,
+        finished["busy"].high / middle,
+    ]
+    for mode in modes:
         results.figures[f"{mode}_4k_finished_us"] = finished[mode].median * 1e6
         results.figures[f"{mode}_4k_seen_us"] = seen[mode].median * 1e6
-        results.wrong += sum(answer["wrong"] for answer in small[mode])
-    big = crew.ask("issued", size=32 * MB, rounds=effort.issued_big, busy=True)
-    results.speed("busy_1gbit_2h_tls", "all-reduce 32 MB, 2 hosts, both trainers busy", crew, big)
-    late = [a - b for a, b in zip(durations(big, ours, end=2), durations(big, ours), strict=True)]
-    results.figures["busy_1gbit_2h_seen_after_ms"] = Spread.of(late).median * 1e3
+    results.wrong += sum(answer["wrong"] for answer in small)
+    big = crew.ask("issued", size=32 * MB, rounds=effort.issued_big, modes=["busy"])
+    results.speed("busy_1gbit_2h_tls", "all-reduce 32 MB, 2 hosts, trainers busy", crew, big, prefix="busy ")
+    late = zip(durations(big, f"busy {ours}", end=2), durations(big, f"busy {ours}"), strict=True)
+    results.figures["busy_1gbit_2h_seen_after_ms"] = Spread.of([a - b for a, b in late]).median * 1e3
 
 
 def on_loopback(results: Results, engines: Sequence[str], effort: Effort) -> None:
@@ -169,7 +166,7 @@ def main(given: Sequence[str] | None = None) -> Mapping[str, Any]:
     options = arguments(given)
     engines = options.engines.split(",")
     effort = QUICK if options.quick else FULL
-    clean_environment()
+    prepare_driver()
     print(report.environment_line(), flush=True)
     results, start = Results(), time.monotonic()
     parts = [options.only] if options.only else ["lab", "loopback", *([] if options.quick else ["sweep"])]

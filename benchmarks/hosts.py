@@ -208,8 +208,9 @@ class Fleet:
         return hello, line
 
 
-def clean_environment() -> None:
-    """The reader's own settings must not change a figure."""
+def prepare_driver() -> None:
+    """The reader's own settings must not change a figure, and a driver that is ended cleans up."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     for name in [name for name in os.environ if name.startswith(("BACKYARD_", "GLOO_", "TORCH_"))]:
         del os.environ[name]
 

@@ -12,19 +12,22 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import report, silence
 from benchmarks.crew import lab_fleet
-from benchmarks.hosts import Fleet, Rank, RankError, clean_environment
+from benchmarks.hosts import Fleet, Rank, RankError, prepare_driver
 from benchmarks.progress import Progress, plan
 
 WORLD = 4
 BYTES_PER_SECOND = 117e6
-SMALLEST, LARGEST = 256_000, 16_000_000
+SMALLEST, LARGEST = 4_000_000, 40_000_000
+PART_BYTES = 16_384  # more than heartbeats and announcements come to
+AIMS = ("trainer", "trainer", "mover", "both")
 NOTICE_SECONDS = 10.0
 LIMIT_SECONDS = 0.5
 
@@ -52,6 +55,12 @@ class Quartet:
         rank = self.fleet.fork(place, f"host{place}/{time.monotonic_ns()}")
         rank.ask("connect_store", address=self._address, port=self._port)
         return rank
+
+    def pids(self, place: int, which: str) -> list[int]:
+        """The processes that make up a rank: the trainer, its mover, or both."""
+        trainer = [self.ranks[place].pid]
+        movers = [int(pid) for pid in self.ranks[place].ask("movers")]
+        return {"trainer": trainer, "mover": movers, "both": trainer + movers}[which]
 
     def join(self, members: Sequence[Rank], timeout: float = 60.0) -> float:
         """A new group of these; the seconds until the last of them has it."""
@@ -90,6 +99,7 @@ class Kill:
 
     counts: bool
     why: str
+    aim: str = ""
     latencies: tuple[float, ...] = ()
     right_peer: bool = False
     split: bool = False
@@ -101,17 +111,21 @@ def kill_one(quartet: Quartet, source: random.Random, directory: Path) -> Kill:
     """Joins four, kills one inside a collective, and sees what the other three make of it."""
     quartet.join(quartet.ranks)
     victim, seed, target = source.randrange(WORLD), source.randrange(1 << 30), source.randrange(1, 5)
+    aim = source.choice(AIMS)
+    pids = quartet.pids(victim, aim)
     page = directory / "progress"
     Progress.prepare(page)
     sizes = {"seed": seed, "smallest": SMALLEST, "largest": LARGEST}
     for place, rank in enumerate(quartet.ranks):
         rank.tell("collectives_until_error", progress=str(page) if place == victim else None, **sizes)
-    if not _await_operation(page, target):
+    if not _await_part(page, target):
         raise RankError("the collectives did not begin")
-    kind, size = plan(seed, target, SMALLEST, LARGEST)
-    time.sleep(source.random() * _expected_seconds(kind, size))
+    moment = Progress.read(page).started_ns / 1e9
+    moment += source.random() * _expected_seconds(*plan(seed, target, SMALLEST, LARGEST))
+    time.sleep(max(moment - time.monotonic(), 0.0))
     killed_at = time.monotonic_ns()
-    quartet.ranks[victim].signal(signal.SIGKILL)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
     survivors = [rank for place, rank in enumerate(quartet.ranks) if place != victim]
     ends = [rank.answer(NOTICE_SECONDS) for rank in survivors]
     last = Progress.read(page)
@@ -120,14 +134,16 @@ def kill_one(quartet: Quartet, source: random.Random, directory: Path) -> Kill:
     right_sum = quartet.checked(survivors, seed)
     quartet.leave(survivors)
     quartet.replace(victim)
-    return Kill(**{**kill.__dict__, "rebuild_seconds": rebuild, "right_sum": right_sum})
+    return replace(kill, aim=aim, rebuild_seconds=rebuild, right_sum=right_sum)
 
 
-def _await_operation(page: Path, target: int) -> bool:
+def _await_part(page: Path, target: int) -> bool:
+    """Until the victim has sent part of its target operation, or is past it."""
     deadline = time.monotonic() + 30.0
     while time.monotonic() < deadline:
         now = Progress.read(page)
-        if now.operation > target or (now.operation == target and now.running):
+        begun = now.running and now.sent_now - now.sent_before >= PART_BYTES
+        if now.operation > target or (now.operation == target and begun):
             return True
         time.sleep(0.0005)
     return False
@@ -144,12 +160,12 @@ def _judge(last: Progress, ends: Sequence[Mapping[str, Any]], victim: int, kille
     right = all(end["error"] == "PeerLost" and end["peer"] == victim for end in ends)
     split = len({end["operation"] for end in ends}) > 1
     if not last.running:
-        return Kill(False, "between operations", latencies, right, split)
-    if last.sent_now <= last.sent_before:
-        return Kill(False, "nothing sent yet", latencies, right, split)
+        return Kill(False, "between operations", latencies=latencies, right_peer=right, split=split)
+    if last.sent_now - last.sent_before < PART_BYTES:
+        return Kill(False, "nothing sent yet", latencies=latencies, right_peer=right, split=split)
     if min(end["operation"] for end in ends) > last.operation:
-        return Kill(False, "already complete everywhere", latencies, right, split)
-    return Kill(True, "; ".join(_faults(ends, victim)), latencies, right, split)
+        return Kill(False, "already complete everywhere", latencies=latencies, right_peer=right, split=split)
+    return Kill(True, "; ".join(_faults(ends, victim)), latencies=latencies, right_peer=right, split=split)
 
 
 def _faults(ends: Sequence[Mapping[str, Any]], victim: int) -> list[str]:
@@ -168,7 +184,7 @@ def kills(quartet: Quartet, wanted: int, source: random.Random, directory: Path)
             kill = kill_one(quartet, source, directory)
         except RankError as error:
             print(f"  broken round: {error}", flush=True)
-            kill = Kill(True, str(error), (NOTICE_SECONDS,))
+            kill = Kill(True, str(error), latencies=(NOTICE_SECONDS,))
             quartet.replace_all()
         if kill.counts and kill.why:
             print(f"  {kill.why}", flush=True)
@@ -182,7 +198,8 @@ def kill_figures(done: Sequence[Kill]) -> dict[str, Any]:
     rebuilds = [kill.rebuild_seconds for kill in done if kill.rebuild_seconds is not None]
     return {
         "kills": len(counted),
-        "kills_not_counted": len(done) - len(counted),
+        "kills_not_counted": dict(Counter(kill.why for kill in done if not kill.counts)),
+        "kills_by_aim": dict(Counter(kill.aim for kill in counted)),
         "right_peer": sum(kill.right_peer for kill in counted),
         "within_limit": sum(max(kill.latencies) <= LIMIT_SECONDS for kill in counted),
         "worst_s": max(latencies, default=float("nan")),
@@ -245,7 +262,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
 
 def main(given: Sequence[str] | None = None) -> Mapping[str, Any]:
     options = arguments(given)
-    clean_environment()
+    prepare_driver()
     clock = options.silence or (2.0 if options.quick else 5.0)
     wanted = options.kills or (40 if options.quick else 200)
     times = options.rebuilds or (200 if options.quick else 1000)

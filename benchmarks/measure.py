@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -107,33 +108,39 @@ def latency(
 
 
 def issued(
-    groups: Groups, names: Sequence[str], control: str, size: int, rounds: int, busy: bool, warmup: int = 3
+    groups: Groups,
+    names: Sequence[str],
+    control: str,
+    size: int,
+    rounds: int,
+    modes: Sequence[str],
+    warmup: int = 3,
 ) -> dict[str, Any]:
-    """Asynchronous all-reduces, with this thread spinning in pure Python or asleep until the end.
+    """Asynchronous all-reduces, with this thread spinning in pure Python ("busy") or asleep ("idle").
 
-    Each entry: issued, finished, seen by Python, CPU time. Our work objects carry the mover's own time
-    of the last byte; Gloo has no such clock, so its end is the moment at which the spinning thread sees
-    it (it looks every few microseconds, and Gloo's threads never need Python's lock).
+    Each entry, under "mode name": issued, finished, seen by Python, CPU time. Our work objects carry the
+    mover's own time of the last byte; Gloo has no such clock, so its end is the moment at which the spinning
+    thread sees it (it looks every few microseconds, and Gloo's threads never need Python's lock).
     """
     tensor = torch.empty(max(size // 4, 1), dtype=torch.float32)
     meter = CpuMeter()
-    times: Times = {name: [] for name in names}
+    times: Times = {f"{mode} {name}": [] for mode in modes for name in names}
     wrong = 0
     for turn in range(-warmup, rounds):
-        for name in _turns(names, turn):
+        for mode, name in product(_turns(modes, turn), _turns(names, turn)):
             tensor.fill_(1.0)
             dist.barrier(group=groups[control])
             cpu = meter.read()
             start = time.monotonic_ns()
             work = dist.all_reduce(tensor, group=groups[name], async_op=True)
-            seen = _spin(work) if busy else _sleep(work)
+            seen = _spin(work) if mode == "busy" else _sleep(work)
             work.wait()
             cpu = meter.read() - cpu
             wrong += tensor[0].item() != dist.get_world_size(groups[name])
             if turn >= 0:
                 finished = getattr(work, "finished_at_ns", None) or seen
                 started = getattr(work, "issued_at_ns", None) or start
-                times[name].append([started, finished, seen, cpu])
+                times[f"{mode} {name}"].append([started, finished, seen, cpu])
     return {"times": times, "wrong": wrong}
 
 

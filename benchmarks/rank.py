@@ -28,6 +28,7 @@ from benchmarks import faults, measure
 from benchmarks.hosts import Line
 
 PR_SET_PDEATHSIG = 1
+GROUP_SECONDS = 60.0
 Command = Callable[..., Any]
 
 
@@ -78,7 +79,7 @@ class Worker:
         os.environ.update(settings)
         start = time.monotonic()
         try:
-            made = dist.new_group(members, backend=backend, timeout=timedelta(seconds=300))
+            made = dist.new_group(members, backend=backend, timeout=timedelta(seconds=GROUP_SECONDS))
         finally:
             for key, value in before.items():
                 if value is None:

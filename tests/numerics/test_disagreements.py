@@ -41,5 +41,5 @@ def test_monitored_barrier_names_the_missing(ours: Pool, missing: list[int]) -> 
 
 
 @pytest.mark.slow
-def test_gloo_has_its_own_monitored_barrier(gloo: Pool) -> None:
+def test_the_other_has_its_own_monitored_barrier(gloo: Pool) -> None:
     gloo.run("disagreements:gloo_monitored_barrier", world=3)

@@ -19,5 +19,5 @@ def test_layouts(pool: Pool, body: str, world: int) -> None:
 @pytest.mark.parametrize(
     "body", ["in_place", "scatters", "unlike_layouts", "negated_and_conjugated", "large_views"]
 )
-def test_layouts_that_gloo_gets_wrong(ours: Pool, body: str, world: int) -> None:
+def test_layouts_only_we_get_right(ours: Pool, body: str, world: int) -> None:
     ours.run(f"layouts:{body}", world=world)

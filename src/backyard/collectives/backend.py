@@ -540,7 +540,9 @@ class BackyardGroup(dist.ProcessGroup):
             raise UnsupportedOperation(
                 "the concatenated tensor must be contiguous", hint="Call contiguous() on it first."
             )
-        return list(whole.view(-1).split(max(1, one.numel()))) if one.numel() else [whole.view(-1)] * self._world
+        return (
+            list(whole.view(-1).split(max(1, one.numel()))) if one.numel() else [whole.view(-1)] * self._world
+        )
 
     def _check_blocks(
         self, blocks: Sequence[torch.Tensor], element: ElementType, equal: int | None = None
@@ -583,9 +585,7 @@ def _then(first: Any, second: Any) -> Any:
     return both
 
 
-def _write_back(
-    dense_outputs: Sequence[tuple[torch.Tensor, bool]], outputs: Sequence[torch.Tensor]
-) -> Any:
+def _write_back(dense_outputs: Sequence[tuple[torch.Tensor, bool]], outputs: Sequence[torch.Tensor]) -> Any:
     if not any(copied for _, copied in dense_outputs):
         return None
 

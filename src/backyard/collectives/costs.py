@@ -305,7 +305,7 @@ def _star(shape: _Shape) -> float:
     if shape.in_blocks:
         block = shape.nbytes / shape.world
         pieces = shape.pieces(block) * others
-        return shape.flow(hops=1, port=block * others / 2, added=0, messages=pieces, pieces=pieces)
+        return shape.flow(hops=1, port=block * others, added=0, messages=pieces, pieces=pieces)
     return _levels(shape, fan=others, levels=1)
 
 

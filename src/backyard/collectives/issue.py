@@ -76,7 +76,14 @@ class Issuer:
         def command(number: int, piece: Piece, segment: int, offset: int) -> tuple[int, Command]:
             operation = self.mover.number()
             specification = Specification(
-                kind, element.code, reduction, root, choice.strategy, piece.sizes, choice.segment, choice.arity
+                kind,
+                element.code,
+                reduction,
+                root,
+                choice.strategy,
+                piece.sizes,
+                choice.segment,
+                choice.arity,
             )
             sequence = first + number
             return operation, Start(

@@ -28,7 +28,11 @@ class Specification(msgspec.Struct, frozen=True, array_like=True):
     def describe(self) -> str:
         from backyard.collectives.dtypes import by_code
 
-        parts = [self.kind, f"of {'+'.join(str(s) for s in self.sizes[:4]) or '0'} bytes", by_code(self.dtype).name]
+        parts = [
+            self.kind,
+            f"of {'+'.join(str(s) for s in self.sizes[:4]) or '0'} bytes",
+            by_code(self.dtype).name,
+        ]
         if len(self.sizes) > 4:
             parts[1] += "..."
         if self.reduction:

@@ -49,7 +49,8 @@ def reduction_of(op: dist.ReduceOp, element: ElementType, world: int) -> Reducti
     if kind == dist.ReduceOp.AVG:
         if element.kind not in ("float", "complex"):
             raise UnsupportedOperation(
-                f"AVG does not exist for {element.name}", hint="Use SUM and divide, or convert to a float type."
+                f"AVG does not exist for {element.name}",
+                hint="Use SUM and divide, or convert to a float type.",
             )
         # narrow floats would overflow in the sum: divide first
         narrow = element.name == "float16" or element.name.startswith("float8")

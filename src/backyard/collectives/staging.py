@@ -9,7 +9,7 @@ import torch
 
 from backyard.collectives.blocks import Block, Blocks
 from backyard.collectives.client import MoverClient
-from backyard.collectives.shared import SharedSegment
+from backyard.collectives.segments import SharedSegment
 from backyard.core.errors import UnsupportedOperation
 
 log = logging.getLogger("backyard.collectives")

@@ -28,6 +28,7 @@ WORKER_BYTES = 16
 LONGEST_RUN = 200
 _LARGEST_CERTIFICATE = 8192
 _SCHEME = "backyard:worker?"
+_SIGNATURE_HEAD = b"\x03\x41\x00"  # a bit string of 64 whole bytes; the parser would let spare bits pass
 _NOT_BEFORE = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 # OpenSSL does not check the signature of a trust anchor, so the key that makes it may be known to all.
@@ -115,8 +116,10 @@ def read_worker(der: bytes) -> WorkerIdentity:
         raise IdentityError("the certificate is too large to be a worker's")
     try:
         certificate = x509.load_der_x509_certificate(der)
+        if not der.endswith(_SIGNATURE_HEAD + certificate.signature):
+            raise IdentityError("the certificate's signature has a wrong form")
         identity = _verified(certificate)
-    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
+    except (ValueError, TypeError, UserWarning, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise IdentityError("the certificate cannot be read") from error
     except (x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType) as error:
         raise IdentityError("the certificate's extensions cannot be read") from error

@@ -69,9 +69,7 @@ class Header(NamedTuple):
     second: int = 0
 
     def encode(self) -> bytes:
-        return _LAYOUT.pack(
-            self.kind, 0, 0, self.length, self.group, self.sequence, self.first, self.second
-        )
+        return _LAYOUT.pack(self.kind, 0, 0, self.length, self.group, self.sequence, self.first, self.second)
 
 
 def parse_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Header:

@@ -113,7 +113,9 @@ class FrameReader:
                     return
                 continue
             if len(target) != header.length:
-                raise ProtocolError(f"{header.kind.name} frame of {header.length} bytes does not fit its place")
+                raise ProtocolError(
+                    f"{header.kind.name} frame of {header.length} bytes does not fit its place"
+                )
             target[:taken] = self._buffer[body : self._start]
             self._header, self._payload, self._filled = header, target, taken
             self._finish_payload()

@@ -24,7 +24,7 @@ WORLD = 5
 START_SECONDS = 120.0
 CASE_SECONDS = 60.0
 GRACE_SECONDS = 8.0  # after one worker failed, the others are probably waiting for it
-MOST_STARTS = 4
+MOST_STARTS = 8
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 

@@ -105,6 +105,8 @@ def _run(request: dict[str, Any], context: Context) -> dict[str, Any]:
         body = getattr(importlib.import_module(f"tests.numerics.bodies.{module}"), name)
         value = body(context, **request["arguments"])
     except Exception:
+        # A coalescing block left by an error makes torch swallow every later operation of that group.
+        dist.distributed_c10d._world.pg_coalesce_state.clear()
         return {"ok": False, "error": traceback.format_exc(), "failures": context.failures}
     return {"ok": True, "value": value, "failures": context.failures}
 

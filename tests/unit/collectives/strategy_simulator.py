@@ -13,6 +13,8 @@ from backyard.collectives.program import Program, indexed
 
 Cells = list[Any]
 Combine = Callable[[Any, Any], Any]
+Event = tuple[str, int, int]
+"""("read", rank, send) or ("apply", rank, receive)."""
 
 HALF_WRITTEN = None
 
@@ -32,47 +34,55 @@ def matched(programs: Sequence[Program]) -> dict[tuple[int, int], tuple[int, int
     return pairs
 
 
-def causes(programs: Sequence[Program]) -> dict[tuple[str, int, int], frozenset[tuple[str, int, int]]]:
-    """What has happened for certain before each event: ("read", rank, send) and ("apply", rank, receive)."""
-    pairs = matched(programs)
-    direct: dict[tuple[str, int, int], list[tuple[str, int, int]]] = {}
-    for rank, program in enumerate(programs):
-        for number, send in enumerate(program.sends):
-            direct["read", rank, number] = [("apply", rank, other) for other in send.after]
-        for number, receive in enumerate(program.receives):
-            direct["apply", rank, number] = [
-                ("read", *pairs[rank, number]),
-                *(("apply", rank, other) for other in receive.after),
-                *(("read", rank, other) for other in receive.after_sends),
-            ]
-    past: dict[tuple[str, int, int], frozenset[tuple[str, int, int]]] = {}
-    waiting = list(direct)
-    while waiting:
-        later = []
-        for event in waiting:
-            if all(cause in past for cause in direct[event]):
-                past[event] = frozenset(direct[event]).union(*(past[cause] for cause in direct[event]))
-            else:
-                later.append(event)
-        assert len(later) < len(waiting), "messages wait for each other in a circle"
-        waiting = later
-    return past
+class Causes:
+    """What has happened for certain before each event, whatever the schedule. Sets of events are bits."""
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        pairs = matched(programs)
+        direct: dict[Event, list[Event]] = {}
+        for rank, program in enumerate(programs):
+            for number, send in enumerate(program.sends):
+                direct["read", rank, number] = [("apply", rank, other) for other in send.after]
+            for number, receive in enumerate(program.receives):
+                direct["apply", rank, number] = [
+                    ("read", *pairs[rank, number]),
+                    *(("apply", rank, other) for other in receive.after),
+                    *(("read", rank, other) for other in receive.after_sends),
+                ]
+        self._bit = {event: 1 << position for position, event in enumerate(direct)}
+        self._past: dict[Event, int] = {}
+        waiting = list(direct)
+        while waiting:
+            later = []
+            for event in waiting:
+                if all(cause in self._past for cause in direct[event]):
+                    past = 0
+                    for cause in direct[event]:
+                        past |= self._past[cause] | self._bit[cause]
+                    self._past[event] = past
+                else:
+                    later.append(event)
+            assert len(later) < len(waiting), "messages wait for each other in a circle"
+            waiting = later
+
+    def before(self, cause: Event, event: Event) -> bool:
+        return bool(self._past[event] & self._bit[cause])
 
 
 def prove_free_of_races(programs: Sequence[Program]) -> None:
     """Every send and receive that touch the same bytes are ordered by cause, whatever the schedule."""
-    past = causes(programs)
+    before = Causes(programs).before
     for rank, program in enumerate(programs):
         for number, receive in enumerate(program.receives):
-            before_write = past["apply", rank, number]
+            applied = ("apply", rank, number)
             for other, send in enumerate(program.sends):
                 if send.lo < receive.hi and receive.lo < send.hi:
-                    read_later = ("apply", rank, number) in past["read", rank, other]
-                    assert read_later or ("read", rank, other) in before_write, f"{send} may see {receive}"
+                    read = ("read", rank, other)
+                    assert before(applied, read) or before(read, applied), f"{send} may see {receive}"
             for other, earlier in enumerate(program.receives[:number]):
                 if earlier.lo < receive.hi and receive.lo < earlier.hi:
-                    ordered = ("apply", rank, other) in before_write
-                    assert ordered or ("apply", rank, number) in past["apply", rank, other]
+                    first = ("apply", rank, other)
+                    assert before(first, applied) or before(applied, first), f"{earlier} races {receive}"
 
 
 class Simulation:
@@ -100,6 +110,7 @@ class Simulation:
         self.receive_waits = [list(index.receive_waits) for index in self.index]
         self.unread = [set(range(len(program.sends))) for program in programs]
         self.unapplied = sum(len(program.receives) for program in programs)
+        self.ready = [(rank, number) for rank, index in enumerate(self.index) for number in index.ready_sends]
         self.flying: list[tuple[int, int, Cells]] = []
         self.landing: list[tuple[int, int, Cells]] = []
         self.held: dict[tuple[int, int], Cells] = {}
@@ -108,13 +119,15 @@ class Simulation:
 
     def run(self) -> list[Cells]:
         while self.unapplied or any(self.unread):
-            reads = [(rank, number) for rank, open_ in enumerate(self.unread) for number in open_]
-            reads = [read for read in reads if self._may_read(*read)]
-            arrivals = [n for n, (rank, taker, _) in enumerate(self.flying) if self._may_land(rank, taker)]
+            reads: Sequence[tuple[int, int]] = self.ready
+            arrivals: Sequence[int] = range(len(self.flying))
+            if self.strict:
+                reads = [read for read in reads if self._link_is_free(*read)]
+                arrivals = [at for at in arrivals if not self._waits(*self.flying[at][:2])]
             others = len(arrivals) + len(self.landing)
             assert reads or others, "nothing can move any more"
             if reads and (not others or self.random.random() < self.eagerness):
-                self._read(*self.random.choice(sorted(reads)))
+                self._read(*self.random.choice(reads))
             elif arrivals and (not self.landing or self.random.random() < 0.5):
                 self._land(self.random.choice(arrivals))
             else:
@@ -123,11 +136,7 @@ class Simulation:
         assert (self.flying, self.landing, self.held) == ([], [], {})
         return self.memories
 
-    def _may_read(self, rank: int, number: int) -> bool:
-        if self.send_waits[rank][number]:
-            return False
-        if not self.strict:
-            return True
+    def _link_is_free(self, rank: int, number: int) -> bool:
         peer, mine = self.programs[rank].sends[number].peer, self.programs[rank].sends
         first = min(other for other in self.unread[rank] if mine[other].peer == peer)
         busy = any(
@@ -135,8 +144,8 @@ class Simulation:
         )
         return number == first and not busy
 
-    def _may_land(self, rank: int, taker: int) -> bool:
-        return not self.strict or not self.receive_waits[rank][taker]
+    def _waits(self, rank: int, taker: int) -> bool:
+        return bool(self.receive_waits[rank][taker])
 
     def _read(self, rank: int, number: int) -> None:
         send = self.programs[rank].sends[number]
@@ -145,6 +154,7 @@ class Simulation:
         assert HALF_WRITTEN not in cells, "sent bytes that were still being received"
         self.flying.append((send.peer, taker, cells))
         self.unread[rank].remove(number)
+        self.ready.remove((rank, number))
         for receive in self.index[rank].read_unlocks[number]:
             self._let_go(rank, receive)
 
@@ -169,6 +179,8 @@ class Simulation:
         self.unapplied -= 1
         for send in self.index[rank].send_unlocks[number]:
             self.send_waits[rank][send] -= 1
+            if not self.send_waits[rank][send]:
+                self.ready.append((rank, send))
         for later in self.index[rank].receive_unlocks[number]:
             self._let_go(rank, later)
 

@@ -126,7 +126,9 @@ def without_waiting(program: Program, field: str) -> Program:
     """The same messages, but nobody waits for ``field``."""
     if field == "sends":
         return replace(program, sends=tuple(replace(send, after=()) for send in program.sends))
-    return replace(program, receives=tuple(replace(r, **{field: ()}) for r in program.receives))
+    if field == "after":
+        return replace(program, receives=tuple(replace(receive, after=()) for receive in program.receives))
+    return replace(program, receives=tuple(replace(receive, after_sends=()) for receive in program.receives))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from backyard.collectives.program import EMPTY, Kind, Layout, Program, block_bounds
 from backyard.collectives.strategies import STRATEGIES, compile_program, resolve_strategy, strategies_for
 from backyard.core.errors import ConfigError, UnsupportedOperation
-from tests.unit.collectives.strategy_simulator import Simulation, causes, matched, prove_free_of_races
+from tests.unit.collectives.strategy_simulator import Causes, Simulation, matched, prove_free_of_races
 
 WORLDS = range(1, 10)
 ITEM = 2
@@ -132,7 +132,7 @@ def test_results_are_right_and_no_schedule_can_change_them(kind: Kind, name: str
             prove_free_of_races(programs)
             lengths = memory_sizes(kind, sizes, world, root)
             before = [[cell(rank, at) for at in range(length)] for rank, length in enumerate(lengths)]
-            for seed in range(2):
+            for seed in range(2 if world < 6 else 1):
                 after = Simulation(programs, before, operator.add, seed).run()
                 expect_same(kind, sizes, root, before, after)
             after = Simulation(programs, before, operator.add, 0, strict=True).run()
@@ -184,10 +184,12 @@ def test_nobody_leaves_a_barrier_before_everybody_came(world: int) -> None:
     programs = compiled(Kind.BARRIER, "doubling", world, ())
     rounds = (world - 1).bit_length()
     assert all(len(program.sends) == len(program.receives) == rounds for program in programs)
-    past = causes(programs)
+    before = Causes(programs).before
     for rank, program in enumerate(programs):
-        heard = set().union(*(past["apply", rank, number] for number in range(len(program.receives))))
-        assert {other for event, other, _ in heard if event == "read"} | {rank} == set(range(world))
+        heard = [("apply", rank, number) for number in range(len(program.receives))]
+        for other in set(range(world)) - {rank}:
+            came = [("read", other, number) for number in range(rounds)]
+            assert any(before(sign, event) for sign in came for event in heard)
     Simulation(programs, [[] for _ in programs], operator.add, 3).run()
 
 
@@ -200,11 +202,12 @@ def test_messages_fit_their_segment_and_hold_whole_items(kind: Kind, name: str) 
             else:
                 programs = compiled(kind, name, world, sizes)
             for program in programs:
-                for message in (*program.sends, *program.receives):
-                    assert message.lo % ITEM == 0
-                    assert message.hi % ITEM == 0
-                    assert message.hi - message.lo <= SEGMENT
-                    assert message.hi > message.lo or kind is Kind.BARRIER
+                ranges = [(m.lo, m.hi) for m in program.sends] + [(m.lo, m.hi) for m in program.receives]
+                for lo, hi in ranges:
+                    assert lo % ITEM == 0
+                    assert hi % ITEM == 0
+                    assert hi - lo <= SEGMENT
+                    assert hi > lo or kind is Kind.BARRIER
 
 
 @pytest.mark.parametrize("name", strategies_for("reduce_scatter"))

@@ -164,6 +164,14 @@ def test_any_changed_byte_gives_an_identity_error(place: int, change: int) -> No
         read_worker(bytes(changed))
 
 
+def test_spare_bits_in_the_signature_are_refused() -> None:
+    changed = bytearray(LEAF)
+    assert changed[-65] == 0
+    changed[-65] = 1
+    with pytest.raises(IdentityError, match="wrong form"):
+        read_worker(bytes(changed))
+
+
 @given(st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=8)), min_size=1, max_size=8))
 def test_any_spliced_leaf_gives_an_identity_error(splices: list[tuple[int, bytes]]) -> None:
     changed = LEAF

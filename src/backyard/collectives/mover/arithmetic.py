@@ -41,7 +41,9 @@ def combiner(code: int, reduction: str) -> Combine:
     if not supported(code, reduction):
         raise UnsupportedOperation(f"{reduction} does not exist for {by_code(code).name}")
     dtype = numpy_dtype(code)
-    ufunc = _LOGICAL.get(reduction, _UFUNCS[reduction]) if by_code(code).kind == "bool" else _UFUNCS[reduction]
+    ufunc = (
+        _LOGICAL.get(reduction, _UFUNCS[reduction]) if by_code(code).kind == "bool" else _UFUNCS[reduction]
+    )
 
     def combine(mine: memoryview, theirs: memoryview, theirs_first: bool) -> None:
         target, other = np.frombuffer(mine, dtype), np.frombuffer(theirs, dtype)

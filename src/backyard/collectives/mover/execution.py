@@ -23,6 +23,8 @@ class Execution:
         program: IndexedProgram,
         memory: memoryview,
         combine: Combine | None,
+        transmit: Transmit,
+        may_send_early: Callable[[int], bool],
     ) -> None:
         self.operation = start.operation
         self.sequence = start.sequence
@@ -31,6 +33,8 @@ class Execution:
         self.program = program
         self.memory = memory
         self._combine = combine
+        self._transmit = transmit
+        self._may_send_early = may_send_early
         self._receives_left = len(program.program.receives)
         self._sends_left = len(program.program.sends)
         self._missing = list(program.receive_waits)  # receives: how many before it are still open
@@ -39,6 +43,7 @@ class Execution:
         self._arrived = bytearray(len(program.program.receives))
         self._for_peer: dict[int, deque[int]] = {}
         self.started_peers: set[int] = set()
+        self.called_by: set[int] = set()  # others that said so when asked
         self.deadline = 0.0
         self.progressed_at = 0.0
         self.asked_at = 0.0
@@ -62,14 +67,14 @@ class Execution:
         waiting |= {peer for peer, queue in self._for_peer.items() if queue}
         return sorted(waiting)
 
-    def begin(self, may_send_early: Callable[[int], bool], transmit: Transmit) -> None:
-        for index in self.program.ready_sends:
-            self._release(index, may_send_early, transmit)
+    def begin(self) -> None:
+        for number in self.program.ready_sends:
+            self._release(number)
 
-    def peer_started(self, peer: int, transmit: Transmit) -> None:
+    def peer_started(self, peer: int) -> None:
         self.started_peers.add(peer)
         for number in self._for_peer.pop(peer, ()):
-            self._transmit(number, transmit)
+            self._hand_over(number)
 
     def expected(self, peer: int, ordinal: int) -> tuple[int, Receive] | None:
         """The receive that this message is for; None if there is none or it has arrived already."""
@@ -86,26 +91,20 @@ class Execution:
             return None
         return self.memory[action.lo : action.hi]
 
-    def arrived(
-        self,
-        index: int,
-        buffer: memoryview | None,
-        may_send_early: Callable[[int], bool],
-        transmit: Transmit,
-    ) -> list[memoryview]:
+    def arrived(self, index: int, buffer: memoryview | None) -> list[memoryview]:
         """Take in a message (``buffer`` None: already in place); returns buffers that are free again."""
         self._arrived[index] = 1
         if self._missing[index]:
             assert buffer is not None
             self._held[index] = buffer
             return []
-        return self._apply([(index, buffer)], may_send_early, transmit)
+        return self._apply([(index, buffer)])
 
-    def sent(self, number: int, may_send_early: Callable[[int], bool], transmit: Transmit) -> list[memoryview]:
+    def sent(self, number: int) -> list[memoryview]:
         """A send was read from memory; returns buffers that are free again."""
         self._sends_left -= 1
         unlocked = self.program.read_unlocks[number]
-        return self._apply(self._now_free(unlocked), may_send_early, transmit) if unlocked else []
+        return self._apply(self._now_free(unlocked)) if unlocked else []
 
     def _now_free(self, receives: Iterable[int]) -> list[tuple[int, memoryview | None]]:
         """Count one reason to wait less for each; those without any left whose bytes are here."""
@@ -116,12 +115,7 @@ class Execution:
                 free.append((later, self._held.pop(later)))
         return free
 
-    def _apply(
-        self,
-        ready: list[tuple[int, memoryview | None]],
-        may_send_early: Callable[[int], bool],
-        transmit: Transmit,
-    ) -> list[memoryview]:
+    def _apply(self, ready: list[tuple[int, memoryview | None]]) -> list[memoryview]:
         freed: list[memoryview] = []
         while ready:
             current, data = ready.pop()
@@ -138,17 +132,17 @@ class Execution:
             for send in self.program.send_unlocks[current]:
                 self._blocked[send] -= 1
                 if not self._blocked[send]:
-                    self._release(send, may_send_early, transmit)
+                    self._release(send)
         return freed
 
-    def _release(self, number: int, may_send_early: Callable[[int], bool], transmit: Transmit) -> None:
+    def _release(self, number: int) -> None:
         send = self.program.program.sends[number]
         small = send.hi - send.lo <= EAGER_BYTES
-        if send.peer in self.started_peers or (small and may_send_early(send.peer)):
-            self._transmit(number, transmit)
+        if send.peer in self.started_peers or (small and self._may_send_early(send.peer)):
+            self._hand_over(number)
         else:
             self._for_peer.setdefault(send.peer, deque()).append(number)
 
-    def _transmit(self, number: int, transmit: Transmit) -> None:
+    def _hand_over(self, number: int) -> None:
         send = self.program.program.sends[number]
-        transmit(send.peer, self.program.send_ordinals[number], number, self.memory[send.lo : send.hi])
+        self._transmit(send.peer, self.program.send_ordinals[number], number, self.memory[send.lo : send.hi])

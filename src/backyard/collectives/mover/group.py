@@ -49,6 +49,23 @@ class Early:
     messages: list[tuple[int, bytes]] = field(default_factory=list)
 
 
+class Started:
+    """Which sequence numbers have been started here. Pieces of two operations may start in either order."""
+
+    def __init__(self) -> None:
+        self._below = 0  # everything under this has been
+        self._above: set[int] = set()
+
+    def add(self, sequence: int) -> None:
+        self._above.add(sequence)
+        while self._below in self._above:
+            self._above.discard(self._below)
+            self._below += 1
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence < self._below or sequence in self._above
+
+
 @dataclass(slots=True)
 class Group:
     """State of one group; ``failure`` set means that it is over for good."""
@@ -63,7 +80,7 @@ class Group:
     opened: bool = False
     failure: Failure | None = None
     running: dict[int, Execution] = field(default_factory=dict)
-    last_started: int = -1
+    started: Started = field(default_factory=Started)
     recent: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=64))
     peer_started: dict[int, int] = field(default_factory=dict)
     early: dict[tuple[int, int], Early] = field(default_factory=dict)

@@ -135,7 +135,9 @@ def _shake(sock: ssl.SSLSocket) -> Generator[tuple[socket.socket, Want], None, N
         except ssl.SSLWantWriteError:
             yield sock, Want.WRITE
         except ssl.SSLCertVerificationError as error:
-            raise HandshakeError(f"the other machine's key is not trusted here ({error.verify_message})") from error
+            raise HandshakeError(
+                f"the other machine's key is not trusted here ({error.verify_message})"
+            ) from error
         except (ssl.SSLError, OSError) as error:
             raise HandshakeError(f"the other side broke off the TLS handshake ({error})") from error
 

@@ -140,7 +140,8 @@ class Parcels:
     def pending(self) -> list[int]:
         """Operations that have not ended."""
         return [
-            item.command.operation for item in (*self.sending.values(), *self.posted, *self.receiving.values())
+            item.command.operation
+            for item in (*self.sending.values(), *self.posted, *self.receiving.values())
         ]
 
     def _offered(self, offer: Offer) -> None:

@@ -30,7 +30,7 @@ from backyard.collectives.messages import (
 from backyard.collectives.mover.dialling import Connections
 from backyard.collectives.mover.engine import Clocks, Engine
 from backyard.collectives.mover.handshakes import Security
-from backyard.collectives.shared import SharedSegment
+from backyard.collectives.segments import SharedSegment
 from backyard.core.config import Settings
 from backyard.core.errors import BackyardError, ListenerError
 from backyard.identity.node_id import NodeId
@@ -76,7 +76,9 @@ class MoverProcess:
         )
         clocks = Clocks(settings.link.heartbeat_s, settings.link.silence_s)
         engine = Engine(ticket.worker, ticket.run, ticket.generation, clocks, self)
-        connections = Connections(self._selector, security, settings.network, self._link_up, engine.unreachable)
+        connections = Connections(
+            self._selector, security, settings.network, self._link_up, engine.unreachable
+        )
         self._selector.register(listener.fileno(), selectors.EVENT_READ, self._listener_ready)
         member = Member(ticket.worker, ticket.port, tuple(ticket.addresses))
         self.reply(Ready(member, ticket.run, ticket.generation, ticket.encryption))
