@@ -17,7 +17,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from benchmarks.measure import mover_pids
+from benchmarks.measure import listener_pids, mover_pids
 from benchmarks.progress import LAYOUT, PAGE, plan
 
 if TYPE_CHECKING:
@@ -141,11 +141,12 @@ def rebuild(
 
 
 def _held() -> dict[str, list[int]]:
-    """Descriptors, threads and resident kilobytes of this process and of its mover."""
+    """Descriptors, threads and resident kilobytes of this process, its mover and its host's listener."""
     gc.collect()
     held = {"worker": _held_by(os.getpid())}
-    for pid in mover_pids()[:1]:
-        held["mover"] = _held_by(pid)
+    for who, pids in (("mover", mover_pids()), ("listener", listener_pids())):
+        for pid in pids[:1]:
+            held[who] = _held_by(pid)
     return held
 
 

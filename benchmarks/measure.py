@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 Groups = Mapping[str, Any]
 Times = dict[str, list[list[int]]]
 MOVER = "backyard.collectives.mover"
+LISTENER = "backyard.transport.listener"
 
 
 def mover_pids() -> list[int]:
@@ -34,6 +36,19 @@ def mover_pids() -> list[int]:
             if any(MOVER in word for word in child.cmdline()):
                 found.append(child.pid)
         except psutil.Error:
+            continue
+    return found
+
+
+def listener_pids() -> list[int]:
+    """The listener of this host, which is one network namespace."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        try:
+            is_listener = LISTENER in (process.info["cmdline"] or ())
+            if is_listener and os.path.samefile(f"/proc/{process.pid}/ns/net", "/proc/self/ns/net"):
+                found.append(process.pid)
+        except OSError:
             continue
     return found
 
@@ -64,6 +79,35 @@ def _turns(names: Sequence[str], turn: int) -> Sequence[str]:
     return [*names[shift:], *names[:shift]]
 
 
+def _strategy_counts() -> dict[str, float]:
+    """How often each strategy has carried an all-reduce in this process, by our own metrics."""
+    from backyard.core import metrics
+
+    return {
+        sample.labels["strategy"]: sample.value
+        for family in metrics.collective_duration_seconds.collect()
+        for sample in family.samples
+        if sample.name.endswith("_count") and "all_reduce" in sample.labels.values()
+    }
+
+
+class Observed:
+    """Which strategy each group really used, seen once."""
+
+    def __init__(self) -> None:
+        self.used: dict[str, str] = {}
+
+    @contextmanager
+    def watch(self, name: str) -> Iterator[None]:
+        if name in self.used:
+            yield
+            return
+        before = _strategy_counts()
+        yield
+        rose = [key for key, count in _strategy_counts().items() if count > before.get(key, 0.0)]
+        self.used[name] = rose[0] if rose else ""
+
+
 def all_reduce(
     groups: Groups, names: Sequence[str], control: str, size: int, rounds: int, warmup: int = 2
 ) -> dict[str, Any]:
@@ -71,21 +115,22 @@ def all_reduce(
     tensor = torch.empty(size // 4, dtype=torch.float32)
     meter = CpuMeter()
     times: Times = {name: [] for name in names}
-    wrong = 0
+    wrong, observed = 0, Observed()
     for turn in range(-warmup, rounds):
         for name in _turns(names, turn):
             tensor.fill_(1.0)
             dist.barrier(group=groups[control])
-            cpu = meter.read()
-            start = time.monotonic_ns()
-            dist.all_reduce(tensor, group=groups[name])
-            end = time.monotonic_ns()
-            cpu = meter.read() - cpu
+            with observed.watch(name):
+                cpu = meter.read()
+                start = time.monotonic_ns()
+                dist.all_reduce(tensor, group=groups[name])
+                end = time.monotonic_ns()
+                cpu = meter.read() - cpu
             if turn >= 0:
                 times[name].append([start, end, cpu])
             if turn in (-warmup, rounds - 1):
                 wrong += not bool((tensor == dist.get_world_size(groups[name])).all())
-    return {"times": times, "wrong": wrong}
+    return {"times": times, "wrong": wrong, "used": observed.used}
 
 
 def latency(
@@ -94,9 +139,12 @@ def latency(
     """Blocking all-reduces back to back, in alternating blocks."""
     tensor = torch.zeros(size // 4, dtype=torch.float32)
     times: Times = {name: [] for name in names}
+    observed = Observed()
     for turn in range(-1, blocks):
         for name in _turns(names, turn):
             group = groups[name]
+            with observed.watch(name):
+                dist.all_reduce(tensor, group=group)
             dist.barrier(group=groups[control])
             for _ in range(operations):
                 start = time.monotonic_ns()
@@ -104,7 +152,7 @@ def latency(
                 end = time.monotonic_ns()
                 if turn >= 0:
                     times[name].append([start, end, 0])
-    return {"times": times, "wrong": int(bool(tensor.any()))}
+    return {"times": times, "wrong": int(bool(tensor.any())), "used": observed.used}
 
 
 def issued(

@@ -39,6 +39,7 @@ class Point:
     size: int
     rounds: int
     seconds: Mapping[str, float]
+    used: Mapping[str, str]
 
     @property
     def best(self) -> tuple[str, float]:
@@ -118,7 +119,8 @@ def one_network(crew: Crew, rate: str, delay: str, options: argparse.Namespace) 
             how = {"do": "all_reduce", "rounds": rounds, "warmup": 1}
         answers = crew.ask_some(chosen, size=size, timeout=1800.0, **how)
         seconds = {name: _median(answers, f"{name}/{crew.size}") for name in running.names}
-        point = Point(rate, delay, crew.size, size, rounds, seconds)
+        used = {name: answers[0]["used"][f"{name}/{crew.size}"] for name in running.names}
+        point = Point(rate, delay, crew.size, size, rounds, seconds, used)
         points.append(point)
         running.learn(point)
         _show(point)
@@ -140,7 +142,10 @@ def _median(answers: Sequence[Any], name: str) -> float:
 def _show(point: Point) -> None:
     times = "  ".join(f"{name} {seconds * 1e3:.2f}" for name, seconds in point.seconds.items())
     place = f"{point.rate:>8} {point.delay:>5} {point.hosts} hosts {point.size:>12,} B"
-    print(f"{place}  {times} ms  best {point.best[0]}, auto {point.auto_over_best:.3f} of it", flush=True)
+    print(
+        f"{place}  {times} ms  best {point.best[0]}, auto ({point.used['auto']}) {point.auto_over_best:.3f} of it",
+        flush=True,
+    )
 
 
 def conclude(points: Sequence[Point], output: Path) -> dict[str, Any]:
@@ -161,6 +166,9 @@ def conclude(points: Sequence[Point], output: Path) -> dict[str, Any]:
         "auto_over_best_worst_at": f"{worst.rate} {worst.delay} {worst.hosts} hosts {worst.size} B",
         "auto_points_over_goal": sum(ratio > GOAL for ratio in ratios),
         "auto_over_best_median": Spread.of(ratios).median,
+        "forced_strategy_not_used": sum(
+            point.used.get(name, name) != name for point in points for name in STRATEGIES
+        ),
     }
 
 

@@ -37,7 +37,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     peer_timeout_s: Seconds = 30.0
     min_peers: Annotated[int, Meta(ge=1, le=65535)] = 1
     encryption: Literal["tls", "plaintext"] = "tls"
-    streams: Annotated[int, Meta(ge=1, le=16)] = 1
+    streams: Annotated[int, Meta(ge=0, le=16)] = 0
     addresses: tuple[Text, ...] = ()
 
 

@@ -83,7 +83,8 @@ class FrameReader:
 
     def _finish_payload(self) -> None:
         header, payload = self._header, self._payload
-        assert header is not None and payload is not None
+        assert header is not None
+        assert payload is not None
         if self._filled == header.length:
             self._payload = None
             self._handler.frame(self._link, header, payload)
@@ -226,6 +227,11 @@ class Link(ABC):
         """Queue a payload; it is read from the given memory when it leaves, then ``sent`` is called."""
         assert header.kind in BULK
         self.writer.bulk(header, payload, token)
+
+    def forget(self, group: int) -> None:
+        """The memory of this group is no longer ours: read nothing more from it, write nothing more to it."""
+        self.writer.forget(group)
+        self.reader.divert(group)
 
     @abstractmethod
     def receive(self) -> bool:

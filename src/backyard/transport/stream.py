@@ -8,9 +8,12 @@ import ssl
 import sys
 
 from backyard.core.errors import ProtocolError
+from backyard.transport.frames import Header
+from backyard.transport.lanes import Lane
 from backyard.transport.link import FrameHandler, Link
 
 _BUDGET = 2 << 20  # bytes one link may move before the others get their turn
+_LANE_BYTES = 64 << 10  # smaller frames are not worth a thread's wake-up
 _UNSENT_LIMIT = 256 << 10  # keep queues with us, where control frames can pass
 
 
@@ -44,10 +47,23 @@ class StreamLink(Link):
         self._socket = sock
         self._one_by_one = isinstance(sock, ssl.SSLSocket) or not hasattr(sock, "sendmsg")
         address = sock.getpeername()
-        self._address = str(address[0]) if isinstance(address, tuple) else "local"
+        self.address = str(address[0]) if isinstance(address, tuple) else "local"
+        self.lanes: list[Lane] = []
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def send_bulk(self, header: Header, payload: memoryview, token: object) -> None:
+        lane = min(self.lanes, key=lambda lane: lane.queued_bytes, default=None)
+        if lane is None or len(payload) < _LANE_BYTES or lane.queued_bytes > self.writer.queued_bytes:
+            super().send_bulk(header, payload, token)
+        else:
+            lane.send(header, payload, token)
+
+    def forget(self, group: int) -> None:
+        super().forget(group)
+        for lane in self.lanes:
+            lane.forget(group)
 
     def receive(self) -> bool:
         budget = _BUDGET
@@ -94,13 +110,18 @@ class StreamLink(Link):
             self.closed = why
             with contextlib.suppress(OSError):
                 self._socket.close()
+            for lane in self.lanes:
+                lane.close()
 
     @property
     def description(self) -> str:
         if isinstance(self._socket, ssl.SSLSocket):
             cipher = self._socket.cipher()
-            return f"{cipher[0] if cipher else 'TLS'} to {self._address}"
-        return f"PLAINTEXT to {self._address}"
+            how = cipher[0] if cipher else "TLS"
+        else:
+            how = "PLAINTEXT"
+        streams = f", {len(self.lanes) + 1} streams" if self.lanes else ""
+        return f"{how} to {self.address}{streams}"
 
 
 def _reason(error: OSError) -> str:

@@ -94,7 +94,7 @@ def test_text_of_the_environment_becomes_typed(
         ("[link]\nsilence_s = inf\n", r"link\.silence_s"),
         ("[network]\nretries = -1\n", r"network\.retries .*>= 0"),
         ("[network]\nmin_peers = 0\n", r"network\.min_peers .*>= 1"),
-        ("[network]\nstreams = 0\n", r"network\.streams .*>= 1"),
+        ("[network]\nstreams = -1\n", r"network\.streams .*>= 0"),
         ('[network]\nencryption = "none"\n', r"network\.encryption .*one of tls, plaintext"),
         ('[network]\naddresses = ["10.0.0.1", ""]\n', r"network\.addresses .*item \[1\]"),
         ('[collectives]\nstrategy = "rng"\n', r"collectives\.strategy .*auto, ring, tree"),

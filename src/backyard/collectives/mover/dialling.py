@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from backyard.collectives.messages import Member
-from backyard.collectives.mover.handshakes import Security, Steps, Want, accept, dial
+from backyard.collectives.mover.handshakes import Connected, Security, Steps, Want, accept, dial
 from backyard.core.errors import BackyardError
+from backyard.transport.registration import Incoming
 
 log = logging.getLogger("backyard.mover")
 
@@ -44,12 +45,17 @@ class _Call:
     """All attempts to reach one worker."""
 
     member: Member
+    stream: int
     waiting: list[str]
     next_at: float
     round: int = 0
     attempts: set[_Attempt] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
     leader: str | None = None
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        return self.member.worker, self.stream
 
     def lead(self, where: str) -> bool:
         """Only one address goes on to the handshake, or the other side would see two links."""
@@ -66,7 +72,7 @@ class Connections:
         selector: selectors.BaseSelector,
         security: Security,
         network: NetworkSettings,
-        made: Callable[[bytes, socket.socket], None],
+        made: Callable[[Connected], None],
         gave_up: Callable[[bytes, str], None],
     ) -> None:
         self._selector = selector
@@ -74,21 +80,23 @@ class Connections:
         self._network = network
         self._made = made
         self._gave_up = gave_up
-        self._calls: dict[bytes, _Call] = {}
+        self._calls: dict[tuple[bytes, int], _Call] = {}
         self._accepting: set[_Attempt] = set()
 
-    def dial(self, member: Member) -> None:
-        """Reach this worker; a call already under way goes on."""
-        if member.worker not in self._calls:
-            call = _Call(member, list(member.addresses), time.monotonic())
-            self._calls[member.worker] = call
+    def dial(self, member: Member, stream: int = 0) -> None:
+        """Reach this worker, or open a further stream to it; a call already under way goes on."""
+        if (member.worker, stream) not in self._calls:
+            call = _Call(member, stream, list(member.addresses), time.monotonic())
+            self._calls[(member.worker, stream)] = call
             self._next_address(call)
 
-    def accept(self, sock: socket.socket) -> None:
+    def accept(self, sock: socket.socket, incoming: Incoming) -> None:
         if len(self._accepting) >= _MAX_ACCEPTING:
             sock.close()
             return
-        attempt = _Attempt(accept(sock, self._security), self._deadline(), None, "a caller")
+        attempt = _Attempt(
+            accept(sock, incoming, self._security), self._deadline(), None, incoming.peer_address
+        )
         self._accepting.add(attempt)
         self._resume(attempt)
 
@@ -100,7 +108,7 @@ class Connections:
             for attempt in list(call.attempts):
                 if now >= attempt.deadline:
                     self._end(attempt, "no answer in time")
-            if self._calls.get(call.member.worker) is call and now >= call.next_at:
+            if self._calls.get(call.key) is call and now >= call.next_at:
                 self._next_address(call)
 
     def _deadline(self) -> float:
@@ -111,8 +119,9 @@ class Connections:
             address = call.waiting.pop(0)
             call.next_at = time.monotonic() + _STAGGER_S
             where = f"{address}:{call.member.port}"
+            member = call.member
             steps = dial(
-                address, call.member.port, call.member.worker, self._security, lambda: call.lead(where)
+                address, member.port, member.worker, call.stream, self._security, lambda: call.lead(where)
             )
             attempt = _Attempt(steps, self._deadline(), call, where)
             call.attempts.add(attempt)
@@ -126,16 +135,17 @@ class Connections:
             call.waiting = list(call.member.addresses)
             call.next_at = time.monotonic() + _RETRY_S * call.round
             return
-        del self._calls[call.member.worker]
+        del self._calls[call.key]
         problems = "; ".join(dict.fromkeys(call.problems)) or "it has no address"
-        self._gave_up(call.member.worker, f"it cannot be reached: {problems}")
+        if call.stream == 0:
+            self._gave_up(call.member.worker, f"it cannot be reached: {problems}")
 
     def _resume(self, attempt: _Attempt) -> None:
         self._forget(attempt)
         try:
             sock, want = next(attempt.steps)
         except StopIteration as finished:
-            self._finish(attempt, *finished.value)
+            self._finish(attempt, finished.value)
         except BackyardError as error:
             self._end(attempt, error.message)
         except OSError as error:
@@ -145,16 +155,16 @@ class Connections:
             events = selectors.EVENT_READ if want is Want.READ else selectors.EVENT_WRITE
             self._selector.register(attempt.descriptor, events, lambda: self._resume(attempt))
 
-    def _finish(self, attempt: _Attempt, worker: bytes, sock: socket.socket) -> None:
+    def _finish(self, attempt: _Attempt, connected: Connected) -> None:
         call = attempt.call
         if call is None:
             self._accepting.discard(attempt)
         else:
-            self._calls.pop(worker, None)
+            self._calls.pop(call.key, None)
             for other in call.attempts - {attempt}:
                 self._forget(other)
                 other.steps.close()
-        self._made(worker, sock)
+        self._made(connected)
 
     def _end(self, attempt: _Attempt, why: str) -> None:
         self._forget(attempt)
@@ -162,16 +172,29 @@ class Connections:
         call = attempt.call
         if call is None:
             self._accepting.discard(attempt)
-            log.info("refused a caller: %s", why)
+            log.info("refused %s: %s", attempt.where, why)
             return
         call.attempts.discard(attempt)
         if call.leader == attempt.where:
             call.leader = None
         call.problems.append(f"{attempt.where}: {why}")
-        if not call.waiting and not call.attempts and self._calls.get(call.member.worker) is call:
+        if not call.waiting and not call.attempts and self._calls.get(call.key) is call:
             self._next_round(call)
 
     def _forget(self, attempt: _Attempt) -> None:
         if attempt.descriptor >= 0:
             self._selector.unregister(attempt.descriptor)
             attempt.descriptor = -1
+
+
+_FAST_SECONDS_PER_BYTE = 1 / 250e6  # above 2 Gbit/s one core's TLS begins to be the limit
+_MOST_AUTOMATIC_LANES = 3
+
+
+def lanes_for(setting: int, cores: int, seconds_per_byte: float | None) -> int:
+    """How many lanes a link gets beside its first stream; ``setting`` 0 decides by what was measured."""
+    if setting:
+        return setting - 1
+    if seconds_per_byte is None or seconds_per_byte > _FAST_SECONDS_PER_BYTE:
+        return 0
+    return max(0, min(_MOST_AUTOMATIC_LANES, cores // 2 - 1))

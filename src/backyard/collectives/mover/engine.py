@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -32,7 +31,7 @@ from backyard.collectives.mover.execution import Execution
 from backyard.collectives.mover.group import Group, JoinBody, group_tag
 from backyard.collectives.mover.opening import Opening
 from backyard.collectives.mover.parcels import Outgoing, Parcels
-from backyard.collectives.mover.peers import Peer, Peers
+from backyard.collectives.mover.peers import Clocks, Peer, Peers
 from backyard.collectives.mover.runner import Runner, Sending, who_is_late
 from backyard.core.errors import ProtocolError
 from backyard.transport.frames import Header, Kind
@@ -46,14 +45,6 @@ _STALL_ASK_S = 1.0
 _STALL_REPORT_S = 10.0
 _REMEMBERED = 4096
 _FAILURE_CODES = frozenset({"peer-lost", "operation-timeout", "operation-mismatch", "operation-aborted"})
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """The two link clocks: how often we speak, and after how long a silence means loss."""
-
-    heartbeat_s: float = 1.0
-    silence_s: float = 5.0
 
 
 class Environment(Protocol):
@@ -164,7 +155,7 @@ class Engine:
         for rank in group.others():
             peer = self.peers.get(group.workers[rank])
             if peer is not None:
-                peer.link.writer.forget(group.tag)
+                peer.link.forget(group.tag)
         self._groups.pop(group.tag, None)
         self._runner.bytes_by_group.pop(group.tag, None)
 
@@ -224,7 +215,7 @@ class Engine:
             return None
         if header.kind is not Kind.DATA:
             return group.parcels.target(rank, header)
-        return self._runner.place(link, group, rank, header)
+        return self._runner.place(group, rank, header)
 
     def frame(self, link: Link, header: Header, payload: memoryview) -> None:
         peer = self.peers.of(link)
@@ -232,7 +223,7 @@ class Engine:
             group = self._groups.get(header.group)
             rank = group.rank_of(peer.worker) if group is not None else None
             if group is not None and rank is not None and group.failure is None:
-                self._runner.arrived(link, group, rank, header, payload)
+                self._runner.arrived(group, rank, header, payload)
         elif header.group == 0:
             self._link_frame(peer, header, payload)
         else:
@@ -332,7 +323,6 @@ class Engine:
 
     def link_down(self, link: Link) -> None:
         peer = self.peers.remove(link)
-        self._runner.forget_link(link)
         if peer is None:
             return
         why = peer.goodbye or link.closed or "its connection closed"
@@ -368,8 +358,7 @@ class Engine:
             peer = self.peers.get(group.workers[rank])
             if peer is not None:
                 # before the worker hears of it: it may reuse the memory at once
-                peer.link.writer.forget(group.tag)
-                peer.link.reader.divert(group.tag)
+                peer.link.forget(group.tag)
         self._runner.forget(group)
         operations = [execution.operation for execution in group.running.values()]
         operations += group.parcels.pending()

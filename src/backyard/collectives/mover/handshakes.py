@@ -18,8 +18,10 @@ from backyard.identity import WorkerCredentials
 from backyard.identity.node_id import NodeId
 from backyard.transport import preface, tls
 from backyard.transport.frames import HEADER_BYTES, Header, Kind, parse_header
+from backyard.transport.registration import Incoming
 
 _WORKER_BYTES = 16
+MAX_LANES = 15
 _HELLO_BYTES = HEADER_BYTES + _WORKER_BYTES
 _IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", -1))
 
@@ -31,7 +33,16 @@ class Want(Enum):
     WRITE = "write"
 
 
-Steps = Generator[tuple[socket.socket, Want], None, tuple[bytes, socket.socket]]
+Steps = Generator[tuple[socket.socket, Want], None, "Connected"]
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A finished handshake: the peer, which of the link's streams this is, and the authenticated socket."""
+
+    worker: bytes
+    stream: int
+    socket: socket.socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,9 @@ class Security:
         return cls(credentials.worker, credentials.run, secret, plaintext, server, client)
 
 
-def dial(address: str, port: int, worker: bytes, security: Security, first: Callable[[], bool]) -> Steps:
+def dial(
+    address: str, port: int, worker: bytes, stream: int, security: Security, first: Callable[[], bool]
+) -> Steps:
     """Reach one worker at one address; the result is its id and an authenticated socket.
 
     ``first`` says whether this address answered before the others that are tried beside it.
@@ -87,42 +100,54 @@ def dial(address: str, port: int, worker: bytes, security: Security, first: Call
             sock = security.client.wrap_socket(sock, do_handshake_on_connect=False)
             yield from _shake(sock)
             tls.peer(sock, run=security.run, expect_worker=worker)
-        found = yield from _hello(sock, security)
+        found, _ = yield from _hello(sock, security, stream)
         if found != worker:
             raise HandshakeError(f"{address}:{port} is worker {found.hex()[:8]}, not {worker.hex()[:8]}")
-        return found, sock
+        return Connected(found, stream, sock)
     except BaseException:
         sock.close()
         raise
 
 
-def accept(sock: socket.socket, security: Security) -> Steps:
+def accept(sock: socket.socket, incoming: Incoming, security: Security) -> Steps:
     """Serve a connection whose preface the listener has checked."""
     try:
         sock.setblocking(False)
-        yield from _write(sock, preface.encode_answer(preface.VERSION_MAX, plaintext=security.plaintext))
+        version = preface.negotiate(incoming.version_min, incoming.version_max)
+        if version is None:
+            yield from _write(sock, preface.refuse_version())
+            raise HandshakeError(f"{incoming.peer_address} speaks no protocol version that we do")
+        yield from _write(sock, preface.encode_answer(version, plaintext=security.plaintext))
+        if incoming.plaintext != security.plaintext:
+            raise HandshakeError(
+                f"{incoming.peer_address} wants {'plaintext' if incoming.plaintext else 'encryption'}",
+                hint="Set network.encryption alike on both machines.",
+            )
         expected: bytes | None = None
         if security.server is not None:
             sock = security.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             yield from _shake(sock)
             expected = tls.peer(sock, run=security.run).worker
-        found = yield from _hello(sock, security)
+        found, stream = yield from _hello(sock, security, 0)
         if expected is not None and found != expected:
             raise HandshakeError("the peer's hello and its certificate name different workers")
-        return found, sock
+        return Connected(found, stream, sock)
     except BaseException:
         sock.close()
         raise
 
 
-def _hello(sock: socket.socket, security: Security) -> Generator[tuple[socket.socket, Want], None, bytes]:
-    header = Header(Kind.HELLO, length=_WORKER_BYTES)
+def _hello(
+    sock: socket.socket, security: Security, stream: int
+) -> Generator[tuple[socket.socket, Want], None, tuple[bytes, int]]:
+    """Who I am, and which stream of our link I dial; the answer's stream number means nothing."""
+    header = Header(Kind.HELLO, length=_WORKER_BYTES, first=stream)
     yield from _write(sock, header.encode() + security.worker)
     data = yield from _read(sock, _HELLO_BYTES)
     found = parse_header(data)
-    if found.kind is not Kind.HELLO or found.length != _WORKER_BYTES:
+    if found.kind is not Kind.HELLO or found.length != _WORKER_BYTES or found.first > MAX_LANES:
         raise ProtocolError("the first frame must be a hello")
-    return data[HEADER_BYTES:]
+    return data[HEADER_BYTES:], found.first
 
 
 def _shake(sock: ssl.SSLSocket) -> Generator[tuple[socket.socket, Want], None, None]:
@@ -170,7 +195,7 @@ def _read(sock: socket.socket, size: int) -> Generator[tuple[socket.socket, Want
         if not chunk:
             raise HandshakeError(
                 "the other side closed the connection during the handshake",
-                hint="Make sure that both machines trust each other's node id and share one discovery secret.",
+                hint="Make sure that both machines trust each other's node id and share one secret.",
             )
         data += chunk
     return data

@@ -1,7 +1,7 @@
 """Point-to-point messages of one group: offers, matching by source and tag, credits. No I/O.
 
-Small messages travel with their offer and wait at the receiver, within a credit. Large ones wait at the sender
-until the receiver has a place for them, so a message without a matching receive never blocks a link.
+Small messages travel with their offer and wait at the receiver, within a credit. Large ones wait at the
+sender until the receiver has a place for them, so a message without a matching receive never blocks a link.
 """
 
 from __future__ import annotations
@@ -132,17 +132,14 @@ class Parcels:
 
     def late(self, now: float) -> Outgoing | Incoming | None:
         """Something whose time has run out."""
-        for item in (*self.sending.values(), *self.posted, *self.receiving.values()):
-            if now >= item.deadline:
-                return item
-        return None
+        return next((item for item in self._open() if now >= item.deadline), None)
 
     def pending(self) -> list[int]:
         """Operations that have not ended."""
-        return [
-            item.command.operation
-            for item in (*self.sending.values(), *self.posted, *self.receiving.values())
-        ]
+        return [item.command.operation for item in self._open()]
+
+    def _open(self) -> list[Outgoing | Incoming]:
+        return [*self.sending.values(), *self.posted, *self.receiving.values()]
 
     def _offered(self, offer: Offer) -> None:
         for position, incoming in enumerate(self.posted):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from backyard.transport.frames import Header, Kind
 from backyard.transport.link import Link
@@ -13,9 +12,12 @@ _FIRST_PINGS = 3
 _RESUMED_S = 2.0  # a gap between two ticks longer than this: it was we who slept
 
 
-class Clocks(Protocol):
-    heartbeat_s: float
-    silence_s: float
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The two link clocks: how often we speak, and after how long a silence means loss."""
+
+    heartbeat_s: float = 1.0
+    silence_s: float = 5.0
 
 
 @dataclass(slots=True, eq=False)

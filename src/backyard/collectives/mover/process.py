@@ -27,15 +27,18 @@ from backyard.collectives.messages import (
     UnmapSegment,
     encode,
 )
-from backyard.collectives.mover.dialling import Connections
-from backyard.collectives.mover.engine import Clocks, Engine
-from backyard.collectives.mover.handshakes import Security
+from backyard.collectives.mover.dialling import Connections, lanes_for
+from backyard.collectives.mover.engine import Engine
+from backyard.collectives.mover.handshakes import MAX_LANES, Connected, Security
+from backyard.collectives.mover.peers import Clocks
 from backyard.collectives.segments import SharedSegment
 from backyard.core.config import Settings
-from backyard.core.errors import BackyardError, ListenerError
+from backyard.core.errors import BackyardError, ListenerError, ProtocolError
 from backyard.identity.node_id import NodeId
 from backyard.local import ListenerClient, register_worker
 from backyard.transport.frames import Header, Kind
+from backyard.transport.lanes import Lane, LaneReport, LaneReports
+from backyard.transport.link import Link
 from backyard.transport.stream import StreamLink, tune
 
 log = logging.getLogger("backyard.mover")
@@ -62,8 +65,12 @@ class MoverProcess:
         self._worker_process = psutil.Process(os.getppid())
         self._stopped_since: float | None = None
         self._leaving = False
+        self._dialled: dict[bytes, Member] = {}
+        self._reports = LaneReports()
+        self._lane_links: dict[Lane, StreamLink] = {}
         self._listener, self._engine, self._connections = self._register(run, generation)
         self._selector.register(channel, selectors.EVENT_READ, self._channel_ready)
+        self._selector.register(self._reports.fileno(), selectors.EVENT_READ, self._lanes_ready)
 
     def _register(self, run: str, generation: int) -> tuple[ListenerClient, Engine, Connections]:
         settings = self._settings
@@ -77,7 +84,7 @@ class MoverProcess:
         clocks = Clocks(settings.link.heartbeat_s, settings.link.silence_s)
         engine = Engine(ticket.worker, ticket.run, ticket.generation, clocks, self)
         connections = Connections(
-            self._selector, security, settings.network, self._link_up, engine.unreachable
+            self._selector, security, settings.network, self._connected, engine.unreachable
         )
         self._selector.register(listener.fileno(), selectors.EVENT_READ, self._listener_ready)
         member = Member(ticket.worker, ticket.port, tuple(ticket.addresses))
@@ -96,6 +103,7 @@ class MoverProcess:
         self._outbox += encode(message)
 
     def dial(self, member: Member) -> None:
+        self._dialled[member.worker] = member
         self._connections.dial(member)
 
     def memory(self, segment: int, offset: int, size: int) -> memoryview:
@@ -125,6 +133,7 @@ class MoverProcess:
     def _tick(self, now: float) -> None:
         self._engine.tick()
         self._connections.tick(now)
+        self._widen()
         self._watch_worker(now)
         self._reap()
         self.reply(Alive())
@@ -185,8 +194,12 @@ class MoverProcess:
         if link.closed is None:
             self._selector.modify(link.fileno(), events, link)
 
-    def _link_up(self, worker: bytes, sock: socket.socket) -> None:
+    def _connected(self, connected: Connected) -> None:
+        worker, sock = connected.worker, connected.socket
         existing = self._engine.peers.get(worker)
+        if connected.stream:
+            self._lane_up(existing.link if existing is not None else None, sock)
+            return
         if existing is not None and isinstance(existing.link, StreamLink):
             existing.link.close("it connected anew")
             self._reap()
@@ -196,6 +209,50 @@ class MoverProcess:
         self._again.add(link)  # TLS may hold bytes already
         self._engine.link_up(worker, link)
 
+    def _lane_up(self, link: Link | None, sock: socket.socket) -> None:
+        if not isinstance(link, StreamLink) or len(link.lanes) >= MAX_LANES:
+            sock.close()
+            return
+        tune(sock, self._settings.link.silence_s)
+        lane = Lane(sock, self._reports)
+        self._lane_links[lane] = link
+        link.lanes.append(lane)
+
+    def _widen(self) -> None:
+        """Open lanes where one core's encryption is the limit, or as many as are set."""
+        for peer in self._engine.peers:
+            link, member = peer.link, self._dialled.get(peer.worker)
+            if member is None or not isinstance(link, StreamLink):
+                continue
+            count = lanes_for(self._settings.network.streams, os.cpu_count() or 1, peer.seconds_per_byte)
+            at = Member(member.worker, member.port, (link.address,))
+            for stream in range(len(link.lanes) + 1, count + 1):
+                self._connections.dial(at, stream)
+
+    def _lanes_ready(self) -> None:
+        for report in self._reports.take():
+            link = self._lane_links.get(report.lane)
+            if link is None or link.closed is not None:
+                report.lane.close()
+                self._lane_links.pop(report.lane, None)
+                continue
+            try:
+                self._lane_report(link, report)
+            except ProtocolError as error:
+                link.close(f"it broke the protocol: {error.message}")
+        self._reap()
+
+    def _lane_report(self, link: StreamLink, report: LaneReport) -> None:
+        if report.kind == "arriving" and report.header is not None:
+            report.lane.place(self._engine.target(link, report.header))
+        elif report.kind == "arrived" and report.header is not None and report.payload is not None:
+            link.bytes_in += report.header.length
+            self._engine.frame(link, report.header, report.payload)
+        elif report.kind == "sent":
+            self._engine.sent(link, report.token)
+        else:
+            link.close(report.why)
+
     def _down(self, link: StreamLink) -> None:
         """Forget a closed link; its descriptor is gone from the selector by number."""
         for descriptor, key in list(self._selector.get_map().items()):
@@ -203,6 +260,8 @@ class MoverProcess:
                 self._selector.unregister(descriptor)
         self._again.discard(link)
         self._blocked.discard(link)
+        for lane in link.lanes:
+            self._lane_links.pop(lane, None)
         self._engine.link_down(link)
 
     def _reap(self) -> None:
@@ -243,19 +302,18 @@ class MoverProcess:
         return data
 
     def _listener_ready(self) -> None:
+        descriptor = self._listener.fileno()
         try:
-            received = self._listener.receive()
+            while (received := self._listener.receive()) is not None:
+                self._connections.accept(received[1], received[0])
         except ListenerError as error:
             # links that exist go on; only new ones cannot come in
             log.warning("the listener is gone: %s", error)
-            self._selector.unregister(self._listener.fileno())
-            return
-        if received is not None:
-            self._connections.accept(received[1])
+            self._selector.unregister(descriptor)
 
     def _statistics(self, request: int) -> Statistics:
         engine = self._engine
-        links = [peer for peer in engine.peers]
+        links = list(engine.peers)
         values = {
             "links": float(len(links)),
             "bytes_sent": float(sum(peer.link.bytes_out for peer in links)),

@@ -1,8 +1,7 @@
-"""Running collectives: starts programs, places what arrives, finishes or finds that the ranks disagree. No I/O."""
+"""Running collectives: starts programs, places what arrives, finishes, or finds that ranks disagree. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,7 +59,7 @@ class Runner:
         self._world = world
         self._groups = groups
         self._buffers: dict[int, list[memoryview]] = {}
-        self._arriving: dict[Link, tuple[Group, Execution, int, memoryview | None]] = {}
+        self._arriving: dict[tuple[int, int, int, int], tuple[Group, Execution, int, memoryview | None]] = {}
         self.operations = 0
         self.bytes_by_group: dict[int, int] = {}
 
@@ -151,7 +150,7 @@ class Runner:
         else:
             execution.called_by.add(rank)
 
-    def place(self, link: Link, group: Group, rank: int, header: Header) -> memoryview | None:
+    def place(self, group: Group, rank: int, header: Header) -> memoryview | None:
         """Where a message goes: tensor memory where that is safe, else a buffer; None throws it away."""
         execution = group.running.get(header.sequence)
         if execution is None:
@@ -166,12 +165,17 @@ class Runner:
         if place is None:
             free = self._buffers.get(header.length)
             place = buffer = free.pop() if free else memoryview(bytearray(header.length))
-        self._arriving[link] = (group, execution, found[0], buffer)
+        self._arriving[(group.tag, header.sequence, rank, header.first)] = (
+            group,
+            execution,
+            found[0],
+            buffer,
+        )
         return place
 
-    def arrived(self, link: Link, group: Group, rank: int, header: Header, payload: memoryview) -> None:
+    def arrived(self, group: Group, rank: int, header: Header, payload: memoryview) -> None:
         """A whole message is there, where ``place`` put it."""
-        under_way = self._arriving.pop(link, None)
+        under_way = self._arriving.pop((group.tag, header.sequence, rank, header.first), None)
         if under_way is not None:
             _, execution, index, buffer = under_way
             execution.progressed_at = self._world.now()
@@ -205,10 +209,7 @@ class Runner:
 
     def forget(self, group: Group) -> None:
         """The group is over: nothing that arrives for it has a place any more."""
-        self._arriving = {link: item for link, item in self._arriving.items() if item[0] is not group}
-
-    def forget_link(self, link: Link) -> None:
-        self._arriving.pop(link, None)
+        self._arriving = {key: item for key, item in self._arriving.items() if item[0] is not group}
 
     def _finish_if_done(self, group: Group, execution: Execution) -> None:
         if execution.finished and group.running.get(execution.sequence) is execution:

@@ -1,0 +1,312 @@
+"""What a worker does when told. Results are plain JSON; errors that a test is about are results too."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+_groups: list[Any] = []
+
+
+def prepare() -> dict[str, Any]:
+    """Be ready to join: the backend is registered and the mover runs."""
+    from backyard.collectives.autoload import register
+    from backyard.collectives.client import current_mover
+
+    register()
+    mover = current_mover()
+    member = mover.member
+    return {"mover": mover.pid, "worker": member.worker.hex(), "port": member.port}
+
+
+def join(place: str, rank: int, world: int, timeout: float = 60.0) -> float:
+    started = time.monotonic()
+    prepare()
+    dist.init_process_group(
+        "backyard",
+        store=dist.FileStore(place, world),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=timeout),
+    )
+    return time.monotonic() - started
+
+
+def leave() -> None:
+    dist.destroy_process_group()
+
+
+def leave_all() -> None:
+    """Whatever was joined or made, well or failed."""
+    for group in _groups:
+        group.shutdown()
+    _groups.clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()
+
+
+def described(error: BaseException | None) -> dict[str, Any]:
+    late = getattr(error, "late", None)
+    return {
+        "error": type(error).__name__ if error is not None else None,
+        "peer": getattr(error, "peer", None),
+        "late": list(late) if late is not None else None,
+        "text": str(error)[:1000] if error is not None else "",
+        "at_ns": time.monotonic_ns(),
+    }
+
+
+def outcome(call: Callable[[], Any]) -> dict[str, Any]:
+    """How a call ended and when."""
+    try:
+        call()
+    except Exception as error:
+        return described(error)
+    return described(None)
+
+
+# operations
+
+
+def checked(seed: int = 1, count: int = 10_007) -> bool:
+    """An all-reduce of integers whose every element is known beforehand."""
+    return _is_right(dist.group.WORLD, seed, count)
+
+
+def _is_right(group: Any, seed: int, count: int = 10_007) -> bool:
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    index = torch.arange(count, dtype=torch.int64)
+    mine = _pattern(index, rank, seed)
+    dist.all_reduce(mine, group=group)
+    return bool(torch.equal(mine, torch.stack([_pattern(index, r, seed) for r in range(world)]).sum(0)))
+
+
+def _pattern(index: torch.Tensor, rank: int, seed: int) -> torch.Tensor:
+    return (index * 2_654_435_761 + rank * 40_503 + seed * 7919) % 1_000_003
+
+
+def all_reduces_until_error(elements: int = 1_000_000) -> dict[str, Any]:
+    """One after another until one fails."""
+    count = 0
+
+    def run() -> None:
+        nonlocal count
+        while True:
+            dist.all_reduce(torch.ones(elements))
+            count += 1
+
+    return outcome(run) | {"operations": count}
+
+
+def one_all_reduce(elements: int = 1000) -> dict[str, Any]:
+    return outcome(lambda: dist.all_reduce(torch.ones(elements)))
+
+
+def nothing(seconds: float = 0.0) -> None:
+    time.sleep(seconds)
+
+
+def abort_after(seconds: float, elements: int) -> dict[str, Any]:
+    """Another thread aborts the group while the main thread waits for an operation that cannot end."""
+    group = _backend(dist.group.WORLD)
+    called: list[int] = []
+
+    def abort() -> None:
+        time.sleep(seconds)
+        called.append(time.monotonic_ns())
+        group.abort()
+
+    thread = threading.Thread(target=abort)
+    thread.start()
+    end = outcome(lambda: dist.all_reduce(torch.ones(elements)))
+    thread.join()
+    return end | {"called_ns": called[0]}
+
+
+def _backend(group: Any) -> Any:
+    """Our object behind torch's handle, whichever of the two torch gave out."""
+    return group if hasattr(group, "_issuer") else group._get_backend(torch.device("cpu"))
+
+
+def _calls() -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
+    """What most ranks call, and what the odd one calls."""
+
+    def reduce(elements: int = 100, dtype: torch.dtype = torch.float32, op: Any = dist.ReduceOp.SUM) -> Any:
+        return lambda group: dist.all_reduce(torch.ones(elements, dtype=dtype), op=op, group=group)
+
+    def broadcast(root: int) -> Any:
+        return lambda group: dist.broadcast(torch.ones(100), group_src=root, group=group)
+
+    return {
+        "kind": (reduce(), broadcast(0)),
+        "dtype": (reduce(), reduce(dtype=torch.int32)),
+        "size": (reduce(), reduce(101)),
+        "large size": (reduce(500_000), reduce(500_001)),
+        "reduction": (reduce(), reduce(op=dist.ReduceOp.MAX)),
+        "root": (broadcast(0), broadcast(2)),
+        "barrier": (reduce(), lambda group: dist.barrier(group=group)),
+    }
+
+
+def disagree(case: str, odd: bool) -> dict[str, Any]:
+    """On a group of its own; afterwards the default group must still be right."""
+    group = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=20))
+    call = _calls()[case][odd]
+    started = time.monotonic()
+    end = outcome(lambda: call(group))
+    seconds = time.monotonic() - started
+    dist.destroy_process_group(group)
+    return end | {"seconds": seconds, "right_after": checked(7)}
+
+
+def monitored(seconds: float, missing: bool) -> dict[str, Any]:
+    if missing:
+        time.sleep(seconds + 1.0)
+        return described(None)
+    return outcome(lambda: _backend(dist.group.WORLD).monitored_barrier(timedelta(seconds=seconds)))
+
+
+def late_operation(seconds: float, missing: bool) -> dict[str, Any]:
+    """A per-operation time in a group whose own is long."""
+    if missing:
+        time.sleep(seconds + 1.0)
+        return described(None)
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=seconds)
+    group = _backend(dist.group.WORLD)
+    return outcome(lambda: group.allreduce([torch.ones(1000)], options).wait())
+
+
+def make_group(place: str, rank: int, world: int, generation: int, timeout: float = 10.0) -> dict[str, Any]:
+    """A group of a generation, without torch's registry."""
+    from backyard.collectives.backend import create_group
+
+    prepare()
+    store = dist.FileStore(place, world)
+    return outcome(lambda: _groups.append(create_group(store, rank, world, timeout, generation)))
+
+
+def use_group(number: int = -1) -> dict[str, Any]:
+    tensor = torch.ones(1000)
+    end = outcome(lambda: _groups[number].allreduce([tensor]).wait())
+    return end | {"value": float(tensor[0])}
+
+
+def spin(elements: int, seconds: float) -> dict[str, Any]:
+    """Issue, then hold Python's lock in pure Python; when the mover had the last byte, and when we looked."""
+    tensor = torch.ones(elements)
+    work = dist.all_reduce(tensor, async_op=True)
+    issued = time.monotonic_ns()
+    ends = issued + int(seconds * 1e9)
+    number = 0
+    while time.monotonic_ns() < ends:
+        number = (number * 1_103_515_245 + 12_345) & 0x7FFFFFFF
+    completed = bool(work.is_completed())
+    work.wait()
+    finished = getattr(work, "finished_at_ns", None)
+    return {"issued": issued, "ends": ends, "finished": finished, "completed": completed, "v": float(tensor[0])}
+
+
+# what is held
+
+
+def held() -> dict[str, list[int]]:
+    from backyard.collectives.client import current_mover
+
+    gc.collect()
+    return {"worker": _held_by(os.getpid()), "mover": _held_by(current_mover().pid)}
+
+
+def _held_by(pid: int) -> list[int]:
+    process = psutil.Process(pid)
+    return [process.num_fds(), process.num_threads(), process.memory_info().rss // 1024]
+
+
+def rebuild(place: str, rank: int, world: int, times: int, every: int) -> dict[str, Any]:
+    """Make, use and destroy the group over and over; what the two processes hold meanwhile."""
+    samples, wrong, started = [], 0, time.monotonic()
+    for turn in range(times):
+        join(f"{place}-{turn}", rank, world)
+        wrong += not checked(turn, 1000)
+        leave()
+        if turn % every == every - 1:
+            samples.append(held())
+    return {"samples": samples, "wrong": wrong, "seconds": time.monotonic() - started}
+
+
+# a loop under attack
+
+
+def checked_loop(stop: str) -> dict[str, Any]:
+    """Checked all-reduces until the file is there; all ranks agree on the last one through the sum itself."""
+    turns, slowest, wrong = 0, 0.0, 0
+
+    def run() -> None:
+        nonlocal turns, slowest, wrong
+        asked = 0
+        while not asked:
+            started = time.monotonic()
+            wrong += not checked(turns)
+            flag = torch.tensor([int(Path(stop).exists())])
+            dist.all_reduce(flag)
+            asked = int(flag)
+            slowest = max(slowest, time.monotonic() - started)
+            turns += 1
+            time.sleep(0.005)
+
+    return outcome(run) | {"turns": turns, "slowest": slowest, "wrong": wrong}
+
+
+def group_tag() -> int:
+    """The number that stands for the default group on the wire."""
+    return int(_backend(dist.group.WORLD)._issuer.group)
+
+
+# training
+
+
+def train(steps: int, kill_at: int = -1, seed: int = 0) -> dict[str, Any]:
+    """DDP steps on the default group; the parameters go on from where this process left them."""
+    model = _model()
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(seed * 100 + dist.get_rank())
+    done = 0
+
+    def run() -> None:
+        nonlocal done
+        for step in range(steps):
+            inputs = torch.randn(16, 256, generator=generator)
+            optimizer.zero_grad()
+            loss = wrapped(inputs).square().mean()
+            if step == kill_at:
+                os.kill(os.getpid(), 9)
+            loss.backward()
+            optimizer.step()
+            done += 1
+
+    end = outcome(run)
+    total = sum(float(parameter.detach().double().sum()) for parameter in model.parameters())
+    return end | {"steps": done, "sum": total}
+
+
+_kept: list[torch.nn.Module] = []
+
+
+def _model() -> torch.nn.Module:
+    if not _kept:
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256)]
+        _kept.append(torch.nn.Sequential(*layers))
+    return _kept[0]

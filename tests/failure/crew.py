@@ -1,0 +1,261 @@
+"""The driver's side: a crew of worker processes that tests may kill, stop and ask for things."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from backyard.core.errors import ListenerError
+from backyard.local.client import ListenerClient
+from backyard.transport.registration import Standing
+from tests.failure.line import Line
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+START_SECONDS = 120.0
+ANSWER_SECONDS = 30.0
+SILENCE_S = 2.0  # the link's clock in these tests
+NOTICE_S = 0.5  # how soon every survivor must know
+QUICK_CLOCKS = {"BACKYARD_LINK_SILENCE_S": f"{SILENCE_S:g}", "BACKYARD_LINK_HEARTBEAT_S": "0.5"}
+
+
+class WorkerError(AssertionError):
+    """A worker raised, died or did not answer; the message ends with its log."""
+
+
+@dataclass(eq=False)
+class Worker:
+    """One worker process, seen from the driver."""
+
+    label: str
+    pid: int
+    line: Line
+    log: Path
+    mover: int = 0
+    dead: bool = False
+
+    def tell(self, body: str, **arguments: Any) -> None:
+        try:
+            self.line.send({"body": body, **arguments})
+        except OSError as error:
+            raise WorkerError(f"{self.label} is gone: {error}\n{self.words()}") from error
+
+    def answer(self, timeout: float = ANSWER_SECONDS) -> Any:
+        try:
+            reply = self.line.receive(timeout)
+        except TimeoutError:
+            self._dump()
+            raise WorkerError(f"{self.label}: no answer in {timeout:g} s\n{self.words()}") from None
+        except OSError as error:
+            raise WorkerError(f"{self.label}: {error}\n{self.words()}") from error
+        if reply is None:
+            raise WorkerError(f"{self.label} ended without an answer\n{self.words()}")
+        if "error" in reply:
+            raise WorkerError(f"{self.label}: {reply['error']}")
+        return reply["ok"]
+
+    def ask(self, body: str, *, timeout: float = ANSWER_SECONDS, **arguments: Any) -> Any:
+        self.tell(body, **arguments)
+        return self.answer(timeout)
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL to the trainer alone; its mover must follow by itself."""
+        self.dead = True
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.line.close()
+
+    def words(self) -> str:
+        """The end of what it and its mover printed."""
+        try:
+            return self.log.read_text(errors="replace")[-3000:]
+        except OSError:
+            return ""
+
+    def _dump(self) -> None:
+        """Have it write its stacks to its log."""
+        try:
+            os.kill(self.pid, signal.SIGUSR1)
+            time.sleep(0.3)
+        except ProcessLookupError:
+            pass
+
+
+@dataclass(eq=False)
+class Crew:
+    """One nursery and the workers forked from it; healthy ones are used again."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # short: the path of a Unix socket may have about a hundred characters only
+        self.directory = Path(tempfile.mkdtemp(prefix="by-f-"))
+        self.state = self.directory / "state"
+        self._idle: list[Worker] = []
+        self._out: list[Worker] = []
+        self._numbers = itertools.count()
+        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._door.bind(str(self.directory / "door"))
+        self._door.listen(64)
+        self._nursery, self._process = self._start()
+
+    def close(self) -> None:
+        for worker in [*self._idle, *self._out]:
+            worker.kill()
+        self._nursery.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._door.close()
+        until(lambda: not self.processes(), 8.0)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def take(self, count: int) -> list[Worker]:
+        """Workers without a group; their movers run already."""
+        while len(self._idle) < count:
+            self._idle.append(self.fork())
+        taken, self._idle = self._idle[:count], self._idle[count:]
+        for worker in taken:
+            worker.tell("prepare")
+        for worker in taken:
+            worker.mover = int(worker.answer()["mover"])
+        self._out += taken
+        return taken
+
+    def give_back(self) -> None:
+        """After a test: who is well goes back to the pool, the others are ended."""
+        for worker in self._out:
+            try:
+                if not worker.dead:
+                    worker.ask("leave_all", timeout=10.0)
+                    self._idle.append(worker)
+            except WorkerError:
+                self.end(worker)
+        self._out = []
+
+    def end(self, worker: Worker) -> None:
+        """Whatever state it is in, stopped included."""
+        for pid in (worker.mover, worker.pid):
+            try:
+                os.kill(pid or worker.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        worker.kill()
+
+    def fork(
+        self, environment: Mapping[str, str] | None = None, namespace: str | None = None, label: str = "worker"
+    ) -> Worker:
+        label = f"{label}-{next(self._numbers)}"
+        log = self.directory / f"{label}.log"
+        settings = {
+            "BACKYARD_STATE_DIRECTORY": str(self.state),
+            "BACKYARD_NETWORK_ADDRESSES": "127.0.0.1",
+            **self.environment,
+            **(environment or {}),
+        }
+        request = {"label": label, "environment": settings, "namespace": namespace, "log": str(log)}
+        self._nursery.send(request)
+        hello, line = self._accept(20.0)
+        return Worker(label, int(hello["pid"]), line, log)
+
+    def meeting(self) -> str:
+        """A fresh place for a group to meet: the path of a file store."""
+        return str(self.directory / f"meeting-{next(self._numbers)}")
+
+    def join(self, workers: Sequence[Worker], **arguments: Any) -> None:
+        """These workers make their default group, ranked in this order."""
+        place = self.meeting()
+        for rank, worker in enumerate(workers):
+            worker.tell("join", place=place, rank=rank, world=len(workers), **arguments)
+        for worker in workers:
+            worker.answer()
+
+    def standing(self) -> Standing:
+        with ListenerClient.connect(self.state) as client:
+            return client.standing()
+
+    def listener_is_gone(self) -> bool:
+        try:
+            self.standing()
+        except ListenerError:
+            return True
+        return False
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process that works on this crew's state directory."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.status() == psutil.STATUS_ZOMBIE or process.pid == self._process.pid:
+                    continue
+                if process.environ().get("BACKYARD_STATE_DIRECTORY") == str(self.state):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def _start(self) -> tuple[Line, subprocess.Popen[bytes]]:
+        environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", PYTHONWARNINGS="ignore")
+        paths = [str(REPOSITORY / "src"), str(REPOSITORY), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        # the workers' settings are in the nursery's environment too, where /proc shows them for all its children
+        environment["BACKYARD_STATE_DIRECTORY"] = str(self.state)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.failure.nursery", str(self.directory / "door")],
+            env=environment,
+            cwd=REPOSITORY,
+            stdin=subprocess.DEVNULL,
+        )
+        return self._accept(START_SECONDS)[1], process
+
+    def _accept(self, timeout: float) -> tuple[dict[str, Any], Line]:
+        self._door.settimeout(timeout)
+        stream, _ = self._door.accept()
+        line = Line(stream)
+        hello = line.receive(timeout)
+        if hello is None:
+            raise WorkerError("a process ended before it said who it is")
+        return hello, line
+
+
+def ask_all(workers: Sequence[Worker], body: str, *, timeout: float = ANSWER_SECONDS, **rest: Any) -> list[Any]:
+    """The same of all, together; answers in order."""
+    for worker in workers:
+        worker.tell(body, **rest)
+    return [worker.answer(timeout) for worker in workers]
+
+
+def until(truth: Callable[[], bool], seconds: float, every: float = 0.05) -> bool:
+    """Wait for something to come true."""
+    deadline = time.monotonic() + seconds
+    while not truth():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every)
+    return True
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -1,0 +1,112 @@
+"""Ranks that are late, call different things, or belong to the past: named, never hung, never wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.failure.crew import NOTICE_S, Crew, Worker, ask_all
+
+_LATE_S = 2.0
+_ODD = 2
+_CALLED = {
+    "kind": ("all_reduce", "broadcast"),
+    "dtype": ("float32", "int32"),
+    "size": ("400 bytes", "404 bytes"),
+    "large size": ("2000000 bytes", "2000004 bytes"),
+    "reduction": ("sum", "max"),
+    "root": ("root 0", "root 2"),
+    "barrier": ("all_reduce", "barrier"),
+}
+
+
+def _check_late(end: dict[str, object], seconds: float) -> None:
+    assert end["error"] == "OperationTimeout", end
+    assert end["late"] == [_ODD], end
+    assert f"rank {_ODD}" in str(end["text"])
+    assert _LATE_S - 0.1 <= seconds <= _LATE_S + NOTICE_S, end
+
+
+@pytest.mark.parametrize("by", ["late_operation", "monitored"])
+def test_a_late_rank_is_late_not_lost(crew: Crew, four: list[Worker], by: str) -> None:
+    since = time.monotonic_ns()
+    for rank, worker in enumerate(four):
+        worker.tell(by, seconds=_LATE_S, missing=rank == _ODD)
+    for rank, worker in enumerate(four):
+        end = worker.answer(10.0)
+        if rank != _ODD:
+            _check_late(end, (end["at_ns"] - since) / 1e9)
+    # the late one learns from its own call that it is too late, at once
+    started = time.monotonic()
+    assert four[_ODD].ask("one_all_reduce")["error"] == "OperationTimeout"
+    assert time.monotonic() - started < 1.0
+
+
+def test_the_timeout_of_the_group_counts(crew: Crew, take: Callable[[int], list[Worker]]) -> None:
+    workers = take(4)
+    crew.join(workers, timeout=_LATE_S)
+    since = time.monotonic_ns()
+    others = [worker for rank, worker in enumerate(workers) if rank != _ODD]
+    for end in ask_all(others, "one_all_reduce"):
+        _check_late(end, (end["at_ns"] - since) / 1e9)
+
+
+@pytest.mark.parametrize("case", _CALLED)
+def test_who_calls_something_else_is_named_with_what_it_called(
+    crew: Crew, four: list[Worker], case: str
+) -> None:
+    for rank, worker in enumerate(four):
+        worker.tell("disagree", case=case, odd=rank == _ODD)
+    for end in [worker.answer(15.0) for worker in four]:
+        assert end["error"] == "OperationMismatch", end
+        assert f"rank {_ODD} called" in end["text"], end
+        assert all(word in end["text"] for word in _CALLED[case]), end
+        assert end["seconds"] < 3.0, end
+        assert end["right_after"], "another group of the same ranks was harmed"
+
+
+def test_a_stale_generation_is_refused(crew: Crew, take: Callable[[int], list[Worker]]) -> None:
+    """Generation 5 ends what was there; after it nobody may form a group of an older one."""
+    workers = take(3)
+    old, new = workers[:2], workers[:2]
+    place = crew.meeting()
+    for rank, worker in enumerate(old):
+        worker.tell("make_group", place=place, rank=rank, world=2, generation=4)
+    assert [worker.answer()["error"] for worker in old] == [None, None]
+    place = crew.meeting()
+    for rank, worker in enumerate(new):
+        worker.tell("make_group", place=place, rank=rank, world=2, generation=5)
+    assert [worker.answer()["error"] for worker in new] == [None, None]
+    assert [end["value"] for end in ask_all(new, "use_group")] == [2.0, 2.0]
+    for end in ask_all(old, "use_group", number=0):
+        assert end["error"] == "OperationAborted", end
+        assert "generation 4 is over" in end["text"]
+    # one who slept through it all, and one who was there: both are refused, in words
+    place = crew.meeting()
+    pair = [workers[2], workers[0]]
+    for rank, worker in enumerate(pair):
+        worker.tell("make_group", place=place, rank=rank, world=2, generation=3)
+    started = time.monotonic()
+    for end in [worker.answer(15.0) for worker in pair]:
+        assert end["error"] == "OperationAborted", end
+        assert "generation 3 is over, this run is at 5" in end["text"], end
+    assert time.monotonic() - started < 3.0
+    assert [end["value"] for end in ask_all(new, "use_group", number=1)] == [2.0, 2.0]
+    for worker in workers:  # its mover stays at generation 5, where other tests cannot use it
+        crew.end(worker)
+
+
+@pytest.mark.slow
+def test_a_spinning_trainer_does_not_hold_up_its_operation(
+    crew: Crew, take: Callable[[int], list[Worker]]
+) -> None:
+    """The mover ends it while the main thread holds Python's lock."""
+    workers = take(2)
+    crew.join(workers)
+    ask_all(workers, "checked")
+    for end in ask_all(workers, "spin", elements=1_000_000, seconds=2.0):
+        assert end["v"] == 2.0
+        assert end["completed"], end
+        assert end["issued"] < end["finished"] < end["ends"] - 0.5e9, end

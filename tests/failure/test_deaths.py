@@ -1,0 +1,122 @@
+"""A rank dies in the middle of a collective: every survivor is told who, at once, and goes on without it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.failure.crew import NOTICE_S, Crew, Worker, ask_all, is_running, until
+
+
+def check_named(ends: list[dict[str, Any]], victim: int, since_ns: int) -> None:
+    """Every survivor names the right rank within the time allowed."""
+    for end in ends:
+        assert (end["error"], end["peer"]) == ("PeerLost", victim), ends
+        assert (end["at_ns"] - since_ns) / 1e9 <= NOTICE_S, ends
+        assert f"rank {victim} is lost" in end["text"]
+        assert "->" in end["text"], "it does not say what to do"
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_trainer_is_named_and_the_survivors_rebuild(
+    crew: Crew, four: list[Worker], victim: int
+) -> None:
+    survivors = [worker for rank, worker in enumerate(four) if rank != victim]
+    for worker in four:
+        worker.tell("all_reduces_until_error")
+    time.sleep(0.4)
+    since = time.monotonic_ns()
+    four[victim].kill()
+    ends = [worker.answer(10.0) for worker in survivors]
+    check_named(ends, victim, since)
+    assert min(end["operations"] for end in ends) > 0
+    ask_all(survivors, "leave")
+    crew.join(survivors)
+    assert all(ask_all(survivors, "checked", seed=3))
+    assert until(lambda: not is_running(four[victim].mover), 2.0), "the dead trainer's mover lives on"
+
+
+def test_a_killed_mover_is_a_lost_peer_elsewhere_and_a_lost_mover_here(crew: Crew, four: list[Worker]) -> None:
+    for worker in four:
+        worker.tell("all_reduces_until_error")
+    time.sleep(0.4)
+    since = time.monotonic_ns()
+    os.kill(four[1].mover, signal.SIGKILL)
+    ends = [worker.answer(10.0) for worker in four]
+    check_named([end for rank, end in enumerate(ends) if rank != 1], 1, since)
+    assert ends[1]["error"] == "MoverLost"
+    assert (ends[1]["at_ns"] - since) / 1e9 <= NOTICE_S
+    ask_all(four, "leave")
+    crew.join(four)  # all four: the worker starts itself a new mover
+    assert all(ask_all(four, "checked", seed=4))
+
+
+def test_who_was_idle_learns_it_at_the_next_call(crew: Crew, four: list[Worker]) -> None:
+    assert all(ask_all(four, "checked"))
+    four[3].kill()
+    time.sleep(0.3)
+    since = time.monotonic_ns()
+    check_named(ask_all(four[:3], "one_all_reduce"), 3, since)
+
+
+def test_two_die_at_once(crew: Crew, four: list[Worker]) -> None:
+    for worker in four:
+        worker.tell("all_reduces_until_error")
+    time.sleep(0.4)
+    since = time.monotonic_ns()
+    four[1].kill()
+    four[2].kill()
+    survivors = [four[0], four[3]]
+    for end in [worker.answer(10.0) for worker in survivors]:
+        assert end["error"] == "PeerLost", end
+        assert end["peer"] in (1, 2), end
+        assert (end["at_ns"] - since) / 1e9 <= NOTICE_S
+    ask_all(survivors, "leave")
+    crew.join(survivors)
+    assert all(ask_all(survivors, "checked", seed=5))
+
+
+def test_training_goes_on_after_a_rank_died(crew: Crew, take: Callable[[int], list[Worker]]) -> None:
+    """DDP's C++ sees the failure, the process lives, and the model is wrapped anew.
+
+    torch passes errors through its C++ futures as RuntimeError with our text in it; the type is lost on that way.
+    """
+    workers = take(3)
+    crew.join(workers)
+    for rank, worker in enumerate(workers):
+        worker.tell("train", steps=1000, kill_at=5 if rank == 1 else -1)
+    ends = [workers[rank].answer(20.0) for rank in (0, 2)]
+    workers[1].kill()
+    for end in ends:
+        assert end["error"] in ("PeerLost", "RuntimeError"), end
+        assert "[peer-lost] rank 1 is lost" in end["text"], end
+        assert end["steps"] == 5
+    survivors = [workers[0], workers[2]]
+    ask_all(survivors, "leave")
+    crew.join(survivors)
+    again = ask_all(survivors, "train", steps=5, seed=1)
+    assert [end["error"] for end in again] == [None, None]
+    assert again[0]["sum"] == again[1]["sum"], "the replicas differ"
+    assert again[0]["sum"] != ends[0]["sum"], "nothing was learnt"
+
+
+def test_an_abort_from_another_thread_ends_operations_everywhere(crew: Crew, four: list[Worker]) -> None:
+    """Rank 3 never calls, so nothing but the abort can end what the others wait for."""
+    four[0].tell("abort_after", seconds=0.5, elements=1000)
+    for worker in four[1:3]:
+        worker.tell("one_all_reduce")
+    ends = [worker.answer(10.0) for worker in four[:3]]
+    called = ends[0]["called_ns"]
+    assert ends[0]["error"] == "OperationAborted", ends[0]
+    assert (ends[0]["at_ns"] - called) / 1e9 <= NOTICE_S
+    check_named(ends[1:], 0, called)
+    since = time.monotonic_ns()
+    check_named([four[3].ask("one_all_reduce")], 0, since)
+    ask_all(four, "leave")
+    crew.join(four)
+    assert all(ask_all(four, "checked", seed=6))

@@ -1,0 +1,337 @@
+"""Several engines in one process: links of few bytes, a scheduler of its own mind, a clock that we turn.
+
+Every choice comes from one seed. Memory given to an operation is poisoned the moment the operation is reported
+as ended, so a byte written later, or sent later, is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from backyard.collectives.costs import CostTable
+from backyard.collectives.messages import (
+    AbortGroup,
+    CloseGroup,
+    Failed,
+    Failure,
+    Finished,
+    Member,
+    NotOpened,
+    Opened,
+    OpenGroup,
+    ReceiveFrom,
+    Reply,
+    SendTo,
+    Start,
+    Waiting,
+)
+from backyard.collectives.mover.engine import Clocks, Engine
+from backyard.transport.link import Link
+from backyard.transport.memory import MemoryLink, memory_pair
+from tests.sim.operations import Collective, Message, Region
+
+POISON = 0xDB
+Command = OpenGroup | CloseGroup | AbortGroup | Start | SendTo | ReceiveFrom
+
+
+@dataclass(eq=False)
+class Call:
+    """An operation as one worker sees it."""
+
+    group: str
+    what: str
+    memory: bytearray
+    after: tuple[Region, ...]
+    source: int = -1  # of a receive
+    ended: Finished | Failed | None = None
+
+    @property
+    def failure(self) -> Failure | None:
+        return self.ended.failure if isinstance(self.ended, Failed) else None
+
+
+@dataclass(eq=False)
+class Side:
+    """One rank's part in one group."""
+
+    name: str
+    rank: int
+    tag: int | None = None
+    refused: Failure | None = None
+    calls: list[Call] = field(default_factory=list)
+    waiting: list[Callable[[], None]] = field(default_factory=list)  # commands not given yet, in order
+    sequence: int = 0
+    closed: bool = False
+
+
+class Machine:
+    """One worker's mover, and the worker's side of their agreement."""
+
+    def __init__(self, sim: Simulation, worker: bytes) -> None:
+        self.sim = sim
+        self.worker = worker
+        self.engine = Engine(worker, "run", 1, Clocks(), self)
+        self.links: list[MemoryLink] = []
+        self.calls: dict[int, Call] = {}
+        self.sides: dict[str, Side] = {}
+        self.requests: dict[int, Side] = {}
+        self.alive = True
+        self.frozen = False
+
+    # the engine's world
+
+    def now(self) -> float:
+        return self.sim.now
+
+    def now_ns(self) -> int:
+        return int(self.sim.now * 1e9)
+
+    def dial(self, member: Member) -> None:
+        if (self, member.worker) not in self.sim.dials:
+            self.sim.dials.append((self, member.worker))
+
+    def memory(self, segment: int, offset: int, size: int) -> memoryview:
+        memory = self.calls[segment].memory
+        assert offset + size <= len(memory)
+        return memoryview(memory)[offset : offset + size]
+
+    def reply(self, message: Reply) -> None:
+        assert self.alive
+        assert not self.frozen
+        if isinstance(message, Opened):
+            side = self.requests.pop(message.request)
+            side.tag = message.group
+        elif isinstance(message, NotOpened):
+            self.requests.pop(message.request).refused = message.failure
+        elif isinstance(message, Finished | Failed):
+            self._ended(self.calls[message.operation], message)
+        elif isinstance(message, Waiting):
+            assert self.calls[message.operation].ended is None
+        else:
+            raise AssertionError(f"unexpected {message}")
+
+    def _ended(self, call: Call, message: Finished | Failed) -> None:
+        assert call.ended is None, f"{call.what} was reported twice: {call.ended}, {message}"
+        call.ended = message
+        if isinstance(message, Finished):
+            for start, data in call.after:
+                found = bytes(call.memory[start : start + len(data)])
+                assert found == data, f"{call.what}: wrong bytes from {start}"
+            assert message.peer == call.source
+        call.memory[:] = bytes([POISON]) * len(call.memory)
+
+    # the worker's commands
+
+    def open(self, name: str, machines: list[Machine], generation: int, table: CostTable | None) -> Side:
+        side = Side(name, machines.index(self))
+        request = self.sim.number()
+        self.requests[request] = side
+        self.sides[name] = side
+        members = tuple(Member(machine.worker, 1, ("192.0.2.1",)) for machine in machines)
+        self.engine.command(OpenGroup(request, generation, name, side.rank, members, 60.0, table))
+        return side
+
+    def start(self, side: Side, sequence: int, operation: Collective, timeout_s: float = 1000.0) -> Call:
+        rank = side.rank
+        what = f"{side.name}: rank {rank}: #{sequence} {operation.specification.describe()}"
+        call, number = self._call(side, what, operation.before[rank], operation.after[rank])
+        splits = operation.splits[rank] if operation.splits else None
+        size = len(call.memory)
+        self._command(
+            side,
+            number,
+            lambda tag: Start(
+                number, tag, sequence, operation.specification, number, 0, size, timeout_s, splits
+            ),
+        )
+        return call
+
+    def send(self, side: Side, message: Message, timeout_s: float = 1000.0) -> Call:
+        what = f"{side.name}: rank {side.rank}: send to {message.destination} tag {message.tag}"
+        call, number = self._call(side, what, message.data, ())
+        size, peer = len(message.data), message.destination
+        self._command(
+            side,
+            number,
+            lambda tag: SendTo(number, tag, peer, message.tag, message.dtype, number, 0, size, timeout_s),
+        )
+        return call
+
+    def receive(self, side: Side, message: Message, timeout_s: float = 1000.0) -> Call:
+        what = f"{side.name}: rank {side.rank}: receive from {message.source} tag {message.tag}"
+        size, peer = len(message.data), -1 if message.any_source else message.source
+        call, number = self._call(side, what, bytes(size), ((0, message.data),))
+        call.source = message.source
+        self._command(
+            side,
+            number,
+            lambda tag: ReceiveFrom(number, tag, peer, message.tag, message.dtype, number, 0, size, timeout_s),
+        )
+        return call
+
+    def close(self, side: Side) -> None:
+        assert side.tag is not None
+        side.closed = True
+        self.engine.command(CloseGroup(side.tag))
+
+    def abort(self, side: Side) -> None:
+        assert side.tag is not None
+        self.engine.command(AbortGroup(side.tag, "tested"))
+
+    def _call(self, side: Side, what: str, memory: bytes, after: tuple[Region, ...]) -> tuple[Call, int]:
+        number = self.sim.number()
+        call = Call(side.name, what, bytearray(memory), after)
+        self.calls[number] = call
+        side.calls.append(call)
+        return call, number
+
+    def _command(self, side: Side, number: int, command: Callable[[int], Command]) -> None:
+        assert side.tag is not None
+        self.engine.command(command(side.tag))
+
+
+class Simulation:
+    """The machines, their links, and what happens next."""
+
+    def __init__(self, seed: int, world: int) -> None:
+        self.random = Random(seed)
+        self.now = 1000.0
+        self.dials: list[tuple[Machine, bytes]] = []
+        self._number = 0
+        self.capacity = self.random.choice((33, 700, 20_000, 300_000))
+        workers = [self.random.randbytes(16) for _ in range(world)]
+        self.machines = [Machine(self, worker) for worker in workers]
+        self.by_worker = {machine.worker: machine for machine in self.machines}
+        self.owners: dict[Link, Machine] = {}
+        self.actions: list[tuple[Machine, Callable[[], bool]]] = []
+        self.events = 0
+
+    def number(self) -> int:
+        self._number += 1
+        return self._number
+
+    @property
+    def live(self) -> list[Machine]:
+        return [machine for machine in self.machines if machine.alive and not machine.frozen]
+
+    # events
+
+    def settle(self, most: int = 400_000, until: Callable[[], bool] | None = None) -> None:
+        """Let things happen in random order until nothing can, or ``until`` says so."""
+        idle = 0
+        while idle < 3:
+            assert self.events < most, "it never ends"
+            moved = False
+            todo = self._possible()
+            self.random.shuffle(todo)
+            for event in todo:
+                if until is not None and until():
+                    return
+                moved |= event()
+                self.events += 1
+            idle = 0 if moved else idle + 1
+
+    def advance(self, seconds: float, step: float = 0.25) -> None:
+        """Turn the clock, with ticks as the mover's loop has them, and let everything happen in between."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += step
+            for machine in self.live:
+                machine.engine.tick()
+                self._reap(machine)
+            self.settle()
+
+    def kill(self, machine: Machine) -> None:
+        machine.alive = False
+        self.dials = [dial for dial in self.dials if dial[0] is not machine]
+        for link in machine.links:
+            link.close("killed")
+        machine.links.clear()
+
+    def freeze(self, machine: Machine) -> None:
+        machine.frozen = True
+
+    def _possible(self) -> list[Callable[[], bool]]:
+        todo: list[Callable[[], bool]] = []
+        for machine in self.live:
+            for link in machine.links:
+                if link._inbox or link._peer is None:
+                    todo.append(lambda link=link, machine=machine: self._receive(machine, link))
+                if link.writer.pending:
+                    todo.append(lambda link=link, machine=machine: self._flush(machine, link))
+        todo += [lambda dial=dial: self._connect(*dial) for dial in self.dials]
+        todo += [
+            lambda machine=machine, action=action: self._act(machine, action)
+            for machine, action in self.actions
+        ]
+        return todo
+
+    def _act(self, machine: Machine, action: Callable[[], bool]) -> bool:
+        """An action returns True when it is done for good."""
+        if machine.alive and not machine.frozen:
+            if (machine, action) not in self.actions or not action():
+                return False
+            self._reap(machine)
+        self.actions = [item for item in self.actions if item != (machine, action)]
+        return True
+
+    def _receive(self, machine: Machine, link: MemoryLink) -> bool:
+        if link not in machine.links:
+            return False
+        before = link.bytes_in
+        link.receive()
+        self._reap(machine)
+        return link.bytes_in != before or link.closed is not None
+
+    def _flush(self, machine: Machine, link: MemoryLink) -> bool:
+        if link not in machine.links:
+            return False
+        before = link.bytes_out
+        link.flush()
+        self._reap(machine)
+        return link.bytes_out != before
+
+    def _reap(self, machine: Machine) -> None:
+        for link in [link for link in machine.links if link.closed is not None]:
+            machine.links.remove(link)
+            link.close("gone")
+            machine.engine.link_down(link)
+
+    def _connect(self, dialler: Machine, worker: bytes) -> bool:
+        if (dialler, worker) not in self.dials or not dialler.alive or dialler.frozen:
+            return False
+        other = self.by_worker.get(worker)
+        if other is None or not other.alive:
+            self.dials.remove((dialler, worker))
+            dialler.engine.unreachable(worker, "nobody answers")
+            self._reap(dialler)
+            return True
+        if other.frozen:
+            return False
+        self.dials.remove((dialler, worker))
+        capacity = max(33, int(self.capacity * self.random.uniform(0.3, 1.5)))
+        mine, theirs = memory_pair(dialler.engine, other.engine, capacity)
+        for machine, link, peer in ((dialler, mine, other), (other, theirs, dialler)):
+            machine.links.append(link)
+            machine.engine.link_up(peer.worker, link)
+        return True
+
+    # checks
+
+    def check_memory(self) -> None:
+        """Nothing was written to memory after its operation had been reported as ended."""
+        for machine in self.machines:
+            if not machine.alive:
+                continue
+            for call in machine.calls.values():
+                if call.ended is not None:
+                    assert call.memory.count(POISON) == len(call.memory), f"{call.what}: written after its end"
+
+    def pending(self, machine: Machine, group: str | None = None) -> list[str]:
+        return [
+            call.what
+            for call in machine.calls.values()
+            if call.ended is None and (group is None or call.group == group)
+        ]
