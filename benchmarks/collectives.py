@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import report, sweep
 from benchmarks.crew import Crew, contenders, lab_fleet, loopback_crew
 from benchmarks.hosts import prepare_driver
-from benchmarks.report import Spread
+from benchmarks.report import Spread, durations
 
 MB = 1_000_000
 ENGINES = ("backyard", "gloo")
@@ -72,15 +72,6 @@ class Results:
         if any(cpu):
             self.figures[f"{key}_cpu_s"] = cpu
         self.wrong += sum(answer["wrong"] for answer in answers)
-
-
-def durations(answers: Sequence[Any], name: str, start: int = 0, end: int = 1) -> list[float]:
-    """Seconds from the last rank's start to the last rank's end, operation by operation."""
-    ranks = [answer["times"][name] for answer in answers]
-    return [
-        (max(times[end] for times in operation) - max(times[start] for times in operation)) / 1e9
-        for operation in zip(*ranks, strict=True)
-    ]
 
 
 def cpu_seconds(answers: Sequence[Any], name: str) -> float:

@@ -30,6 +30,7 @@ PART_BYTES = 16_384  # more than heartbeats and announcements come to
 AIMS = ("trainer", "trainer", "mover", "both")
 WARMUP_REBUILDS = 200  # allocators and bounded memories fill up first; a leak goes on after that
 PROCESSES = ("worker", "mover", "listener")
+BROKEN = "broken before the kill"
 NOTICE_SECONDS = 10.0
 LIMIT_SECONDS = 0.5
 
@@ -129,14 +130,24 @@ def kill_one(quartet: Quartet, source: random.Random, directory: Path) -> Kill:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     survivors = [rank for place, rank in enumerate(quartet.ranks) if place != victim]
+    try:
+        return replace(_aftermath(quartet, survivors, page, (victim, killed_at, seed)), aim=aim)
+    except RankError as error:
+        quartet.replace_all()
+        return Kill(True, f"after the kill: {error}", aim, latencies=(NOTICE_SECONDS,))
+    finally:
+        quartet.replace(victim)
+
+
+def _aftermath(quartet: Quartet, survivors: Sequence[Rank], page: Path, about: tuple[int, int, int]) -> Kill:
+    """What the survivors saw, and whether they can go on together."""
+    victim, killed_at, seed = about
     ends = [rank.answer(NOTICE_SECONDS) for rank in survivors]
-    last = Progress.read(page)
-    kill = _judge(last, ends, victim, killed_at)
+    kill = _judge(Progress.read(page), ends, victim, killed_at)
     rebuild = quartet.leave(survivors) + quartet.join(survivors)
     right_sum = quartet.checked(survivors, seed)
     quartet.leave(survivors)
-    quartet.replace(victim)
-    return replace(kill, aim=aim, rebuild_seconds=rebuild, right_sum=right_sum)
+    return replace(kill, rebuild_seconds=rebuild, right_sum=right_sum)
 
 
 def _await_part(page: Path, target: int) -> bool:
@@ -179,14 +190,14 @@ def _faults(ends: Sequence[Mapping[str, Any]], victim: int) -> list[str]:
 
 
 def kills(quartet: Quartet, wanted: int, source: random.Random, directory: Path) -> list[Kill]:
-    """Kills until enough of them count; a round that breaks down counts as a failed kill."""
+    """Kills until enough of them count; a round that breaks down before its kill counts as none."""
     done: list[Kill] = []
     while sum(kill.counts for kill in done) < wanted and len(done) < 4 * wanted:
         try:
             kill = kill_one(quartet, source, directory)
         except RankError as error:
-            print(f"  broken round: {error}", flush=True)
-            kill = Kill(True, str(error), latencies=(NOTICE_SECONDS,))
+            print(f"  before the kill: {error}", flush=True)
+            kill = Kill(False, BROKEN)
             quartet.replace_all()
         if kill.counts and kill.why:
             print(f"  {kill.why}", flush=True)
@@ -202,6 +213,7 @@ def kill_figures(done: Sequence[Kill]) -> dict[str, Any]:
         "kills": len(counted),
         "kills_not_counted": dict(Counter(kill.why for kill in done if not kill.counts)),
         "kills_by_aim": dict(Counter(kill.aim for kill in counted)),
+        "broken_rounds": sum(kill.why == BROKEN for kill in done),
         "right_peer": sum(kill.right_peer for kill in counted),
         "within_limit": sum(max(kill.latencies) <= LIMIT_SECONDS for kill in counted),
         "worst_s": max(latencies, default=float("nan")),

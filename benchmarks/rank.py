@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -168,6 +169,8 @@ def main(path: str, host: int, log: str, address: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = _interface(address)
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed ranks leave no zombies
+    with suppress(ImportError):  # what all ranks need, once; runs of Gloo alone do without
+        import backyard.collectives.backend  # noqa: F401
     line = _connect(path, {"nursery": host})
     gc.freeze()
     while (request := line.receive(None)) is not None:

@@ -109,6 +109,15 @@ class Spread:
         )
 
 
+def durations(answers: Sequence[Any], name: str, start: int = 0, end: int = 1) -> list[float]:
+    """Seconds from the last rank's start to the last rank's end, operation by operation."""
+    ranks = [answer["times"][name] for answer in answers]
+    return [
+        (max(times[end] for times in operation) - max(times[start] for times in operation)) / 1e9
+        for operation in zip(*ranks, strict=True)
+    ]
+
+
 def slope(values: Sequence[float]) -> float:
     """Least-squares growth per step of an evenly sampled series."""
     count = len(values)

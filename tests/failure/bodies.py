@@ -84,6 +84,12 @@ def checked(seed: int = 1, count: int = 10_007) -> bool:
     return _is_right(dist.group.WORLD, seed, count)
 
 
+def checked_and_leave(seed: int) -> bool:
+    right = checked(seed)
+    leave()
+    return right
+
+
 def _is_right(group: Any, seed: int, count: int = 10_007) -> bool:
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     index = torch.arange(count, dtype=torch.int64)
@@ -113,8 +119,15 @@ def one_all_reduce(elements: int = 1000) -> dict[str, Any]:
     return outcome(lambda: dist.all_reduce(torch.ones(elements)))
 
 
-def nothing(seconds: float = 0.0) -> None:
-    time.sleep(seconds)
+def pending_receive() -> dict[str, Any]:
+    """Wait for a message that nobody sends."""
+    return outcome(lambda: dist.recv(torch.ones(1000)))
+
+
+def pending_works(count: int) -> list[dict[str, Any]]:
+    """Several operations in flight at once, none of which can end."""
+    works = [dist.all_reduce(torch.ones(100_000), async_op=True) for _ in range(count)]
+    return [outcome(work.wait) for work in works]
 
 
 def abort_after(seconds: float, elements: int) -> dict[str, Any]:
@@ -161,12 +174,20 @@ def _calls() -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
 
 def disagree(case: str, odd: bool) -> dict[str, Any]:
     """On a group of its own; afterwards the default group must still be right."""
-    group = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=20))
-    call = _calls()[case][odd]
+    made: list[Any] = []
+
+    def run() -> None:
+        # others may disagree already while this rank still enters: then entering fails, with the same error
+        made.append(dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=20)))
+        _calls()[case][odd](made[0])
+        # a broadcast's root waits for nobody: it learns of a disagreement from its next call
+        dist.barrier(group=made[0])
+
     started = time.monotonic()
-    end = outcome(lambda: call(group))
+    end = outcome(run)
     seconds = time.monotonic() - started
-    dist.destroy_process_group(group)
+    if made:
+        dist.destroy_process_group(made[0])
     return end | {"seconds": seconds, "right_after": checked(7)}
 
 
@@ -215,7 +236,13 @@ def spin(elements: int, seconds: float) -> dict[str, Any]:
     completed = bool(work.is_completed())
     work.wait()
     finished = getattr(work, "finished_at_ns", None)
-    return {"issued": issued, "ends": ends, "finished": finished, "completed": completed, "v": float(tensor[0])}
+    return {
+        "issued": issued,
+        "ends": ends,
+        "finished": finished,
+        "completed": completed,
+        "v": float(tensor[0]),
+    }
 
 
 # what is held
@@ -271,6 +298,11 @@ def checked_loop(stop: str) -> dict[str, Any]:
 def group_tag() -> int:
     """The number that stands for the default group on the wire."""
     return int(_backend(dist.group.WORLD)._issuer.group)
+
+
+def links() -> list[str]:
+    """What carries the default group, in words."""
+    return list(_backend(dist.group.WORLD).links)
 
 
 # training

@@ -18,7 +18,6 @@ from typing import Any
 
 import psutil
 
-from backyard.core.errors import ListenerError
 from backyard.local.client import ListenerClient
 from backyard.transport.registration import Standing
 from tests.failure.line import Line
@@ -126,7 +125,7 @@ class Crew:
             self._process.kill()
             self._process.wait()
         self._door.close()
-        until(lambda: not self.processes(), 8.0)
+        until(lambda: not living(self.state), 8.0)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def take(self, count: int) -> list[Worker]:
@@ -162,7 +161,10 @@ class Crew:
         worker.kill()
 
     def fork(
-        self, environment: Mapping[str, str] | None = None, namespace: str | None = None, label: str = "worker"
+        self,
+        environment: Mapping[str, str] | None = None,
+        namespace: str | None = None,
+        label: str = "worker",
     ) -> Worker:
         label = f"{label}-{next(self._numbers)}"
         log = self.directory / f"{label}.log"
@@ -186,38 +188,17 @@ class Crew:
         place = self.meeting()
         for rank, worker in enumerate(workers):
             worker.tell("join", place=place, rank=rank, world=len(workers), **arguments)
-        for worker in workers:
-            worker.answer()
+        answers(workers)
 
     def standing(self) -> Standing:
         with ListenerClient.connect(self.state) as client:
             return client.standing()
 
-    def listener_is_gone(self) -> bool:
-        try:
-            self.standing()
-        except ListenerError:
-            return True
-        return False
-
-    def processes(self) -> list[psutil.Process]:
-        """Every living process that works on this crew's state directory."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.status() == psutil.STATUS_ZOMBIE or process.pid == self._process.pid:
-                    continue
-                if process.environ().get("BACKYARD_STATE_DIRECTORY") == str(self.state):
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
-
     def _start(self) -> tuple[Line, subprocess.Popen[bytes]]:
         environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", PYTHONWARNINGS="ignore")
         paths = [str(REPOSITORY / "src"), str(REPOSITORY), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        # the workers' settings are in the nursery's environment too, where /proc shows them for all its children
+        # here too, because /proc shows a forked worker with its nursery's environment
         environment["BACKYARD_STATE_DIRECTORY"] = str(self.state)
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.failure.nursery", str(self.directory / "door")],
@@ -237,11 +218,27 @@ class Crew:
         return hello, line
 
 
-def ask_all(workers: Sequence[Worker], body: str, *, timeout: float = ANSWER_SECONDS, **rest: Any) -> list[Any]:
+def ask_all(
+    workers: Sequence[Worker], body: str, *, timeout: float = ANSWER_SECONDS, **rest: Any
+) -> list[Any]:
     """The same of all, together; answers in order."""
     for worker in workers:
         worker.tell(body, **rest)
-    return [worker.answer(timeout) for worker in workers]
+    return answers(workers, timeout)
+
+
+def answers(workers: Sequence[Worker], timeout: float = ANSWER_SECONDS) -> list[Any]:
+    """One of each, in order. All are taken before the first failure is raised, or the next would be amiss."""
+    taken, failures = [], []
+    for worker in workers:
+        try:
+            taken.append(worker.answer(timeout))
+        except WorkerError as error:
+            failures.append(str(error))
+            timeout = min(timeout, 5.0)  # the others have had their time already
+    if failures:
+        raise WorkerError("\n".join(failures))
+    return taken
 
 
 def until(truth: Callable[[], bool], seconds: float, every: float = 0.05) -> bool:
@@ -252,6 +249,19 @@ def until(truth: Callable[[], bool], seconds: float, every: float = 0.05) -> boo
             return False
         time.sleep(every)
     return True
+
+
+def living(state: Path) -> list[int]:
+    """Every process that was started to work on this state directory."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            zombie = process.status() == psutil.STATUS_ZOMBIE
+            if not zombie and process.environ().get("BACKYARD_STATE_DIRECTORY") == str(state):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
 
 
 def is_running(pid: int) -> bool:

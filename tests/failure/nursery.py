@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel  # noqa: F401  (imported once, before the forks)
+import torch._dynamo  # DDP needs it: imported once, before the forks
 
+import backyard.collectives.backend  # noqa: F401
 from tests.failure import bodies
 from tests.failure.line import Line
 

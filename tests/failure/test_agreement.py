@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.failure.crew import NOTICE_S, Crew, Worker, ask_all
+from tests.failure.crew import NOTICE_S, Crew, Worker, answers, ask_all
 
 _LATE_S = 2.0
 _ODD = 2
@@ -59,7 +59,7 @@ def test_who_calls_something_else_is_named_with_what_it_called(
 ) -> None:
     for rank, worker in enumerate(four):
         worker.tell("disagree", case=case, odd=rank == _ODD)
-    for end in [worker.answer(15.0) for worker in four]:
+    for end in answers(four, 15.0):
         assert end["error"] == "OperationMismatch", end
         assert f"rank {_ODD} called" in end["text"], end
         assert all(word in end["text"] for word in _CALLED[case]), end
@@ -89,7 +89,7 @@ def test_a_stale_generation_is_refused(crew: Crew, take: Callable[[int], list[Wo
     for rank, worker in enumerate(pair):
         worker.tell("make_group", place=place, rank=rank, world=2, generation=3)
     started = time.monotonic()
-    for end in [worker.answer(15.0) for worker in pair]:
+    for end in answers(pair, 15.0):
         assert end["error"] == "OperationAborted", end
         assert "generation 3 is over, this run is at 5" in end["text"], end
     assert time.monotonic() - started < 3.0

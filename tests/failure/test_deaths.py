@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.failure.crew import NOTICE_S, Crew, Worker, ask_all, is_running, until
+from tests.failure.crew import NOTICE_S, Crew, Worker, answers, ask_all, is_running, until
 
 
 def check_named(ends: list[dict[str, Any]], victim: int, since_ns: int) -> None:
@@ -32,7 +32,7 @@ def test_a_killed_trainer_is_named_and_the_survivors_rebuild(
     time.sleep(0.4)
     since = time.monotonic_ns()
     four[victim].kill()
-    ends = [worker.answer(10.0) for worker in survivors]
+    ends = answers(survivors, 10.0)
     check_named(ends, victim, since)
     assert min(end["operations"] for end in ends) > 0
     ask_all(survivors, "leave")
@@ -41,13 +41,15 @@ def test_a_killed_trainer_is_named_and_the_survivors_rebuild(
     assert until(lambda: not is_running(four[victim].mover), 2.0), "the dead trainer's mover lives on"
 
 
-def test_a_killed_mover_is_a_lost_peer_elsewhere_and_a_lost_mover_here(crew: Crew, four: list[Worker]) -> None:
+def test_a_killed_mover_is_a_lost_peer_elsewhere_and_a_lost_mover_here(
+    crew: Crew, four: list[Worker]
+) -> None:
     for worker in four:
         worker.tell("all_reduces_until_error")
     time.sleep(0.4)
     since = time.monotonic_ns()
     os.kill(four[1].mover, signal.SIGKILL)
-    ends = [worker.answer(10.0) for worker in four]
+    ends = answers(four, 10.0)
     check_named([end for rank, end in enumerate(ends) if rank != 1], 1, since)
     assert ends[1]["error"] == "MoverLost"
     assert (ends[1]["at_ns"] - since) / 1e9 <= NOTICE_S
@@ -64,6 +66,17 @@ def test_who_was_idle_learns_it_at_the_next_call(crew: Crew, four: list[Worker])
     check_named(ask_all(four[:3], "one_all_reduce"), 3, since)
 
 
+def test_everything_pending_ends_whoever_it_waited_for(crew: Crew, four: list[Worker]) -> None:
+    """A receive from anybody and a queue of works, although the dead rank had no part in them yet."""
+    four[0].tell("pending_receive")
+    four[1].tell("pending_works", count=5)
+    time.sleep(0.3)
+    since = time.monotonic_ns()
+    four[2].kill()
+    received, works = answers(four[:2], 10.0)
+    check_named([received, *works], 2, since)
+
+
 def test_two_die_at_once(crew: Crew, four: list[Worker]) -> None:
     for worker in four:
         worker.tell("all_reduces_until_error")
@@ -72,7 +85,7 @@ def test_two_die_at_once(crew: Crew, four: list[Worker]) -> None:
     four[1].kill()
     four[2].kill()
     survivors = [four[0], four[3]]
-    for end in [worker.answer(10.0) for worker in survivors]:
+    for end in answers(survivors, 10.0):
         assert end["error"] == "PeerLost", end
         assert end["peer"] in (1, 2), end
         assert (end["at_ns"] - since) / 1e9 <= NOTICE_S
@@ -84,7 +97,7 @@ def test_two_die_at_once(crew: Crew, four: list[Worker]) -> None:
 def test_training_goes_on_after_a_rank_died(crew: Crew, take: Callable[[int], list[Worker]]) -> None:
     """DDP's C++ sees the failure, the process lives, and the model is wrapped anew.
 
-    torch passes errors through its C++ futures as RuntimeError with our text in it; the type is lost on that way.
+    torch turns errors that pass through its C++ futures into RuntimeError with our text in it.
     """
     workers = take(3)
     crew.join(workers)
@@ -110,7 +123,7 @@ def test_an_abort_from_another_thread_ends_operations_everywhere(crew: Crew, fou
     four[0].tell("abort_after", seconds=0.5, elements=1000)
     for worker in four[1:3]:
         worker.tell("one_all_reduce")
-    ends = [worker.answer(10.0) for worker in four[:3]]
+    ends = answers(four[:3], 10.0)
     called = ends[0]["called_ns"]
     assert ends[0]["error"] == "OperationAborted", ends[0]
     assert (ends[0]["at_ns"] - called) / 1e9 <= NOTICE_S

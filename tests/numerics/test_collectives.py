@@ -67,7 +67,7 @@ def test_sums_that_round(pool: Pool, dtype: str, world: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", (2, 3, 4, 5))
+@pytest.mark.parametrize("world", [2, 3, 4, 5])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_large_sums(pool: Pool, dtype: str, world: int) -> None:
     """Below, at and above a mebibyte, where the strategy may change, and some megabytes."""
@@ -76,7 +76,7 @@ def test_large_sums(pool: Pool, dtype: str, world: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", (2, 3, 4, 5))
+@pytest.mark.parametrize("world", [2, 3, 4, 5])
 def test_large_movements(pool: Pool, world: int) -> None:
     pool.run("movement:large", world=world, megabytes=3)
 
@@ -96,7 +96,7 @@ def test_average_of_halves_does_not_overflow(ours: Pool, world: int) -> None:
     ours.run("reductions:average_of_large_halves", world=world)
 
 
-@pytest.mark.parametrize("world", (2, 5))
+@pytest.mark.parametrize("world", [2, 5])
 def test_not_a_number_reaches_everyone(ours: Pool, world: int) -> None:
     _same(ours.run("reductions:not_numbers", world=world))
 

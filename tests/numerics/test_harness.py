@@ -11,7 +11,10 @@ from tests.numerics.harness.pool import Pool, PoolError
 
 @pytest.mark.parametrize("dtype", list(values.DTYPES))
 def test_inputs_tell_ranks_calls_and_elements_apart(dtype: str) -> None:
-    for make in (lambda *at: values.inputs(dtype, "SUM", 64, *at), lambda *at: values.raw_inputs(dtype, 64, *at)):
+    for make in (
+        lambda *at: values.inputs(dtype, "SUM", 64, *at),
+        lambda *at: values.raw_inputs(dtype, 64, *at),
+    ):
         base = make(0, 0)
         assert not values.same_bits(base, make(1, 0))
         assert not values.same_bits(base, make(0, 1))

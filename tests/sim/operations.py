@@ -156,7 +156,7 @@ def _size(random: Random, item: int, parts: int = 1) -> int:
         return 0
     if draw < 0.8:
         return item * random.randrange(1, 100)
-    return item * (random.randrange(16_000, 70_000) // item // parts)
+    return item * (random.randrange(16_000, 40_000) // item // parts)
 
 
 def _segment(random: Random, nbytes: int, item: int) -> int:

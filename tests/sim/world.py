@@ -33,6 +33,7 @@ from backyard.transport.memory import MemoryLink, memory_pair
 from tests.sim.operations import Collective, Message, Region
 
 POISON = 0xDB
+_PATIENCE = 5  # rounds that the slowest worker lets pass between two commands
 Command = OpenGroup | CloseGroup | AbortGroup | Start | SendTo | ReceiveFrom
 
 
@@ -61,8 +62,6 @@ class Side:
     tag: int | None = None
     refused: Failure | None = None
     calls: list[Call] = field(default_factory=list)
-    waiting: list[Callable[[], None]] = field(default_factory=list)  # commands not given yet, in order
-    sequence: int = 0
     closed: bool = False
 
 
@@ -167,7 +166,9 @@ class Machine:
         self._command(
             side,
             number,
-            lambda tag: ReceiveFrom(number, tag, peer, message.tag, message.dtype, number, 0, size, timeout_s),
+            lambda tag: ReceiveFrom(
+                number, tag, peer, message.tag, message.dtype, number, 0, size, timeout_s
+            ),
         )
         return call
 
@@ -200,7 +201,7 @@ class Simulation:
         self.now = 1000.0
         self.dials: list[tuple[Machine, bytes]] = []
         self._number = 0
-        self.capacity = self.random.choice((33, 700, 20_000, 300_000))
+        self.capacity = self.random.choice((200, 2_000, 20_000, 300_000))
         workers = [self.random.randbytes(16) for _ in range(world)]
         self.machines = [Machine(self, worker) for worker in workers]
         self.by_worker = {machine.worker: machine for machine in self.machines}
@@ -221,7 +222,7 @@ class Simulation:
     def settle(self, most: int = 400_000, until: Callable[[], bool] | None = None) -> None:
         """Let things happen in random order until nothing can, or ``until`` says so."""
         idle = 0
-        while idle < 3:
+        while idle < (_PATIENCE + 2 if self.actions else 2):
             assert self.events < most, "it never ends"
             moved = False
             todo = self._possible()
@@ -231,6 +232,7 @@ class Simulation:
                     return
                 moved |= event()
                 self.events += 1
+                self.now += 2e-5
             idle = 0 if moved else idle + 1
 
     def advance(self, seconds: float, step: float = 0.25) -> None:
@@ -242,6 +244,20 @@ class Simulation:
                 machine.engine.tick()
                 self._reap(machine)
             self.settle()
+
+    def give(self, machine: Machine, side: Side, commands: list[Callable[[], object]]) -> None:
+        """The worker gives these commands in this order once the group is open, each at some moment."""
+        pause, turn = self.random.randrange(1, _PATIENCE + 1), 0
+        left = list(reversed(commands))
+
+        def action() -> bool:
+            nonlocal turn
+            turn += 1
+            if left and side.tag is not None and turn % pause == 0:
+                left.pop()()
+            return not left or side.refused is not None or side.closed
+
+        self.actions.append((machine, action))
 
     def kill(self, machine: Machine) -> None:
         machine.alive = False
@@ -327,7 +343,9 @@ class Simulation:
                 continue
             for call in machine.calls.values():
                 if call.ended is not None:
-                    assert call.memory.count(POISON) == len(call.memory), f"{call.what}: written after its end"
+                    assert call.memory.count(POISON) == len(call.memory), (
+                        f"{call.what}: written after its end"
+                    )
 
     def pending(self, machine: Machine, group: str | None = None) -> list[str]:
         return [

@@ -1,51 +1,49 @@
-"""The c10d backend: torch's calls in, works out. Every tensor form is brought to flat pieces of bytes here."""
+"""The c10d backend: torch's calls in, works out."""
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed.distributed_c10d import GroupName
 
+from backyard.collectives import calls, gathering, reducing
+from backyard.collectives.announcements import first_time
 from backyard.collectives.client import current_mover
 from backyard.collectives.costs import CostTable
-from backyard.collectives.dtypes import ElementType, by_name
 from backyard.collectives.issue import Issuer
-from backyard.collectives.messages import AbortGroup, CloseGroup, ReceiveFrom, SendTo
-from backyard.collectives.pieces import Piece, as_bytes, dense, ranges
-from backyard.collectives.reductions import Reduction, reduction_of
+from backyard.collectives.messages import Opened
 from backyard.collectives.rendezvous import exchange_members
 from backyard.collectives.staging import Arena
-from backyard.collectives.work import BackyardWork
-from backyard.core import metrics
+from backyard.collectives.tensors import blocks_of, only, rows_of
+from backyard.collectives.torch_version import warn_if_untested
+from backyard.collectives.work import BackyardWork, together
 from backyard.core.config import Settings
-from backyard.core.errors import OperationMismatch, UnsupportedOperation
+from backyard.core.errors import UnsupportedOperation
+from backyard.core.units import format_duration
 
-_BYTE = by_name("uint8")
+log = logging.getLogger("backyard.collectives")
+
 _arena: Arena | None = None
 _arena_lock = threading.Lock()
 
 
-def _current_arena() -> Arena:
-    global _arena
-    with _arena_lock:
-        mover = current_mover()
-        if _arena is None or _arena.mover is not mover:
-            _arena = Arena(mover)
-        return _arena
-
-
 def create_group(
-    store: dist.Store,
+    store: Store,
     rank: int,
     world: int,
     timeout: timedelta | float | None = None,
     generation: int | None = None,
 ) -> BackyardGroup:
-    """Form a group of ``world`` ranks that all call this with the same store."""
+    """Form a group of ``world`` ranks that all call this with the same store, used for this group alone."""
+    warn_if_untested(torch.__version__)
     arena = _current_arena()
     mover = arena.mover
     seconds = _seconds(timeout, mover.settings.collectives.timeout_s)
@@ -58,9 +56,40 @@ def create_group(
         _given_table(mover.settings),
         mover.generation if generation is None else generation,
     )
+    _announce(opened, rank, world, mover.encryption)
     issuer = Issuer(mover, arena, opened.group, world, opened.table)
-    metrics.groups_open.inc()
     return BackyardGroup(rank, world, seconds, issuer, opened.links)
+
+
+def monitored_barrier(
+    group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None
+) -> None:
+    """A barrier on the default or the given group; raises OperationTimeout that names the missing ranks."""
+    chosen = dist.group.WORLD if group is None else group
+    if not isinstance(chosen, BackyardGroup):
+        raise UnsupportedOperation(
+            "this monitored barrier needs a group of the backyard backend",
+            hint="Call init_process_group('backyard') first; Gloo's is torch.distributed.monitored_barrier.",
+        )
+    chosen.monitored_barrier(timeout)
+
+
+def _current_arena() -> Arena:
+    global _arena
+    with _arena_lock:
+        mover = current_mover()
+        if _arena is None or _arena.mover is not mover:
+            _arena = Arena(mover)
+        return _arena
+
+
+def _forget_arena() -> None:
+    global _arena, _arena_lock
+    _arena, _arena_lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_arena)
 
 
 def _given_table(settings: Settings) -> CostTable | None:
@@ -70,31 +99,41 @@ def _given_table(settings: Settings) -> CostTable | None:
     return CostTable.measured(latency / 1e6, 8 / (bandwidth * 1e6))
 
 
+def _announce(opened: Opened, rank: int, world: int, encryption: str) -> None:
+    table = opened.table
+    rate = f"{8e-6 / table.seconds_per_byte:.0f} Mbit/s" if table.seconds_per_byte > 0 else "no limit"
+    log.info(
+        "rank %d of %d: latency %s, bandwidth %s; links: %s",
+        rank,
+        world,
+        format_duration(table.latency_s),
+        rate,
+        ", ".join(opened.links) or "none",
+    )
+    if encryption == "plaintext" and first_time("plaintext"):
+        log.warning("links are in PLAINTEXT, as network.encryption says: only for a fabric you trust")
+
+
 def _seconds(timeout: timedelta | float | None, default: float) -> float:
     value = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     return default if value is None or value <= 0 else float(value)
 
 
-def _element(tensor: torch.Tensor) -> ElementType:
-    if tensor.is_sparse or tensor.layout is not torch.strided:
-        raise UnsupportedOperation(
-            f"a tensor of layout {tensor.layout} cannot be moved", hint="Call to_dense() first."
-        )
-    return by_name(str(tensor.dtype).removeprefix("torch."))
-
-
+# torch's stubs give most operations a second, tensor-wise form besides the one that torch calls: hence the
+# ignored overrides. Options come as one of a dozen C++ types, or None.
 class BackyardGroup(dist.ProcessGroup):
     """One group. All methods may be called from any thread; calls on one group must agree between ranks."""
 
     def __init__(self, rank: int, world: int, timeout_s: float, issuer: Issuer, links: Sequence[str]) -> None:
-        super().__init__(rank, world)
+        super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this form
         self._rank = rank
         self._world = world
         self._timeout_s = timeout_s
         self._issuer = issuer
         self._name = ""
         self._description = ""
-        self._closed = False
+        self._coalescing: list[BackyardWork] | None = None
+        self._forget: Callable[[int], None] | None = issuer.mover.forget_group
         self.links = tuple(links)
 
     # what torch asks of every group
@@ -121,8 +160,8 @@ class BackyardGroup(dist.ProcessGroup):
         return self._description
 
     @property
-    def group_name(self) -> str:
-        return self._name
+    def group_name(self) -> GroupName:
+        return GroupName(self._name)
 
     @property
     def group_desc(self) -> str:
@@ -136,282 +175,90 @@ class BackyardGroup(dist.ProcessGroup):
 
     def abort(self) -> None:
         """End every pending operation here and on every member, at once."""
-        self._issuer.mover.send(AbortGroup(self._issuer.group, "abort() was called"))
+        self._issuer.abort("abort() was called")
 
     def shutdown(self) -> None:
-        if not self._closed:
-            self._closed = True
-            metrics.groups_open.dec()
-            self._issuer.mover.send(CloseGroup(self._issuer.group))
+        """Leave the group; safe to call twice, and in a forked child, where it does nothing."""
+        self._forget = None
+        self._issuer.mover.close_group(self._issuer.group)
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
-            self.shutdown()
+        forget = getattr(self, "_forget", None)
+        if forget is not None:
+            forget(self._issuer.group)
 
     # reductions
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> BackyardWork:
-        tensor = _only(tensors)
-        return self._reduce_whole("all_reduce", tensor, opts, root=-1, keep=True)
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> BackyardWork:  # type: ignore[override]
+        return self._run(reducing.all_reduce(only(tensors), _op(opts), self._world), opts)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> BackyardWork:
-        """One operation for all tensors of one dtype, as they lie one behind the other."""
-        element = _element(tensors[0])
-        if any(_element(tensor) != element for tensor in tensors):
-            raise UnsupportedOperation(
-                "coalesced tensors must have one dtype", hint="Coalesce tensors of each dtype apart."
-            )
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        if not tensors:
+            return together([], tensors)
+        return self._run(reducing.all_reduce_coalesced(tensors, _op(opts), self._world), opts)
 
-        def finish() -> None:
-            start = 0
-            for tensor in tensors:
-                tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
-                start += tensor.numel()
+    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> BackyardWork:  # type: ignore[override]
+        call = reducing.reduce(only(tensors), _op(opts), opts.rootRank, self._rank, self._world)
+        return self._run(call, opts)
 
-        return self._reduce_whole("all_reduce", flat, opts, root=-1, keep=True, result=tensors, finish=finish)
-
-    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> BackyardWork:
-        return self._reduce_whole(
-            "reduce", _only(tensors), opts, root=opts.rootRank, keep=opts.rootRank == self._rank
-        )
-
-    def _reduce_whole(
-        self,
-        kind: str,
-        tensor: torch.Tensor,
-        opts: Any,
-        *,
-        root: int,
-        keep: bool,
-        result: list[torch.Tensor] | None = None,
-        finish: Any = None,
-    ) -> BackyardWork:
-        element = _element(tensor)
-        self._issuer.arena.check_device(tensor)
-        reduction = reduction_of(_op(opts), element, self._world)
-        values, copied = dense(tensor)
-        flat = values.view(-1)
-        pieces = [
-            _reduce_piece(flat[lo // element.size : hi // element.size], reduction, keep=keep)
-            for lo, hi in ranges(flat.numel() * element.size, element.size)
-        ]
-        if copied and keep:
-            finish = _then(finish, lambda: tensor.copy_(values))
-        return self._issuer.collective(
-            kind,
-            element,
-            pieces,
-            result or [tensor],
-            self._timeout(opts),
-            reduction=reduction.name,
-            root=root,
-            finish=finish,
-        )
-
-    def reduce_scatter(
+    def reduce_scatter(  # type: ignore[override]
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
     ) -> BackyardWork:
-        return self._reduce_scatter(_only(outputs), inputs[0], opts)
+        call = reducing.reduce_scatter(only(outputs), inputs[0], _op(opts), self._rank, self._world)
+        return self._run(call, opts)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> BackyardWork:
-        return self._reduce_scatter(output, self._blocks(input, output), opts)
-
-    _reduce_scatter_base = reduce_scatter_single
+        blocks = blocks_of(input, output, self._world)
+        return self._run(reducing.reduce_scatter(output, blocks, _op(opts), self._rank, self._world), opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> BackyardWork:
-        works = [
-            self._reduce_scatter(output, self._blocks(input, output), opts)
-            for output, input in zip(outputs, inputs, strict=True)
-        ]
-        return _together(works, outputs)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    def _reduce_scatter(
-        self, output: torch.Tensor, inputs: Sequence[torch.Tensor], opts: Any
-    ) -> BackyardWork:
-        element = _element(output)
-        self._issuer.arena.check_device(output)
-        reduction = reduction_of(_op(opts), element, self._world)
-        self._check_blocks(inputs, element)
-        if inputs[self._rank].numel() != output.numel():
-            raise OperationMismatch(
-                f"reduce_scatter: the output has {output.numel()} elements, "
-                f"this rank's input block {inputs[self._rank].numel()}"
-            )
-        flats = [block.reshape(-1) for block in inputs]
-        values, copied = dense(output)
-        target = values.view(-1)
-        pieces = [
-            _scatter_piece(cuts, self._rank, element, reduction, target)
-            for cuts in _cut_blocks(flats, element.size)
-        ]
-        finish = (lambda: output.copy_(values)) if copied else None
-        return self._issuer.collective(
-            "reduce_scatter",
-            element,
-            pieces,
-            [output],
-            self._timeout(opts),
-            reduction=reduction.name,
-            finish=finish,
-        )
+        pairs = zip(outputs, inputs, strict=True)
+        return together([self.reduce_scatter_single(one, whole, opts) for one, whole in pairs], outputs)
 
     # gathering and spreading
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> BackyardWork:
-        tensor = _only(tensors)
-        element = _element(tensor)
-        self._issuer.arena.check_device(tensor)
-        values, copied = dense(tensor)
-        flat = as_bytes(values)
-        mine = opts.rootRank == self._rank
-        pieces = [
-            Piece(
-                (hi - lo,),
-                hi - lo,
-                (lambda view, lo=lo, hi=hi: view.copy_(flat[lo:hi])) if mine else _nothing,
-                _nothing if mine else (lambda view, lo=lo, hi=hi: flat[lo:hi].copy_(view)),
-            )
-            for lo, hi in ranges(flat.numel(), element.size)
-        ]
-        finish = (lambda: tensor.copy_(values)) if copied and not mine else None
-        return self._issuer.collective(
-            "broadcast", element, pieces, [tensor], self._timeout(opts), root=opts.rootRank, finish=finish
-        )
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> BackyardWork:  # type: ignore[override]
+        return self._run(gathering.broadcast(only(tensors), opts.rootRank, self._rank), opts)
 
-    def allgather(
+    def allgather(  # type: ignore[override]
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> BackyardWork:
-        return self._all_gather(outputs[0], _only(inputs), opts)
+        row = outputs[0]
+        return self._run(gathering.all_gather(row, only(inputs), list(row), self._rank, self._world), opts)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> BackyardWork:
-        return self._all_gather(self._blocks(output, input), input, opts, whole=output)
-
-    _allgather_base = all_gather_single
+        return self._run(gathering.all_gather_single(output, input, self._rank, self._world), opts)
 
     def allgather_coalesced(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> BackyardWork:
         works = [
-            self._all_gather([row[i] for row in outputs], tensor, opts) for i, tensor in enumerate(inputs)
+            self.allgather([[row[number] for row in outputs]], [tensor], opts)
+            for number, tensor in enumerate(inputs)
         ]
-        return _together(works, [tensor for row in outputs for tensor in row])
+        return together(works, [tensor for row in outputs for tensor in row])
 
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> BackyardWork:
-        works = [
-            self.all_gather_single(output, input, opts) for output, input in zip(outputs, inputs, strict=True)
-        ]
-        return _together(works, outputs)
+        pairs = zip(outputs, inputs, strict=True)
+        return together([self.all_gather_single(whole, one, opts) for whole, one in pairs], outputs)
 
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-
-    def _all_gather(
-        self,
-        outputs: Sequence[torch.Tensor],
-        tensor: torch.Tensor,
-        opts: Any,
-        whole: torch.Tensor | None = None,
-    ) -> BackyardWork:
-        element = _element(tensor)
-        self._issuer.arena.check_device(tensor)
-        self._check_blocks(outputs, element)
-        if outputs[self._rank].numel() != tensor.numel():
-            raise OperationMismatch(
-                f"all_gather: this rank gives {tensor.numel()} elements, "
-                f"its place in the output has {outputs[self._rank].numel()}"
-            )
-        mine = as_bytes(tensor.contiguous())
-        dense_outputs = [dense(output) for output in outputs]
-        flats = [as_bytes(values) for values, _ in dense_outputs]
-        pieces = []
-        for cuts in _cut_blocks(flats, element.size):
-            sizes = tuple(hi - lo for _, lo, hi in cuts)
-            pieces.append(_gather_piece(cuts, sizes, self._rank, mine))
-        finish = _write_back(dense_outputs, outputs)
-        result = [whole] if whole is not None else list(outputs)
-        return self._issuer.collective(
-            "all_gather", element, pieces, result, self._timeout(opts), finish=finish
-        )
-
-    def gather(
+    def gather(  # type: ignore[override]
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> BackyardWork:
-        tensor = _only(inputs)
-        element = _element(tensor)
-        self._issuer.arena.check_device(tensor)
-        mine = as_bytes(tensor.contiguous())
-        block = mine.numel()
-        if opts.rootRank != self._rank:
-            piece = Piece(
-                (block,) * self._world,
-                block,
-                lambda view: view.copy_(mine),  # type: ignore[arg-type, return-value]
-                _nothing,
-            )
-            return self._issuer.collective(
-                "gather", element, [piece], [], self._timeout(opts), root=opts.rootRank
-            )
-        self._check_blocks(outputs[0], element, equal=tensor.numel())
-        dense_outputs = [dense(output) for output in outputs[0]]
-        flats = [as_bytes(values) for values, _ in dense_outputs]
-        cuts = [(flat, 0, block) for flat in flats]
-        piece = _gather_piece(cuts, (block,) * self._world, self._rank, mine)
-        return self._issuer.collective(
-            "gather",
-            element,
-            [piece],
-            list(outputs[0]),
-            self._timeout(opts),
-            root=opts.rootRank,
-            finish=_write_back(dense_outputs, outputs[0]),
-        )
+        root, row = opts.rootRank, outputs[0] if opts.rootRank == self._rank else []
+        return self._run(gathering.gather(row, only(inputs), root, self._rank, self._world), opts)
 
-    def scatter(
+    def scatter(  # type: ignore[override]
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
     ) -> BackyardWork:
-        output = _only(outputs)
-        element = _element(output)
-        self._issuer.arena.check_device(output)
-        values, copied = dense(output)
-        target = as_bytes(values)
-        block = target.numel()
-        finish = (lambda: output.copy_(values)) if copied else None
-        root = opts.rootRank
-        if root == self._rank:
-            self._check_blocks(inputs[0], element, equal=output.numel())
-            flats = [as_bytes(tensor.contiguous()) for tensor in inputs[0]]
-
-            def fill(view: torch.Tensor) -> None:
-                for rank, flat in enumerate(flats):
-                    view[rank * block : (rank + 1) * block].copy_(flat)
-
-            start = root * block
-            piece = Piece(
-                (block,) * self._world,
-                block * self._world,
-                fill,
-                lambda view: target.copy_(view[start : start + block]),  # type: ignore[arg-type, return-value]
-            )
-        else:
-            piece = Piece(
-                (block,) * self._world,
-                block,
-                _nothing,
-                lambda view: target.copy_(view),  # type: ignore[arg-type, return-value]
-            )
-        return self._issuer.collective(
-            "scatter", element, [piece], [output], self._timeout(opts), root=root, finish=finish
-        )
-
-    # everyone to everyone
+        root, row = opts.rootRank, inputs[0] if opts.rootRank == self._rank else []
+        return self._run(gathering.scatter(only(outputs), row, root, self._rank, self._world), opts)
 
     def all_to_all_single(
         self,
@@ -421,251 +268,70 @@ class BackyardGroup(dist.ProcessGroup):
         input_splits: list[int],
         opts: Any = None,
     ) -> BackyardWork:
-        rows_in = input_splits or self._even(input)
-        rows_out = output_splits or self._even(output)
-        inputs = list(input.split(rows_in)) if input.dim() else [input]
-        outputs = list(output.split(rows_out)) if output.dim() else [output]
-        return self._all_to_all(outputs, inputs, opts, [output])
-
-    alltoall_base = all_to_all_single
+        outputs = rows_of(output, output_splits, self._world)
+        inputs = rows_of(input, input_splits, self._world)
+        return self._run(gathering.all_to_all(outputs, inputs, [output], self._rank, self._world), opts)
 
     def alltoall(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> BackyardWork:
-        return self._all_to_all(outputs, inputs, opts, list(outputs))
+        call = gathering.all_to_all(outputs, inputs, list(outputs), self._rank, self._world)
+        return self._run(call, opts)
 
-    def _all_to_all(
-        self,
-        outputs: Sequence[torch.Tensor],
-        inputs: Sequence[torch.Tensor],
-        opts: Any,
-        result: list[torch.Tensor],
-    ) -> BackyardWork:
-        element = _element(inputs[0])
-        self._issuer.arena.check_device(inputs[0])
-        self._check_blocks(inputs, element)
-        self._check_blocks(outputs, element)
-        sources = [as_bytes(tensor.contiguous()) for tensor in inputs]
-        dense_outputs = [dense(output) for output in outputs]
-        targets = [as_bytes(values) for values, _ in dense_outputs]
-        send = tuple(flat.numel() for flat in sources)
-        receive = tuple(flat.numel() for flat in targets)
-        if send[self._rank] != receive[self._rank]:
-            raise OperationMismatch(
-                f"all_to_all: this rank keeps {send[self._rank]} bytes, but expects {receive[self._rank]} of itself"
-            )
-        base = sum(send)
+    # what torch before 2.13 called some of them, and parts of it still do
 
-        def fill(view: torch.Tensor) -> None:
-            start = 0
-            for flat in sources:
-                view[start : start + flat.numel()].copy_(flat)
-                start += flat.numel()
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
 
-        def drain(view: torch.Tensor) -> None:
-            start = base
-            for rank, flat in enumerate(targets):
-                if rank == self._rank:
-                    flat.copy_(sources[rank])
-                else:
-                    flat.copy_(view[start : start + flat.numel()])
-                start += flat.numel()
-
-        piece = Piece((), base + sum(receive), fill, drain)
-        return self._issuer.collective(
-            "all_to_all",
-            element,
-            [piece],
-            result,
-            self._timeout(opts),
-            splits=(send, receive),
-            finish=_write_back(dense_outputs, outputs),
-        )
+    # barriers
 
     def barrier(self, opts: Any = None) -> BackyardWork:
-        return self._barrier(self._timeout(opts))
+        return self._run(calls.barrier(), opts)
 
-    def monitored_barrier(self, timeout: timedelta | None = None) -> None:
-        """A barrier that names who is missing."""
-        self._barrier(_seconds(timeout, self._timeout_s)).wait()
-
-    def _barrier(self, timeout_s: float) -> BackyardWork:
-        return self._issuer.collective("barrier", _BYTE, [Piece((), 0, _nothing, _nothing)], [], timeout_s)
+    def monitored_barrier(
+        self, timeout: timedelta | float | None = None, wait_all_ranks: bool = True
+    ) -> None:
+        """A barrier that names who is missing; it always names them all."""
+        self._issuer.collective(calls.barrier(), _seconds(timeout, self._timeout_s)).wait()
 
     # point to point
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> BackyardWork:
-        tensor = _only(tensors)
-        self._issuer.arena.check_device(tensor)
-        flat = as_bytes(tensor.contiguous())
-        piece = Piece((), flat.numel(), lambda view: view.copy_(flat), _nothing)  # type: ignore[arg-type, return-value]
-        return self._issuer.point_to_point(
-            SendTo, peer, tag, _element(tensor), piece, [tensor], self._timeout_s
-        )
+        return self._noted(self._issuer.point_to_point(calls.send(only(tensors)), peer, tag, self._timeout_s))
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> BackyardWork:
-        tensor = _only(tensors)
-        self._issuer.arena.check_device(tensor)
-        values, copied = dense(tensor)
-        flat = as_bytes(values)
-        piece = Piece((), flat.numel(), _nothing, lambda view: flat.copy_(view))  # type: ignore[arg-type, return-value]
-        finish = (lambda: tensor.copy_(values)) if copied else None
-        return self._issuer.point_to_point(
-            ReceiveFrom, peer, tag, _element(tensor), piece, [tensor], self._timeout_s, finish
+        return self._noted(
+            self._issuer.point_to_point(calls.receive(only(tensors)), peer, tag, self._timeout_s)
         )
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> BackyardWork:
         return self.recv(tensors, -1, tag)
 
-    # small things
+    # torch's coalescing manager: all that is called in between is waited for as one
 
-    def _timeout(self, opts: Any) -> float:
-        return _seconds(getattr(opts, "timeout", None), self._timeout_s)
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalescing = []
 
-    def _even(self, tensor: torch.Tensor) -> list[int]:
-        rows = tensor.shape[0] if tensor.dim() else 1
-        if rows % self._world:
-            raise OperationMismatch(
-                f"{rows} rows cannot be split evenly over {self._world} ranks", hint="Give split sizes."
-            )
-        return [rows // self._world] * self._world
+    def _end_coalescing(self, device: torch.device) -> BackyardWork:
+        works, self._coalescing = self._coalescing or [], None
+        return together(works, [tensor for work in works for tensor in work.result()])
 
-    def _blocks(self, whole: torch.Tensor, one: torch.Tensor) -> list[torch.Tensor]:
-        """A concatenated or stacked tensor as one block per rank; a view wherever it can be."""
-        if whole.numel() != one.numel() * self._world:
-            raise OperationMismatch(
-                f"a tensor of {whole.numel()} elements does not hold {self._world} blocks of {one.numel()}"
-            )
-        if not whole.is_contiguous():
-            raise UnsupportedOperation(
-                "the concatenated tensor must be contiguous", hint="Call contiguous() on it first."
-            )
-        return (
-            list(whole.view(-1).split(max(1, one.numel()))) if one.numel() else [whole.view(-1)] * self._world
-        )
+    def _run(self, call: calls.Call, opts: Any) -> BackyardWork:
+        seconds = _seconds(getattr(opts, "timeout", None), self._timeout_s)
+        return self._noted(self._issuer.collective(call, seconds))
 
-    def _check_blocks(
-        self, blocks: Sequence[torch.Tensor], element: ElementType, equal: int | None = None
-    ) -> None:
-        if len(blocks) != self._world:
-            raise OperationMismatch(f"{len(blocks)} blocks were given to a group of {self._world} ranks")
-        for block in blocks:
-            if _element(block) != element:
-                raise OperationMismatch(
-                    f"blocks of {_element(block).name} and {element.name} in one operation",
-                    hint="Convert them to one dtype first.",
-                )
-            if equal is not None and block.numel() != equal:
-                raise OperationMismatch(f"blocks of {block.numel()} and {equal} elements in one operation")
-
-
-Cut = tuple[torch.Tensor, int, int]  # a flat tensor and a range of its elements
-
-
-def _nothing(_: torch.Tensor) -> None:
-    return None
-
-
-def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    if len(tensors) != 1:
-        raise UnsupportedOperation(f"{len(tensors)} tensors in one call", hint="Call it once per tensor.")
-    return tensors[0]
+    def _noted(self, work: BackyardWork) -> BackyardWork:
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
 
 
 def _op(opts: Any) -> dist.ReduceOp:
-    return opts.reduceOp if opts is not None else dist.ReduceOp(dist.ReduceOp.SUM)
-
-
-def _then(first: Any, second: Any) -> Any:
-    def both() -> None:
-        if first is not None:
-            first()
-        second()
-
-    return both
-
-
-def _write_back(dense_outputs: Sequence[tuple[torch.Tensor, bool]], outputs: Sequence[torch.Tensor]) -> Any:
-    if not any(copied for _, copied in dense_outputs):
-        return None
-
-    def finish() -> None:
-        for (values, copied), output in zip(dense_outputs, outputs, strict=True):
-            if copied:
-                output.copy_(values)
-
-    return finish
-
-
-def _reduce_piece(values: torch.Tensor, reduction: Reduction, *, keep: bool) -> Piece:
-    nbytes = values.numel() * values.element_size()
-    dtype = values.dtype
-
-    def drain(view: torch.Tensor) -> None:
-        if keep:
-            reduction.drain(view.view(dtype), values)
-
-    return Piece((nbytes,), nbytes, lambda view: reduction.fill(view.view(dtype), values), drain)
-
-
-def _cut_blocks(flats: Sequence[torch.Tensor], item: int) -> list[list[Cut]]:
-    """Pieces that take the same part of every block; a short block is empty in later pieces."""
-    unit = item // flats[0].element_size() if flats[0].element_size() < item else 1
-    longest = max(flat.numel() * flat.element_size() for flat in flats)
-    cuts = []
-    for lo, hi in ranges(longest, item, len(flats)):
-        low, high = lo // item * unit, hi // item * unit
-        cuts.append([(flat, min(low, flat.numel()), min(high, flat.numel())) for flat in flats])
-    return cuts
-
-
-def _scatter_piece(
-    cuts: Sequence[Cut], rank: int, element: ElementType, reduction: Reduction, target: torch.Tensor
-) -> Piece:
-    sizes = tuple((hi - lo) * element.size for _, lo, hi in cuts)
-    start = sum(sizes[:rank])
-
-    def fill(view: torch.Tensor) -> None:
-        offset = 0
-        for (flat, lo, hi), size in zip(cuts, sizes, strict=True):
-            reduction.fill(view[offset : offset + size].view(target.dtype), flat[lo:hi])
-            offset += size
-
-    def drain(view: torch.Tensor) -> None:
-        _, lo, hi = cuts[rank]
-        reduction.drain(view[start : start + sizes[rank]].view(target.dtype), target[lo:hi])
-
-    return Piece(sizes, sum(sizes), fill, drain)
-
-
-def _gather_piece(cuts: Sequence[Cut], sizes: tuple[int, ...], rank: int, mine: torch.Tensor) -> Piece:
-    start = sum(sizes[:rank])
-
-    def fill(view: torch.Tensor) -> None:
-        _, lo, hi = cuts[rank]
-        view[start : start + sizes[rank]].copy_(mine[lo:hi])
-
-    def drain(view: torch.Tensor) -> None:
-        offset = 0
-        for (flat, lo, hi), size in zip(cuts, sizes, strict=True):
-            flat[lo:hi].copy_(view[offset : offset + size])
-            offset += size
-
-    return Piece(sizes, sum(sizes), fill, drain)
-
-
-def _together(works: Sequence[BackyardWork], result: list[torch.Tensor]) -> BackyardWork:
-    """Several works as one."""
-    whole = BackyardWork(result, max(1, len(works)), "coalesced operation")
-    if not works:
-        whole.piece_done(0)
-
-    def settled(work: BackyardWork) -> None:
-        if work.error is not None:
-            whole.fail(work.error)
-        else:
-            whole.piece_done(work.finished_at_ns or 0)
-
-    for work in works:
-        work.after(settled)
-    return whole
+    """Of options, or the operation itself, which torch's own layers may give in their place."""
+    if opts is None:
+        return dist.ReduceOp(dist.ReduceOp.SUM)
+    op: dist.ReduceOp = getattr(opts, "reduceOp", opts)
+    return op

@@ -1,4 +1,4 @@
-"""The worker's side of its mover: starts it, sends commands, hands replies to whoever waits. Torch-free."""
+"""The worker's side of its mover: sends commands, hands replies to whoever waits. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ import socket
 import subprocess
 import sys
 import threading
-import time
+from collections import deque
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 from backyard.collectives.costs import CostTable
 from backyard.collectives.messages import (
+    AbortGroup,
     Alive,
     AskStatistics,
+    CloseGroup,
     Command,
     Failed,
     Failure,
     Finished,
     Inbox,
-    Member,
     MapSegment,
+    Member,
     NotOpened,
-    OpenGroup,
     Opened,
+    OpenGroup,
     Ready,
     Refused,
     Reply,
@@ -37,14 +39,17 @@ from backyard.collectives.messages import (
     encode,
 )
 from backyard.collectives.segments import SharedSegment
-from backyard.core import errors
-from backyard.core.config import Settings, load_settings, state_directory
-from backyard.transport.tls import write_openssl_conf
+from backyard.collectives.spawning import start_mover
+from backyard.core import errors, metrics
+from backyard.core.config import Settings, load_settings
 
 log = logging.getLogger("backyard.collectives")
 
 _START_S = 60.0  # eight movers starting at once on two cores need their time
+_ANSWER_S = 5.0
+_CLOSE_S = 2.0
 _CHUNK = 256 << 10
+_QUIET_TURNS = 5  # so many reads in a row without a word are a silence; time alone lies after a stop
 Done = Callable[[Finished | Failed], None]
 
 
@@ -66,31 +71,65 @@ def error_of(failure: Failure) -> errors.CollectiveError:
     return errors.CollectiveError(failure.message)
 
 
+def refusal_of(failure: Failure) -> errors.BackyardError:
+    """The exception that stands for a mover which cannot serve."""
+    kinds: tuple[type[errors.BackyardError], ...] = (
+        errors.ConfigError,
+        errors.IdentityError,
+        errors.TransportError,
+        errors.HandshakeError,
+        errors.ProtocolError,
+        errors.ListenerError,
+    )
+    kind = next((kind for kind in kinds if kind.code == failure.code), errors.CollectiveError)
+    return kind(f"the mover cannot serve: {failure.message}", hint="Do as it says, then start again.")
+
+
 class MoverClient:
     """One mover process and the channel to it. Thread-safe."""
 
     def __init__(self, run: str, generation: int, settings: Settings) -> None:
         self.settings = settings
+        self.inherited = False  # True in a process that was forked from the mover's owner
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
         self._operations: dict[int, Done] = {}
         self._requests: dict[int, tuple[threading.Event, list[Opened | NotOpened | Statistics]]] = {}
+        self._groups: set[int] = set()
+        self._forgotten: deque[int] = deque()
         self._lost: errors.MoverLost | None = None
         self._closing = False
-        self._process, self._channel = _start(run, generation, settings)
-        ready = self._await_ready()
+        self._inbox = Inbox(commands=False)
+        self._process, self._channel = start_mover(run, generation, settings)
+        try:
+            ready = self._await_ready()
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            self._channel.close()
+            raise
         self.member: Member = ready.member
         self.run = ready.run
         self.generation = ready.generation
         self.encryption = ready.encryption
-        self._heard_at = time.monotonic()
+        # also the bound of a write that waits for the mover; the reader alone decides on silence
+        self._channel.settimeout(settings.link.silence_s / _QUIET_TURNS)
         self._thread = threading.Thread(target=self._read, name="backyard-mover", daemon=True)
         self._thread.start()
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def lost(self) -> errors.MoverLost | None:
+        return self._lost
+
+    # commands
+
+    def number(self) -> int:
+        return next(self._numbers)
 
     def submit(self, command: Command, operation: int, done: Done) -> None:
         """Start an operation; ``done`` is called once, from the reader thread or from here."""
@@ -103,32 +142,33 @@ class MoverClient:
         else:
             self.send(command)
 
-    def number(self) -> int:
-        return next(self._numbers)
-
     def send(self, command: Command) -> None:
         """Tell the mover something that has no answer; a mover that is gone is reported to those who wait."""
-        try:
-            with self._sending:
-                self._channel.sendall(encode(command))
-        except OSError as error:
-            self._end(f"its channel broke ({error})")
+        self._send(encode(command), [])
 
     def map(self, segment: int, shared: SharedSegment) -> None:
-        message = encode(MapSegment(segment, shared.size, shared.name))
-        try:
-            with self._sending:
-                if sys.platform == "win32":
-                    self._channel.sendall(message)
-                else:
-                    sent = socket.send_fds(self._channel, [message], [shared.descriptor])
-                    self._channel.sendall(message[sent:])
-        except OSError as error:
-            self._end(f"its channel broke ({error})")
+        descriptors = [] if sys.platform == "win32" else [shared.descriptor]
+        self._send(encode(MapSegment(segment, shared.size, shared.name)), descriptors)
         shared.close_descriptor()
 
     def unmap(self, segment: int) -> None:
         self.send(UnmapSegment(segment))
+
+    def abort_group(self, group: int, why: str) -> None:
+        self.send(AbortGroup(group, why))
+
+    def close_group(self, group: int) -> None:
+        """Safe to call twice."""
+        with self._lock:
+            known = group in self._groups
+            self._groups.discard(group)
+        if known:
+            metrics.groups_open.dec()
+            self.send(CloseGroup(group))
+
+    def forget_group(self, group: int) -> None:
+        """Close it soon. For destructors, which may run anywhere: takes no lock and says nothing."""
+        self._forgotten.append(group)
 
     def open_group(
         self,
@@ -141,15 +181,18 @@ class MoverClient:
     ) -> Opened:
         request = self.number()
         command = OpenGroup(request, generation, name, rank, members, timeout_s, table)
-        answer = self._ask(request, command, timeout_s + 5.0)
+        answer = self._ask(request, command, timeout_s + _ANSWER_S)
         if isinstance(answer, NotOpened):
             raise error_of(answer.failure)
         assert isinstance(answer, Opened)
+        with self._lock:
+            self._groups.add(answer.group)
+        metrics.groups_open.inc()
         return answer
 
     def statistics(self) -> Statistics:
         request = self.number()
-        answer = self._ask(request, AskStatistics(request), 5.0)
+        answer = self._ask(request, AskStatistics(request), _ANSWER_S)
         assert isinstance(answer, Statistics)
         return answer
 
@@ -159,76 +202,125 @@ class MoverClient:
         try:
             self._channel.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass
+            pass  # it is gone already
         try:
-            self._process.wait(2.0)
+            self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         if threading.current_thread() is not self._thread:
-            self._thread.join(2.0)
+            self._thread.join(_CLOSE_S)
+        self._end("it was closed")
         self._channel.close()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: the mover is the parent's. Takes no lock, for one may be held for ever."""
+        self.inherited = True
+        self._closing = True
+        self._lost = errors.MoverLost(
+            "this process was forked from the one that owns the mover",
+            hint="Use the group in the parent only, or start the child by spawn with a group of its own.",
+        )
+        self._lock, self._sending = threading.Lock(), threading.Lock()
+        self._channel.close()  # or the mover would not notice the parent's end
+
+    def _send(self, message: bytes, descriptors: list[int]) -> None:
+        if self.lost is not None:
+            return
+        try:
+            with self._sending:
+                left = memoryview(message)
+                while left and self.lost is None:
+                    try:
+                        sent = self._send_some(left, descriptors)
+                    except TimeoutError:
+                        continue  # the mover is slow to read; whether it hangs, the reader decides
+                    descriptors, left = [], left[sent:]
+        except OSError as error:
+            self._end(f"its channel broke ({error})")
+
+    def _send_some(self, data: memoryview, descriptors: list[int]) -> int:
+        if descriptors:
+            return socket.send_fds(self._channel, [data], descriptors)
+        return self._channel.send(data)
+
     def _ask(self, request: int, command: Command, timeout_s: float) -> Opened | NotOpened | Statistics:
-        event: threading.Event = threading.Event()
+        event = threading.Event()
         answer: list[Opened | NotOpened | Statistics] = []
         with self._lock:
-            if self._lost is not None:
-                raise self._lost
+            if self.lost is not None:
+                raise self.lost.with_traceback(None)
             self._requests[request] = (event, answer)
-        self.send(command)
-        event.wait(timeout_s)
-        with self._lock:
-            self._requests.pop(request, None)
-            if not answer:
-                raise self._lost or errors.MoverLost(f"it did not answer within {timeout_s:g} s")
-        return answer[0]
+        try:
+            self.send(command)
+            event.wait(timeout_s)
+        finally:
+            with self._lock:
+                self._requests.pop(request, None)
+        if answer:
+            return answer[0]
+        raise self._lost_after(timeout_s)
+
+    def _lost_after(self, timeout_s: float) -> errors.MoverLost:
+        return self.lost or errors.MoverLost(f"it did not answer within {timeout_s:g} s")
+
+    # replies
 
     def _await_ready(self) -> Ready:
-        inbox = Inbox(commands=False)
         self._channel.settimeout(_START_S)
         messages: list[Command | Reply] = []
         while not messages:
             try:
                 data = self._channel.recv(_CHUNK)
             except TimeoutError:
-                self._process.kill()
                 raise errors.MoverLost(f"it was not ready within {_START_S:g} s") from None
+            except OSError:
+                data = b""
             if not data:
                 code = self._process.wait()
                 raise errors.MoverLost(f"it ended with code {code} while starting; its message is above")
-            messages = inbox.feed(data)
+            messages = self._inbox.feed(data)
         first = messages[0]
         if isinstance(first, Refused):
-            self._process.wait()
-            raise errors.CollectiveError(f"the mover cannot serve: {first.failure.message}")
+            raise refusal_of(first.failure)
         assert isinstance(first, Ready)
-        self._inbox = inbox
-        self._channel.settimeout(None)
         return first
 
     def _read(self) -> None:
         """Reader thread: dispatch replies until the channel ends or falls silent."""
-        silence = self.settings.link.silence_s
-        self._channel.settimeout(silence / 5)
+        try:
+            why = self._read_to_the_end()
+        except Exception as error:
+            log.exception("the mover's replies could not be handled")
+            why = f"its replies could not be handled ({error!r})"
+        self._end(why)
+
+    def _read_to_the_end(self) -> str:
+        quiet = 0
         while not self._closing:
             try:
                 data = self._channel.recv(_CHUNK)
             except TimeoutError:
-                if time.monotonic() - self._heard_at >= silence:
-                    self._end(f"it has been silent for {silence:g} s")
-                    return
+                quiet += 1
+                if quiet >= _QUIET_TURNS:
+                    return f"it has been silent for {self.settings.link.silence_s:g} s"
                 continue
             except OSError as error:
-                self._end(f"its channel broke ({error})")
-                return
+                return f"its channel broke ({error})"
             if not data:
-                code = self._process.poll()
-                self._end("it ended" if code is None else f"it ended with code {code}")
-                return
-            self._heard_at = time.monotonic()
+                return self._last_words()
+            quiet = 0
             for message in self._inbox.feed(data):
                 self._dispatch(message)
+            while self._forgotten:
+                self.close_group(self._forgotten.popleft())
+        return "it was closed"
+
+    def _last_words(self) -> str:
+        try:
+            return f"it ended with code {self._process.wait(_CLOSE_S)}"
+        except subprocess.TimeoutExpired:
+            return "it closed its channel"
 
     def _dispatch(self, message: Command | Reply) -> None:
         if isinstance(message, Finished | Failed):
@@ -242,13 +334,15 @@ class MoverClient:
                 if waiting is not None:
                     waiting[1].append(message)
                     waiting[0].set()
+            if waiting is None and isinstance(message, Opened):
+                self.send(CloseGroup(message.group))  # whoever asked was interrupted
         elif isinstance(message, Waiting):
             log.warning("waiting for %.0f s: %s", message.seconds, message.message)
         else:
             assert isinstance(message, Alive)
 
     def _end(self, why: str) -> None:
-        """The mover is gone: nobody may wait for it."""
+        """The mover is gone: nobody may wait for it, neither here nor, if it only hangs, elsewhere."""
         lost = errors.MoverLost(f"the mover of this worker is lost: {why}")
         with self._lock:
             if self._lost is not None:
@@ -256,62 +350,77 @@ class MoverClient:
             self._lost = lost
             operations, self._operations = self._operations, {}
             requests = list(self._requests.values())
+            groups, self._groups = self._groups, set()
+        if not self._closing:
+            self._process.kill()
+        metrics.groups_open.dec(len(groups))
         for event, _ in requests:
             event.set()
         for operation, done in operations.items():
             done(Failed(operation, Failure(lost.code, lost.message)))
 
 
-def _start(run: str, generation: int, settings: Settings) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the process with one end of a private channel."""
-    ours, theirs = socket.socketpair()
-    environment = dict(os.environ)
-    directory = state_directory(settings)
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    environment["OPENSSL_CONF"] = str(write_openssl_conf(directory))
-    source = str(Path(__file__).parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
-    command = [
-        sys.executable,
-        *(["/tmp/p/dbg.py"] if os.environ.get("DBG") else ["-m", "backyard.collectives.mover"]),
-        str(theirs.fileno()),
-        run,
-        str(generation),
-    ]
-    if sys.platform == "win32":
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
-        assert process.stdin is not None
-        process.stdin.write(theirs.share(process.pid).hex().encode() + b"\n")
-        process.stdin.close()
-    else:
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
-        )
-    theirs.close()
-    return process, ours
-
-
 _current: MoverClient | None = None
-_current_pid = 0
 _current_lock = threading.Lock()
 
 
 def current_mover() -> MoverClient:
     """This process's mover, started at the first need and again after a loss."""
-    global _current, _current_pid
+    global _current
     with _current_lock:
-        if _current is None or _current._lost is not None or _current_pid != os.getpid():
-            if _current is not None and _current_pid == os.getpid():
+        if _current is None or _current.lost is not None:
+            if _current is not None:
                 _current.close()
             run = os.environ.get("BACKYARD_RUN", "default")
-            generation = int(os.environ.get("BACKYARD_GENERATION", "0"))
-            _current, _current_pid = MoverClient(run, generation, load_settings()), os.getpid()
+            _current = MoverClient(run, _generation(), load_settings())
+            metrics.links_open.set_function(_links_open)
         return _current
 
 
+def statistics() -> dict[str, Any]:
+    """What this process's mover has counted; ``pid`` is None while there is none. Starts nothing."""
+    mover = _current
+    if mover is None or mover.lost is not None:
+        return {"pid": None, "encryption": None, "links": [], "counters": {}}
+    answer = mover.statistics()
+    return {
+        "pid": mover.pid,
+        "encryption": mover.encryption,
+        "links": list(answer.links),
+        "counters": dict(answer.values),
+    }
+
+
+def _links_open() -> float:
+    try:
+        return float(statistics()["counters"].get("links", 0.0))
+    except errors.MoverLost:
+        return 0.0
+
+
+def _generation() -> int:
+    text = os.environ.get("BACKYARD_GENERATION", "0")
+    try:
+        return int(text)
+    except ValueError:
+        raise errors.ConfigError(
+            f"BACKYARD_GENERATION is {text!r}, which is no number", hint="Set it to a whole number."
+        ) from None
+
+
 def _close_at_exit() -> None:
-    if _current is not None and _current_pid == os.getpid():
+    if _current is not None:
         _current.close()
 
 
+def _leave_to_parent() -> None:
+    global _current, _current_lock
+    _current_lock = threading.Lock()
+    if _current is not None:
+        _current.leave_to_parent()
+        _current = None
+
+
 atexit.register(_close_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,16 +1,22 @@
-"""Issuing operations: cuts them into pieces, keeps a window of them in flight, settles their works."""
+"""Issuing operations: keeps a window of their pieces in flight, settles their works, counts and explains."""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 import torch
+from prometheus_client import Counter, Histogram
 
+from backyard.collectives.announcements import first_time
+from backyard.collectives.blocks import Block
+from backyard.collectives.calls import Call
 from backyard.collectives.client import MoverClient, error_of
-from backyard.collectives.costs import CostTable, choose
-from backyard.collectives.dtypes import ElementType
+from backyard.collectives.costs import Choice, CostTable, choose
 from backyard.collectives.messages import (
     Command,
     Failed,
@@ -20,14 +26,19 @@ from backyard.collectives.messages import (
     Specification,
     Start,
 )
-from backyard.collectives.pieces import Piece
-from backyard.collectives.staging import Arena
+from backyard.collectives.pieces import Finish, Piece
+from backyard.collectives.staging import Arena, CopyContext, copy_context
 from backyard.collectives.work import BackyardWork
 from backyard.core import metrics
 from backyard.core.errors import CollectiveError
 
+log = logging.getLogger("backyard.collectives")
+
 _WINDOW_BYTES = 64 << 20
 _WINDOW_PIECES = 2  # always this many, however large
+_LEAST_S = 0.001
+
+MakeCommand = Callable[[int, Piece, Block, float], tuple[int, Command]]
 
 
 class Issuer:
@@ -42,25 +53,66 @@ class Issuer:
         self._sequence = 0
         self._lock = threading.Lock()
 
-    def collective(
-        self,
-        kind: str,
-        element: ElementType,
-        pieces: Sequence[Piece],
-        result: list[torch.Tensor],
-        timeout_s: float,
-        *,
-        reduction: str = "",
-        root: int = -1,
-        splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
-        finish: Callable[[], None] | None = None,
-    ) -> BackyardWork:
-        total = sum(piece.nbytes for piece in pieces)
+    def collective(self, call: Call, timeout_s: float) -> BackyardWork:
+        self._check(call)
+        choice = self._choose(call)
+        with self._lock:
+            first = self._sequence
+            self._sequence += len(call.pieces)
+
+        def command(number: int, piece: Piece, block: Block, left_s: float) -> tuple[int, Command]:
+            operation = self.mover.number()
+            specification = Specification(
+                call.kind,
+                call.element.code,
+                call.reduction,
+                call.root,
+                choice.strategy,
+                piece.sizes,
+                choice.segment,
+                choice.arity,
+            )
+            return operation, Start(
+                operation,
+                self.group,
+                first + number,
+                specification,
+                block.segment,
+                block.offset,
+                piece.nbytes,
+                left_s,
+                call.splits,
+            )
+
+        return self._fly(call, choice.strategy, timeout_s, command)
+
+    def point_to_point(self, call: Call, peer: int, tag: int, timeout_s: float) -> BackyardWork:
+        self._check(call)
+        kind = SendTo if call.kind == "send" else ReceiveFrom
+
+        def command(_: int, piece: Piece, block: Block, left_s: float) -> tuple[int, Command]:
+            number, code = self.mover.number(), call.element.code
+            place = (block.segment, block.offset, piece.nbytes)
+            return number, kind(number, self.group, peer, tag, code, *place, left_s)
+
+        return self._fly(call, "direct", timeout_s, command)
+
+    def abort(self, why: str) -> None:
+        """End every pending operation of the group, here and on every member."""
+        self.mover.abort_group(self.group, why)
+
+    def _check(self, call: Call) -> None:
+        if self.mover.inherited and self.mover.lost is not None:
+            raise self.mover.lost.with_traceback(None)
+        self.arena.check_device(call.device)
+
+    def _choose(self, call: Call) -> Choice:
+        """One choice for the whole operation, from what all ranks know alike."""
         settings = self.mover.settings.collectives
-        # one choice for the whole operation; splits differ by rank, so their size may decide nothing
+        size = call.agreed_bytes
         choice = choose(
-            kind,
-            0 if splits is not None else total,
+            call.kind,
+            size,
             self.world,
             self.table,
             settings.strategy,
@@ -68,82 +120,16 @@ class Issuer:
             limit=settings.segment_bytes,
             plain_below=settings.tree_below_bytes,
         )
-        work = self._work(kind, choice.strategy, total, result, len(pieces), finish)
-        with self._lock:
-            first = self._sequence
-            self._sequence += len(pieces)
+        if first_time((call.kind, choice.strategy, self.world, size.bit_length())):
+            log.info("%s by %s", call.kind, choice.reason)
+        return choice
 
-        def command(number: int, piece: Piece, segment: int, offset: int) -> tuple[int, Command]:
-            operation = self.mover.number()
-            specification = Specification(
-                kind,
-                element.code,
-                reduction,
-                root,
-                choice.strategy,
-                piece.sizes,
-                choice.segment,
-                choice.arity,
-            )
-            sequence = first + number
-            return operation, Start(
-                operation,
-                self.group,
-                sequence,
-                specification,
-                segment,
-                offset,
-                piece.nbytes,
-                timeout_s,
-                splits,
-            )
-
-        _Flight(self, work, pieces, command).launch()
-        return work
-
-    def point_to_point(
-        self,
-        kind: type[SendTo] | type[ReceiveFrom],
-        peer: int,
-        tag: int,
-        element: ElementType,
-        piece: Piece,
-        result: list[torch.Tensor],
-        timeout_s: float,
-        finish: Callable[[], None] | None = None,
-    ) -> BackyardWork:
-        name = "send" if kind is SendTo else "receive"
-        work = self._work(name, "direct", piece.nbytes, result, 1, finish)
-
-        def command(_: int, piece: Piece, segment: int, offset: int) -> tuple[int, Command]:
-            number = self.mover.number()
-            fields = (number, self.group, peer, tag, element.code, segment, offset, piece.nbytes, timeout_s)
-            return number, kind(*fields)
-
-        _Flight(self, work, [piece], command).launch()
-        return work
-
-    def _work(
-        self,
-        kind: str,
-        strategy: str,
-        nbytes: int,
-        result: list[torch.Tensor],
-        pieces: int,
-        finish: Callable[[], None] | None,
-    ) -> BackyardWork:
-        work = BackyardWork(result, pieces, kind)
-        work.finish = finish
-
-        def ended(done: BackyardWork) -> None:
-            if done.error is not None:
-                metrics.collective_failures_total.labels(kind, done.error.code).inc()
-            elif done.finished_at_ns is not None:
-                seconds = (done.finished_at_ns - done.issued_at_ns) / 1e9
-                metrics.collective_duration_seconds.labels(kind, strategy).observe(seconds)
-                metrics.collective_bytes_total.labels(kind, "both").inc(nbytes)
-
-        work.after(ended)
+    def _fly(self, call: Call, strategy: str, timeout_s: float, command: MakeCommand) -> BackyardWork:
+        context = copy_context(call.device, call.result)
+        finish = None if call.finish is None else partial(_within, context, call.finish)
+        work = BackyardWork(call.result, len(call.pieces), call.kind, finish)
+        work.after(partial(_count, call.kind, strategy, call.staged_bytes))
+        _Flight(self, call, work, context, timeout_s, command).launch()
         return work
 
 
@@ -153,52 +139,114 @@ class _Flight:
     def __init__(
         self,
         issuer: Issuer,
+        call: Call,
         work: BackyardWork,
-        pieces: Sequence[Piece],
-        command: Callable[[int, Piece, int, int], tuple[int, Command]],
+        context: CopyContext,
+        timeout_s: float,
+        command: MakeCommand,
     ) -> None:
-        self._mover, self._arena = issuer.mover, issuer.arena
+        self._issuer, self._mover, self._arena = issuer, issuer.mover, issuer.arena
+        self._call = call
         self._work = work
-        self._waiting = deque(enumerate(pieces))
+        self._context = context
+        self._deadline = time.monotonic() + timeout_s
         self._command = command
         self._lock = threading.Lock()
+        self._waiting = deque(enumerate(call.pieces))
+        self._launching = False
         self._flying = 0
         self._flying_bytes = 0
 
     def launch(self) -> None:
-        """Start pieces while the window has room."""
-        while True:
-            with self._lock:
-                if not self._waiting or self._work.error is not None:
-                    return
-                size = self._waiting[0][1].nbytes
-                if self._flying >= _WINDOW_PIECES and self._flying_bytes + size > _WINDOW_BYTES:
-                    return
-                number, piece = self._waiting.popleft()
-                self._flying += 1
-                self._flying_bytes += size
-            self._start(number, piece)
+        """Start pieces in their order while the window has room.
+
+        One thread does it at a time. Another that comes (a reply was handled meanwhile) leaves at once: what
+        it changed is seen by the first before that stops.
+        """
+        with self._lock:
+            if self._launching:
+                return
+            self._launching = True
+        while (turn := self._next()) is not None:
+            self._start(*turn)
+
+    def _next(self) -> tuple[int, Piece] | None:
+        with self._lock:
+            if not self._waiting or self._work.error is not None or not self._room(self._waiting[0][1]):
+                self._launching = False
+                return None
+            number, piece = self._waiting.popleft()
+            self._flying += 1
+            self._flying_bytes += piece.nbytes
+            return number, piece
+
+    def _room(self, piece: Piece) -> bool:
+        """The first piece never waits, so every operation makes progress however many there are."""
+        if self._flying == 0:
+            return True
+        if not self._arena.has_room(piece.nbytes):
+            return False
+        return self._flying < _WINDOW_PIECES or self._flying_bytes + piece.nbytes <= _WINDOW_BYTES
 
     def _start(self, number: int, piece: Piece) -> None:
-        block = self._arena.take(piece.nbytes)
-        view = self._arena.view(block, piece.nbytes)
-        piece.fill(view)
-        operation, command = self._command(number, piece, block.segment, block.offset)
+        block = None
+        try:
+            block = self._arena.take(piece.nbytes)
+            view = self._arena.view(block, piece.nbytes)
+            with self._context():
+                piece.fill(view)
+            left_s = max(_LEAST_S, self._deadline - time.monotonic())
+            operation, command = self._command(number, piece, block, left_s)
+        except BaseException as error:
+            if block is not None:
+                self._arena.give_back(block)
+            self._broken(error, "copied in")
+            if not isinstance(error, Exception):  # Ctrl-C belongs to the program
+                raise
+            return
+        self._mover.submit(command, operation, partial(self._done, piece, block, view))
 
-        def done(reply: Finished | Failed) -> None:
+    def _done(self, piece: Piece, block: Block, view: torch.Tensor, reply: Finished | Failed) -> None:
+        """The mover has let go of the block, also where it failed."""
+        if isinstance(reply, Failed):
+            self._work.fail(error_of(reply.failure))
+        elif self._work.error is None:
             try:
-                if isinstance(reply, Failed):
-                    self._work.fail(error_of(reply.failure))
-                elif self._work.error is None:
+                with self._context():
                     piece.drain(view)
-            except Exception as error:  # a copy can fail on a device; the work must end all the same
-                self._work.fail(CollectiveError(f"the result could not be copied out: {error}"))
-            self._arena.give_back(block)
-            with self._lock:
-                self._flying -= 1
-                self._flying_bytes -= piece.nbytes
-            if isinstance(reply, Finished):
                 self._work.piece_done(reply.at_ns, reply.peer)
-                self.launch()
+            except Exception as error:  # noqa: BLE001  # whatever a device says, the operation must end
+                self._broken(error, "copied out")
+        self._arena.give_back(block)
+        with self._lock:
+            self._flying -= 1
+            self._flying_bytes -= piece.nbytes
+        self.launch()
 
-        self._mover.submit(command, operation, done)
+    def _broken(self, error: BaseException, how: str) -> None:
+        """This rank cannot go on; the others must not wait for the pieces that will not come."""
+        what = f"a tensor of {self._call.kind} could not be {how}: {str(error) or type(error).__name__}"
+        self._work.fail(error if isinstance(error, CollectiveError) else CollectiveError(what))
+        self._issuer.abort(what)
+
+
+def _within(context: CopyContext, finish: Finish) -> None:
+    with context():
+        finish()
+
+
+@lru_cache(maxsize=256)
+def _counters(kind: str, strategy: str) -> tuple[Histogram, Counter]:
+    return (
+        metrics.collective_duration_seconds.labels(kind, strategy),
+        metrics.collective_bytes_total.labels(kind, "both"),
+    )
+
+
+def _count(kind: str, strategy: str, nbytes: int, work: BackyardWork) -> None:
+    if work.error is not None:
+        metrics.collective_failures_total.labels(kind, work.error.code).inc()
+    elif work.finished_at_ns is not None:
+        duration, moved = _counters(kind, strategy)
+        duration.observe((work.finished_at_ns - work.issued_at_ns) / 1e9)
+        moved.inc(nbytes)

@@ -11,6 +11,8 @@ from typing import Final
 import msgspec
 
 from backyard.collectives.costs import CostTable
+from backyard.collectives.dtypes import by_code
+from backyard.core.errors import UnsupportedOperation
 
 
 class Specification(msgspec.Struct, frozen=True, array_like=True):
@@ -26,15 +28,14 @@ class Specification(msgspec.Struct, frozen=True, array_like=True):
     arity: int
 
     def describe(self) -> str:
-        from backyard.collectives.dtypes import by_code
-
-        parts = [
-            self.kind,
-            f"of {'+'.join(str(s) for s in self.sizes[:4]) or '0'} bytes",
-            by_code(self.dtype).name,
-        ]
-        if len(self.sizes) > 4:
-            parts[1] += "..."
+        """In words. It may be a peer's, and hold anything."""
+        more = "..." if len(self.sizes) > 4 else ""
+        sizes = ("+".join(str(size) for size in self.sizes[:4]) or "0") + more
+        try:
+            element = by_code(self.dtype).name
+        except UnsupportedOperation:
+            element = "of an unknown type"
+        parts = [f"{self.kind} of {sizes} bytes", element]
         if self.reduction:
             parts.append(self.reduction)
         if self.root >= 0:

@@ -6,37 +6,74 @@ depends only on sizes that all ranks agree on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 PIECE_BYTES = 4 << 20
 
+Cut = tuple[torch.Tensor, int, int]  # a flat tensor and a range of its elements
+Copy = Callable[[torch.Tensor], object]
+Finish = Callable[[], None]
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One run of the mover: what it is told, and how its memory is filled and read."""
 
-    sizes: tuple[int, ...]  # as the specification wants them
+    sizes: tuple[int, ...]  # as the specification wants them: equal on all ranks
     nbytes: int  # of shared memory
-    fill: Callable[[torch.Tensor], None]
-    drain: Callable[[torch.Tensor], None]
+    fill: Copy
+    drain: Copy
 
 
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A flat uint8 view of a contiguous tensor."""
-    flat = tensor.view(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).view(-1)
-    return flat.view(torch.uint8)
+def nothing(_: torch.Tensor) -> None:
+    """The copy of a rank that gives or takes no bytes."""
 
 
-def dense(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """A contiguous tensor with these values; True if it is a copy that must be written back."""
-    if tensor.is_contiguous():
-        return tensor, False
-    return tensor.contiguous(), True
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A tensor's values in a row. ``copied``: they lay otherwise, and a result must be written back."""
+
+    tensor: torch.Tensor
+    values: torch.Tensor
+    copied: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Dense:
+        """Without autograd and version counter: like every backend, we write where the caller says."""
+        plain = tensor.data
+        if plain.is_conj() or plain.is_neg():
+            return cls(plain, plain.resolve_conj().resolve_neg().contiguous(), True)
+        if plain.is_contiguous():
+            return cls(plain, plain, False)
+        return cls(plain, plain.contiguous(), True)
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        """A flat uint8 view."""
+        flat = self.values.view(-1)
+        if flat.is_complex():
+            flat = torch.view_as_real(flat).view(-1)
+        return flat.view(torch.uint8)
+
+    @property
+    def flat(self) -> torch.Tensor:
+        return self.values.view(-1)
+
+
+def write_back(outputs: Sequence[Dense]) -> Finish | None:
+    """What is left to do when all pieces have been read; None if nothing is."""
+    copies = [output for output in outputs if output.copied]
+    if not copies:
+        return None
+
+    def finish() -> None:
+        for output in copies:
+            output.tensor.copy_(output.values)
+
+    return finish
 
 
 def ranges(total: int, item: int, parts: int = 1) -> list[tuple[int, int]]:
@@ -47,3 +84,41 @@ def ranges(total: int, item: int, parts: int = 1) -> list[tuple[int, int]]:
     count = -(-total // limit)
     step = -(-total // (count * item)) * item
     return [(start, min(start + step, total)) for start in range(0, total, step)]
+
+
+def cut_blocks(flats: Sequence[torch.Tensor], item: int) -> list[list[Cut]]:
+    """Pieces that take the same part of every block; a short block is empty in later pieces.
+
+    ``item`` is the size of an element that may not be cut, also where ``flats`` are its single bytes.
+    """
+    unit = item // flats[0].element_size()
+    longest = max(flat.numel() * flat.element_size() for flat in flats)
+    cuts = []
+    for lo, hi in ranges(longest, item, len(flats)):
+        low, high = lo // item * unit, hi // item * unit
+        cuts.append([(flat, min(low, flat.numel()), min(high, flat.numel())) for flat in flats])
+    return cuts
+
+
+def copy_in(cuts: Sequence[Cut]) -> Copy:
+    """Lay the cuts one behind the other."""
+
+    def fill(view: torch.Tensor) -> None:
+        start = 0
+        for flat, lo, hi in cuts:
+            view[start : start + hi - lo].copy_(flat[lo:hi])
+            start += hi - lo
+
+    return fill
+
+
+def copy_out(cuts: Sequence[Cut], start: int = 0) -> Copy:
+    """Read the cuts, which lie one behind the other from ``start`` on."""
+
+    def drain(view: torch.Tensor) -> None:
+        offset = start
+        for flat, lo, hi in cuts:
+            flat[lo:hi].copy_(view[offset : offset + hi - lo])
+            offset += hi - lo
+
+    return drain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -33,9 +34,11 @@ class Reduction:
     def fill(self, staged: torch.Tensor, values: torch.Tensor) -> None:
         if self.before is None:
             staged.copy_(values)
-        else:
-            factor = self.before.to(values.device) if isinstance(self.before, torch.Tensor) else self.before
-            staged.copy_(values * factor)
+            return
+        factor = self.before.to(values.device) if isinstance(self.before, torch.Tensor) else self.before
+        # torch multiplies no eight-bit floats
+        wide = values.to(torch.float32) if values.element_size() == 1 else values
+        staged.copy_(wide * factor)
 
     def drain(self, staged: torch.Tensor, values: torch.Tensor) -> None:
         if self.divide != 1:
@@ -58,7 +61,8 @@ def reduction_of(op: dist.ReduceOp, element: ElementType, world: int) -> Reducti
     if kind == dist.ReduceOp.PREMUL_SUM:
         if element.kind not in ("float", "complex"):
             raise UnsupportedOperation(f"PREMUL_SUM does not exist for {element.name}")
-        return Reduction("sum", before=op.__getstate__()[1])
+        _, factor = cast(tuple[object, float | torch.Tensor], op.__getstate__())
+        return Reduction("sum", before=factor)
     name = next((name for known, name in _NAMES.items() if kind == known), None)
     if name is None or not supported(element.code, name):
         raise UnsupportedOperation(f"{kind} does not exist for {element.name}")

@@ -8,34 +8,38 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from backyard.collectives import settling
 from backyard.core.errors import CollectiveError, OperationTimeout
 
 Result = list[torch.Tensor]
 
 
 class BackyardWork(dist.Work):
-    """One operation, made of one or more pieces in flight together."""
+    """One operation, made of one or more pieces. The reader thread ends it, any thread may look at it."""
 
-    def __init__(self, result: Result, pieces: int, what: str) -> None:
+    def __init__(
+        self, result: Result, pieces: int, what: str, finish: Callable[[], None] | None = None
+    ) -> None:
+        """``finish`` runs when the last piece is there, before anyone sees the end."""
         super().__init__()
         self._result = result
         self._left = pieces
         self._what = what
+        self._finish = finish
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._error: CollectiveError | None = None
         self._base: torch.futures.Future[None] | None = None
-        self._future: torch.futures.Future[Any] | None = None
+        self._future: torch.futures.Future[Result] | None = None
         self._source = -1
         self._listeners: list[Callable[[BackyardWork], None]] = []
-        self.finish: Callable[[], None] | None = None
         self.issued_at_ns = time.monotonic_ns()
         self.finished_at_ns: int | None = None
 
@@ -47,10 +51,14 @@ class BackyardWork(dist.Work):
             last = self._left == 0
             self.finished_at_ns = max(at_ns, self.finished_at_ns or 0)
             self._source = max(self._source, source)
-        if last:
-            if self.finish is not None and self._error is None:
-                self.finish()
-            self._end()
+        if not last:
+            return
+        if self._finish is not None and self._error is None:
+            try:
+                self._finish()
+            except Exception as error:  # noqa: BLE001  # the work must end, whatever a device says
+                self.fail(CollectiveError(f"the result of {self._what} could not be copied out: {error}"))
+        self._end()
 
     def fail(self, error: CollectiveError) -> None:
         with self._lock:
@@ -78,10 +86,11 @@ class BackyardWork(dist.Work):
             self._ended.set()
             base = self._base
             listeners, self._listeners = self._listeners, []
+            self._finish = None
+        if base is not None:
+            settling.settler.submit(lambda: base.set_result(None))
         for listener in listeners:
             listener(self)
-        if base is not None:
-            base.set_result(None)
 
     # torch's side
 
@@ -112,7 +121,7 @@ class BackyardWork(dist.Work):
                 hint="Wait again, or abort the group.",
             )
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)  # it may be raised many times: keep only this way here
         return True
 
     def synchronize(self) -> None:
@@ -120,19 +129,33 @@ class BackyardWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         with self._lock:
-            if self._future is None:
-                self._base = torch.futures.Future()
-                self._future = self._base.then(self._settle)
-                fire = self._ended.is_set()
-            else:
-                fire = False
-            future = self._future
-            base = self._base
-        if fire and base is not None:
-            base.set_result(None)
+            if self._future is not None:
+                return self._future
+            base: torch.futures.Future[None] = torch.futures.Future()
+            self._base, self._future = base, base.then(self._settle)
+            future, over = self._future, self._ended.is_set()
+        if over:
+            base.set_result(None)  # nothing hangs on it yet, so this thread may do it
         return future
 
     def _settle(self, _: torch.futures.Future[None]) -> Result:
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
         return self._result
+
+
+def together(works: Sequence[BackyardWork], result: Result) -> BackyardWork:
+    """Several works as one: it ends with the last of them, or with the first that fails."""
+    whole = BackyardWork(result, max(1, len(works)), "a coalesced operation")
+    if not works:
+        whole.piece_done(time.monotonic_ns())
+
+    def ended(work: BackyardWork) -> None:
+        if work.error is not None:
+            whole.fail(work.error)
+        else:
+            whole.piece_done(work.finished_at_ns or 0)
+
+    for work in works:
+        work.after(ended)
+    return whole

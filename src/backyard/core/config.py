@@ -51,7 +51,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 class Collectives(msgspec.Struct, frozen=True, kw_only=True):
     """How group operations run."""
 
-    strategy: Literal["auto", "ring", "tree", "doubling", "star", "plain"] = "auto"
+    strategy: Literal["auto", "ring", "tree", "doubling", "exchange", "direct", "star", "plain"] = "auto"
     arity: Annotated[int, Meta(ge=2, le=64)] = 2
     tree_below_bytes: Annotated[int, Meta(ge=0)] = 1024 * 1024
     timeout_s: Seconds = 60.0

@@ -54,7 +54,9 @@ class Kind(IntEnum):
     TAKEN = 28  # point to point: your eager bytes were consumed
 
 
-BULK = frozenset({Kind.DATA, Kind.PARCEL, Kind.EAGER, Kind.PROBE})
+# Sent in the order given, from their owner's memory; all others may pass between two of these. An OFFER is
+# one of them so that it cannot overtake an EAGER message under the same tag.
+BULK = frozenset({Kind.DATA, Kind.PARCEL, Kind.EAGER, Kind.OFFER, Kind.PROBE})
 _BY_NUMBER = {int(kind): kind for kind in Kind}
 
 

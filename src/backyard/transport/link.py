@@ -65,6 +65,11 @@ class FrameReader:
             self._start, self._end = 0, left
         return self._buffer[self._end :]
 
+    @property
+    def in_payload(self) -> bool:
+        """Is ``space()`` the owner's memory?"""
+        return self._payload is not None
+
     def advance(self, count: int) -> None:
         """``count`` bytes were written to ``space()``."""
         if self._payload is not None:
@@ -143,9 +148,12 @@ class FrameWriter:
         self._tokens: list[object] = []
         self._current_group = 0
         self.queued_bytes = 0
+        self.control_bytes = 0
 
     def control(self, header: Header, payload: bytes = b"") -> None:
-        self._control.append(header._replace(length=len(payload)).encode() + payload)
+        frame = header._replace(length=len(payload)).encode() + payload
+        self._control.append(frame)
+        self.control_bytes += len(frame)
 
     def bulk(self, header: Header, payload: memoryview, token: object) -> None:
         self._bulk.append(_Outgoing(header._replace(length=len(payload)), payload, token))
@@ -190,6 +198,7 @@ class FrameWriter:
             joined += self._control.popleft()
         if not joined and self._control:
             joined += self._control.popleft()
+        self.control_bytes -= len(joined)
         while self._bulk and len(joined) + HEADER_BYTES + len(self._bulk[0].payload) <= _JOIN_BYTES:
             out = self._take()
             joined += out.header.encode()

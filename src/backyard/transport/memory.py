@@ -16,6 +16,8 @@ class MemoryLink(Link):
         self._peer: MemoryLink | None = None
 
     def receive(self) -> bool:
+        if self.closed is not None:
+            return False
         if self._inbox:
             space = self.reader.space()
             count = min(len(space), len(self._inbox))
@@ -25,10 +27,10 @@ class MemoryLink(Link):
             try:
                 self.reader.advance(count)
             except ProtocolError as error:
-                self.close(error.message)
+                self.close(f"it broke the protocol: {error.message}")
                 return False
             return bool(self._inbox)
-        if self._peer is None and self.closed is None:
+        if self._peer is None:
             self.closed = "the other side closed the connection"
         return False
 
@@ -41,7 +43,7 @@ class MemoryLink(Link):
             self._peer._inbox += view[:count]
             self.bytes_out += count
             self.writer.advance(count)
-        return self.writer.pending
+        return self.closed is None and self.writer.pending
 
     def close(self, why: str) -> None:
         if self.closed is None:

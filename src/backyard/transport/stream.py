@@ -70,13 +70,22 @@ class StreamLink(Link):
         reader, sock = self.reader, self._socket
         try:
             while budget > 0 and self.closed is None:
-                count = sock.recv_into(reader.space())
+                space = reader.space()
+                count = filled = sock.recv_into(space)
+                try:
+                    # TLS hands over 16 KiB at a time: fill the payload before looking at it again
+                    while count and filled < len(space) and reader.in_payload:
+                        count = sock.recv_into(space[filled:])
+                        filled += count
+                finally:
+                    self.bytes_in += filled
+                    reader.advance(filled)
                 if count == 0:
                     self.close("the other side closed the connection")
                     return False
-                budget -= count
-                self.bytes_in += count
-                reader.advance(count)
+                budget -= filled
+                if filled < len(space) and not reader.in_payload:
+                    return False  # all there was: asking again would only cost an exception
             return self.closed is None
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return False
@@ -94,16 +103,33 @@ class StreamLink(Link):
                 views = writer.chunks()
                 if not views:
                     return False
-                count = sock.send(views[0]) if self._one_by_one else sock.sendmsg(views)
-                budget -= count
-                self.bytes_out += count
-                writer.advance(count)
+                if not self._one_by_one:
+                    sent = sock.sendmsg(views)
+                    self._left(sent)
+                else:
+                    sent = self._send_records(views[0])
+                budget -= sent
             return self.closed is None and writer.pending
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return True
         except OSError as error:
             self.close(_reason(error))
         return False
+
+    def _send_records(self, view: memoryview) -> int:
+        """One view, in as many records as it takes; what has left is counted even if the next must wait."""
+        sent = 0
+        try:
+            while sent < len(view):
+                sent += self._socket.send(view[sent:] if sent else view)
+        finally:
+            if sent:
+                self._left(sent)
+        return sent
+
+    def _left(self, count: int) -> None:
+        self.bytes_out += count
+        self.writer.advance(count)
 
     def close(self, why: str) -> None:
         if self.closed is None:

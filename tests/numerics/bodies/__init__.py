@@ -1,1 +1,1 @@
-"""What each worker executes: functions ``body(ctx, **arguments)``, named by the tests and run on every rank."""
+"""What each worker executes: functions ``body(ctx, **arguments)``, named by the tests, run on every rank."""

@@ -64,7 +64,8 @@ def matches(
         got, wanted = norm(mine), whole_norm(together)
         (got.double() * slope[part]).sum().backward()
         (wanted * slope).sum().backward()
-        assert mine.grad is not None and together.grad is not None
+        assert mine.grad is not None
+        assert together.grad is not None
         _near(ctx, "output", got, wanted[part], tolerance)
         _near(ctx, "input gradient", mine.grad, together.grad[part], tolerance * 20)
         ctx.check(got.dtype == mine.dtype, "the output has another type than the input")
@@ -84,12 +85,17 @@ def _near(ctx: Context, label: str, got: torch.Tensor, wanted: torch.Tensor, tol
 
 
 def in_ddp(ctx: Context) -> str:
-    """A small network in DDP, uneven in nothing: parameters equal single-process training of the whole batch."""
+    """A small network in DDP: all of its state equals single-process training of the whole batch."""
 
     def network() -> nn.Module:
         torch.manual_seed(5)
         return nn.Sequential(
-            nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 9, 3), nn.BatchNorm1d(3)
+            nn.Conv2d(2, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(4 * 9, 3),
+            nn.BatchNorm1d(3),
         ).double()
 
     def images(rank: int, step: int) -> torch.Tensor:
@@ -108,7 +114,9 @@ def in_ddp(ctx: Context) -> str:
     states = zip(wrapped.module.state_dict().items(), right.state_dict().values(), strict=True)
     for (name, got), wanted in states:
         _near(ctx, name, got, wanted, 1e-10)
-    return values.digest(torch.cat([value.reshape(-1).double() for value in wrapped.module.state_dict().values()]))
+    return values.digest(
+        torch.cat([value.reshape(-1).double() for value in wrapped.module.state_dict().values()])
+    )
 
 
 def too_few(ctx: Context) -> None:

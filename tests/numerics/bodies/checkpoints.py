@@ -68,7 +68,8 @@ def load(ctx: Context, directory: str, seed: int) -> None:
     dcp.load(state, checkpoint_id=path, process_group=_TWO[0])
     for name in ("rows", "columns", "copies"):
         got, wanted = state[name], right[name]
-        assert isinstance(got, DTensor) and isinstance(wanted, DTensor)
+        assert isinstance(got, DTensor)
+        assert isinstance(wanted, DTensor)
         ctx.check(torch.equal(got.full_tensor(), wanted.full_tensor()), f"{name} was not restored")
     step = state["step"]
     assert isinstance(step, torch.Tensor)

@@ -35,7 +35,9 @@ def _kind(group: dist.ProcessGroup, rank: int) -> object:
 
 
 def _root(group: dist.ProcessGroup, rank: int) -> object:
-    return dist.broadcast(torch.ones(10), group_src=int(rank == 1), group=group)
+    """The others may well receive from the root they agree on; nobody may get past the next meeting."""
+    dist.broadcast(torch.ones(10), group_src=int(rank == 1), group=group)
+    return dist.barrier(group=group)
 
 
 def _gathered(group: dist.ProcessGroup, rank: int) -> object:

@@ -35,7 +35,10 @@ def plain(ctx: Context) -> None:
     for root in range(ctx.world):
         _equal(ctx, f"broadcast {root}", funcol.broadcast(mine, root, group) + 0, parts[root])
     to = [3 + (peer + ctx.rank) % 3 for peer in range(ctx.world)]
-    whole = [_parts(ctx, 100, 3)[rank][: sum(3 + (peer + rank) % 3 for peer in range(ctx.world))] for rank in range(ctx.world)]
+    whole = [
+        _parts(ctx, 100, 3)[rank][: sum(3 + (peer + rank) % 3 for peer in range(ctx.world))]
+        for rank in range(ctx.world)
+    ]
     came = [3 + (peer + ctx.rank) % 3 for peer in range(ctx.world)]
     exchanged = funcol.all_to_all_single(whole[ctx.rank], came, to, group) + 0
     pieces = []
@@ -114,7 +117,9 @@ def coalesced_on_a_device(ctx: Context) -> None:
 def differentiable(ctx: Context) -> None:
     """Gradients through the collectives equal those of one process that holds every rank's input."""
     parts = [part.double() for part in _parts(ctx, 2 * ctx.world, 5, "float64")]
-    weights = [torch.arange(1.0, 1 + 2 * ctx.world, dtype=torch.float64) * (rank + 1) for rank in range(ctx.world)]
+    weights = [
+        torch.arange(1.0, 1 + 2 * ctx.world, dtype=torch.float64) * (rank + 1) for rank in range(ctx.world)
+    ]
 
     leaf = parts[ctx.rank].clone().requires_grad_()
     (dist_nn.all_reduce(leaf, group=ctx.group) * weights[ctx.rank]).sum().backward()
@@ -137,4 +142,6 @@ def differentiable(ctx: Context) -> None:
     leaf = parts[ctx.rank].clone().requires_grad_()
     even = [2] * ctx.world
     (funcol.all_to_all_single_autograd(leaf, even, even, ctx.group) * (ctx.rank + 1)).sum().backward()
-    _equal(ctx, "all_to_all gradient", leaf.grad, torch.arange(1, ctx.world + 1).double().repeat_interleave(2))
+    _equal(
+        ctx, "all_to_all gradient", leaf.grad, torch.arange(1, ctx.world + 1).double().repeat_interleave(2)
+    )

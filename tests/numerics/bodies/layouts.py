@@ -28,7 +28,12 @@ def _whole(rank: int, call: int) -> torch.Tensor:
     return values.inputs("float32", "SUM", 70, rank, call).reshape(7, 10)
 
 
-def _in_views(ctx: Context, label: str, act: Callable[[torch.Tensor], object], wanted: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
+def _in_views(
+    ctx: Context,
+    label: str,
+    act: Callable[[torch.Tensor], object],
+    wanted: Callable[[list[torch.Tensor]], torch.Tensor],
+) -> None:
     """``act`` on a view must change that view as ``wanted`` says, and leave the rest of the memory alone."""
     for call, (name, view) in enumerate(VIEWS.items()):
         wholes = [_whole(rank, call) for rank in range(ctx.world)]
@@ -43,7 +48,9 @@ def _in_views(ctx: Context, label: str, act: Callable[[torch.Tensor], object], w
 
 def in_place(ctx: Context) -> None:
     group = ctx.group
-    _in_views(ctx, "all_reduce", lambda t: dist.all_reduce(t, group=group), lambda parts: torch.stack(parts).sum(0))
+    _in_views(
+        ctx, "all_reduce", lambda t: dist.all_reduce(t, group=group), lambda parts: torch.stack(parts).sum(0)
+    )
     for root in range(ctx.world):
         _in_views(
             ctx,
@@ -75,16 +82,16 @@ def gathers(ctx: Context) -> None:
 
 
 def scatters(ctx: Context) -> None:
-    """Strided inputs and strided outputs of reduce_scatter and scatter (Gloo leaves strided outputs wrong)."""
+    """Strided inputs and outputs of reduce_scatter and scatter (Gloo leaves strided outputs wrong)."""
     wholes = [_whole(rank, 51) for rank in range(ctx.world)]
     for name, view in VIEWS.items():
         parts = [view(whole) for whole in wholes]
-        strided = [
-            view(torch.zeros(7, 10)).copy_(parts[ctx.rank] * (slot + 1)) for slot in range(ctx.world)
-        ]
+        strided = [view(torch.zeros(7, 10)).copy_(parts[ctx.rank] * (slot + 1)) for slot in range(ctx.world)]
         output = view(torch.zeros(7, 10))
         dist.reduce_scatter(output, strided, group=ctx.group)
-        ctx.check(torch.equal(output, torch.stack(parts).sum(0) * (ctx.rank + 1)), f"reduce_scatter of {name}")
+        ctx.check(
+            torch.equal(output, torch.stack(parts).sum(0) * (ctx.rank + 1)), f"reduce_scatter of {name}"
+        )
         output = view(torch.zeros(7, 10))
         dist.scatter(output, parts if ctx.rank == 0 else None, group_src=0, group=ctx.group)
         ctx.check(torch.equal(output, parts[ctx.rank]), f"scatter of {name}")

@@ -1,4 +1,4 @@
-"""Collectives that only move data: any bit pattern of any type must arrive, from the right rank, in the right place."""
+"""Collectives that only move data: any bits of any type must arrive, from the right rank, in its place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def _allowed(ctx: Context, dtype: str, label: str, body: Callable[[], None]) -> 
 
 
 def _empty(dtype: str, count: int) -> torch.Tensor:
-    return torch.zeros(count, dtype=torch.uint8).repeat(values.DTYPES[dtype].itemsize).view(values.DTYPES[dtype])
+    return (
+        torch.zeros(count, dtype=torch.uint8).repeat(values.DTYPES[dtype].itemsize).view(values.DTYPES[dtype])
+    )
 
 
 def _arrived(ctx: Context, label: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -59,7 +61,9 @@ def all_gather(ctx: Context, dtype: str) -> None:
 
 
 def all_gather_uneven(ctx: Context, dtype: str) -> None:
-    for call, sizes in enumerate(([5 * r for r in range(ctx.world)], [97 - 13 * r for r in range(ctx.world)])):
+    for call, sizes in enumerate(
+        ([5 * r for r in range(ctx.world)], [97 - 13 * r for r in range(ctx.world)])
+    ):
         outputs = [_empty(dtype, size) for size in sizes]
         dist.all_gather(outputs, values.raw_inputs(dtype, sizes[ctx.rank], ctx.rank, call), group=ctx.group)
         for rank, output in enumerate(outputs):

@@ -57,7 +57,8 @@ def run(ctx: Context, schedule: str) -> None:
             runner.step(*inputs)
     for index, stage in zip(indices, stages, strict=True):
         for got, wanted in zip(stage.submod.parameters(), right[index].parameters(), strict=True):
-            assert got.grad is not None and wanted.grad is not None
+            assert got.grad is not None
+            assert wanted.grad is not None
             gap = (got.grad - wanted.grad).abs().max().item()
             ctx.check(gap < 1e-12, f"{schedule}: gradients of stage {index} are off by {gap:g}")
     if ctx.rank == ctx.world - 1:

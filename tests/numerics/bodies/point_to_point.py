@@ -35,7 +35,9 @@ def tags_out_of_order(ctx: Context) -> None:
     tags = [7, 8, 3, 100]
     right, left = (ctx.rank + 1) % ctx.world, (ctx.rank - 1) % ctx.world
     sends = [
-        dist.isend(values.raw_inputs("int32", 50 + tag, ctx.rank, tag), group_dst=right, tag=tag, group=ctx.group)
+        dist.isend(
+            values.raw_inputs("int32", 50 + tag, ctx.rank, tag), group_dst=right, tag=tag, group=ctx.group
+        )
         for tag in tags
     ]
     for tag in reversed(tags):
@@ -84,9 +86,7 @@ def batch(ctx: Context) -> None:
     """Everyone to everyone in one batch, receives listed before sends."""
     peers = [peer for peer in range(ctx.world) if peer != ctx.rank]
     outputs = {peer: _empty("bfloat16", 61 + peer) for peer in peers}
-    operations = [
-        dist.P2POp(dist.irecv, outputs[peer], group_peer=peer, group=ctx.group) for peer in peers
-    ]
+    operations = [dist.P2POp(dist.irecv, outputs[peer], group_peer=peer, group=ctx.group) for peer in peers]
     for peer in peers:
         data = values.raw_inputs("bfloat16", 61 + ctx.rank, ctx.rank, peer)
         operations.append(dist.P2POp(dist.isend, data, group_peer=peer, group=ctx.group))

@@ -1,6 +1,6 @@
 """FSDP2, hybrid sharding, tensor parallelism and DTensor against one process.
 
-These run on all five ranks: every rank must take part in making a mesh, those outside it then have nothing to do.
+These run on all five ranks: every rank must take part in making a mesh, those outside it then do nothing.
 """
 
 from __future__ import annotations
@@ -203,7 +203,10 @@ def mesh_groups(ctx: Context) -> None:
     mesh = mesh_of((2, 2), ("replicate", "shard"))
     if _outside(mesh):
         return
-    for name, members in (("shard", [ctx.rank // 2 * 2, ctx.rank // 2 * 2 + 1]), ("replicate", [ctx.rank % 2, ctx.rank % 2 + 2])):
+    for name, members in (
+        ("shard", [ctx.rank // 2 * 2, ctx.rank // 2 * 2 + 1]),
+        ("replicate", [ctx.rank % 2, ctx.rank % 2 + 2]),
+    ):
         tensor = torch.tensor([float(ctx.rank)])
         dist.all_reduce(tensor, group=mesh.get_group(name))
         ctx.check(tensor.item() == sum(members), f"group {name} has other members")

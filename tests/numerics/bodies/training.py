@@ -98,8 +98,15 @@ def ddp_plain_hook(ctx: Context) -> str:
 
 
 def ddp_builtin_fp16(ctx: Context) -> str:
+    """torch's C++ hook insists on a future of a C++ type, which no backend written in Python can make."""
     wrapped = DistributedDataParallel(model_of(torch.float32), process_group=ctx.group)
     wrapped._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    if ctx.backend != "gloo":
+        try:
+            train(ctx, wrapped, torch.float32)
+        except RuntimeError as error:
+            ctx.check("should return TensorList" in str(error), f"another error than torch's own: {error}")
+            return "refused"
     train(ctx, wrapped, torch.float32)
     return near(ctx, "builtin FP16", wrapped.module, reference(ctx, model_of()), 2e-3)
 
@@ -163,9 +170,7 @@ def ddp_unused(ctx: Context) -> str:
         for optimizer in optimizers:
             optimizer.zero_grad()
         (wrapped(batch_of(ctx.rank, step), _both(ctx.rank, step)) ** 2).mean().backward()
-        losses = [
-            (right(batch_of(rank, step), _both(rank, step)) ** 2).mean() for rank in range(ctx.world)
-        ]
+        losses = [(right(batch_of(rank, step), _both(rank, step)) ** 2).mean() for rank in range(ctx.world)]
         (sum(losses) / ctx.world).backward()
         for optimizer in optimizers:
             optimizer.step()

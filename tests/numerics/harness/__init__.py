@@ -1,1 +1,1 @@
-"""What the multi-process numerics tests stand on: worker pools, inputs that tell ranks apart, expectations."""
+"""What the multi-process tests stand on: worker pools, inputs that tell ranks apart, expectations."""

@@ -1,11 +1,23 @@
-"""Where Gloo is known to refuse or to be wrong, so that the same suite can run on it. Ours has no such list."""
+"""Where Gloo is known to refuse or be wrong, so that the same suite runs on it. Ours has no such list."""
 
 from __future__ import annotations
 
 from tests.numerics.harness.values import COMPLEXES, FLOATS, meaningful
 
 GLOO_DTYPES = frozenset(
-    "float64 float32 float16 bfloat16 int8 uint8 int32 int64 bool complex64 complex128".split()
+    [
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "int8",
+        "uint8",
+        "int32",
+        "int64",
+        "bool",
+        "complex64",
+        "complex128",
+    ]
 )
 
 RIGHT, RAISES, WRONG, RIGHT_OR_RAISES = "right", "raises", "wrong", "right or raises"

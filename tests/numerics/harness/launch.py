@@ -1,8 +1,8 @@
-"""Runs a script unmodified on a given backend: makes the process group as any launcher's child would, then the script.
+"""Runs a script unmodified on a given backend: first makes the process group, then becomes the script.
 
 Accelerate asks its own table for a backend and knows only torch's (on CPU it insists on Gloo, even against
-``InitProcessGroupKwargs(backend=...)``), but it takes a process group that already exists. So the group is made
-before the script starts, from the usual environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+``InitProcessGroupKwargs(backend=...)``), but it takes a process group that already exists. So the group is
+made before the script starts, from the usual environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 """
 
 from __future__ import annotations

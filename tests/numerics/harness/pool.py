@@ -1,8 +1,9 @@
 """Long-lived pools of worker processes.
 
-Importing torch takes seconds, so a pool is started once per backend and kept for the test session. Every worker
-joins one process group of five, and has sub-groups of the first 1, 2, 3, 4 and 5 ranks ready, on which the named
-bodies run. A body that does not answer in time ends the pool, with each hung worker's stack in the message.
+Importing torch takes seconds, so a pool is started once per backend and kept for the test session. Every
+worker joins one process group of five, and has sub-groups of the first 1, 2, 3, 4 and 5 ranks ready, on which
+the named bodies run. A body that does not answer in time ends the pool, with each hung worker's stack in the
+message.
 """
 
 from __future__ import annotations
@@ -156,9 +157,7 @@ class Pool:
                 self._fail(f"{body} did not end in time", workers, answers)
         return [answers[worker.rank] for worker in workers]
 
-    def _fail(
-        self, message: str, workers: list[_Worker], answers: dict[int, Answer] | None = None
-    ) -> None:
+    def _fail(self, message: str, workers: list[_Worker], answers: dict[int, Answer] | None = None) -> None:
         """End the pool and raise, with what each silent worker was doing."""
         answers = answers or {}
         report = [message]

@@ -1,8 +1,8 @@
-"""Inputs that tell ranks, elements and calls apart, and what single-process torch makes of them in a wider type.
+"""Inputs that tell ranks, elements and calls apart, and what one process makes of them in a wider type.
 
-Floating inputs are small whole numbers (or powers of two for products), so that sums in any order are exact in the
-type itself and results can be compared bit for bit; ``rough_inputs`` are ordinary numbers, compared within rounding.
-Integers use their whole range and wrap.
+Floating inputs are small whole numbers (powers of two for products), so that sums in any order are exact
+in the type itself and results can be compared bit for bit; ``rough_inputs`` are ordinary numbers, compared
+within rounding. Integers use their whole range and wrap.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An ordinary Hugging Face Accelerate training script. It knows nothing of any backend.
 
-Prints one JSON line on the main process: the final weights, the evaluation over all processes, and the group used.
+Prints one JSON line on the main process: final weights, the evaluation over all processes, the group used.
 """
 
 import argparse

@@ -34,7 +34,7 @@ from backyard.collectives.mover.parcels import Outgoing, Parcels
 from backyard.collectives.mover.peers import Clocks, Peer, Peers
 from backyard.collectives.mover.runner import Runner, Sending, who_is_late
 from backyard.core.errors import ProtocolError
-from backyard.transport.frames import Header, Kind
+from backyard.transport.frames import BULK, Header, Kind
 from backyard.transport.link import Link
 
 _T = TypeVar("_T")
@@ -43,7 +43,10 @@ log = logging.getLogger("backyard.mover")
 
 _STALL_ASK_S = 1.0
 _STALL_REPORT_S = 10.0
-_REMEMBERED = 4096
+_REMEMBERED = 256  # groups of one peer that are not open here yet
+_MAX_JOIN = 4096
+_MAX_MESSAGE = 2000
+_ANSWERS = 1 << 20  # bytes of control frames that may wait for a peer before its questions are dropped
 _FAILURE_CODES = frozenset({"peer-lost", "operation-timeout", "operation-mismatch", "operation-aborted"})
 
 
@@ -66,7 +69,7 @@ class Engine:
         self.generation = generation
         self._world = world
         self._groups: dict[int, Group] = {}
-        self._early_joins: OrderedDict[tuple[bytes, int], bytes | Failure] = OrderedDict()
+        self._early_joins: dict[bytes, OrderedDict[int, bytes | Failure]] = {}
         self._runner = Runner(world, self)
         self.peers = Peers(clocks, world.now)
         self._opening = Opening(self.peers, world, self._opened)
@@ -111,6 +114,8 @@ class Engine:
         for rank in group.others():
             member = command.members[rank]
             peer = self.peers.get(member.worker)
+            if group.failure is not None:
+                return  # somebody's failure was here before us
             if peer is not None:
                 self._join(group, peer)
             elif self.worker > member.worker:
@@ -119,9 +124,10 @@ class Engine:
 
     def _join(self, group: Group, peer: Peer) -> None:
         peer.link.send(Header(Kind.JOIN, group=group.tag), group.join_body())
-        early = self._early_joins.pop((peer.worker, group.tag), None)
+        early = self._early_joins.get(peer.worker, OrderedDict()).pop(group.tag, None)
         if isinstance(early, Failure):
-            self.fail(group, early)
+            lost = Failure("peer-lost", "it gave the group up", peer=group.workers.index(peer.worker))
+            self.fail(group, early if _possible(early, group.world) else lost)
         elif early is not None:
             self._joined(group, peer, early)
 
@@ -140,6 +146,10 @@ class Engine:
         log.info("group %s opened: %s", group.command.name, group.table)
 
     def _close(self, group: Group) -> None:
+        """Leave. The others go on with what this rank has done its part of; the rest is lost to them."""
+        if group.failure is None and (group.running or group.parcels.pending()):
+            lost = Failure("peer-lost", "it closed the group", peer=group.rank)
+            self._tell(group, Header(Kind.FAIL, group=group.tag), msgspec.msgpack.encode(lost))
         self._end_operations(group, Failure("operation-aborted", "this process closed the group"))
         self._tell(group, Header(Kind.LEAVE, group=group.tag))
         self._drop(group)
@@ -170,7 +180,9 @@ class Engine:
 
         def control(rank: int, header: Header, payload: bytes) -> None:
             link = peer_link(rank)
-            if link is not None:
+            if link is not None and header.kind in BULK:
+                link.send_bulk(header, memoryview(payload), None)
+            elif link is not None:
                 link.send(header, payload)
 
         def bulk(rank: int, header: Header, payload: memoryview, out: Outgoing) -> None:
@@ -191,9 +203,12 @@ class Engine:
         return Parcels(tag, control, bulk, finish, mismatch)
 
     def _point_to_point(self, group: Group, command: SendTo | ReceiveFrom) -> None:
-        if command.peer >= 0 and self.link_to(group, command.peer) is None:
-            self.fail(group, Failure("peer-lost", "its connection is gone", peer=command.peer))
-            self._refuse(command.operation, group.failure or Failure("peer-lost", "gone", peer=command.peer))
+        left = command.peer in group.left
+        if left and isinstance(command, SendTo):
+            self._no_partner(group, command, "it closed the group")
+            return
+        if command.peer >= 0 and not left and self.link_to(group, command.peer) is None:
+            self._no_partner(group, command, "its connection is gone")
             return
         memory = self._world.memory(command.segment, command.offset, command.size)
         deadline = self._world.now() + command.timeout_s
@@ -201,6 +216,12 @@ class Engine:
             group.parcels.send(command, memory, deadline)
         else:
             group.parcels.receive(command, memory, deadline)
+            self._check_left(group)
+
+    def _no_partner(self, group: Group, command: SendTo | ReceiveFrom, why: str) -> None:
+        failure = Failure("peer-lost", why, peer=command.peer)
+        self.fail(group, failure)
+        self._refuse(command.operation, failure)
 
     # frames
 
@@ -231,7 +252,7 @@ class Engine:
 
     def _link_frame(self, peer: Peer, header: Header, payload: memoryview) -> None:
         if header.kind is Kind.PING:
-            peer.link.send(Header(Kind.PONG, first=header.first))
+            self._answer(peer, Header(Kind.PONG, first=header.first))
         elif header.kind is Kind.PONG:
             if peer.pong(header.first, self._world.now()):
                 for group in list(self._groups.values()):
@@ -256,7 +277,9 @@ class Engine:
         if header.kind is Kind.FAIL:
             self._remote_failure(group, payload)
         elif group.failure is not None:
-            return
+            if header.kind is Kind.JOIN and group.told is not None:  # it came too late to hear of it
+                failure = msgspec.msgpack.encode(group.told)
+                self._answer(peer, Header(Kind.FAIL, group=group.tag), failure)
         elif header.kind is Kind.JOIN:
             self._joined(group, peer, bytes(payload))
         elif header.kind in (Kind.MEASURE, Kind.TABLE):
@@ -266,8 +289,8 @@ class Engine:
         elif header.kind is Kind.OPEN:
             self._runner.peer_opened(group, rank, header.sequence, bytes(payload))
         elif header.kind is Kind.ASK:
-            known = dict(group.recent).get(header.sequence, b"")
-            peer.link.send(Header(Kind.TELL, group=group.tag, sequence=header.sequence), known)
+            known = group.called(header.sequence)
+            self._answer(peer, Header(Kind.TELL, group=group.tag, sequence=header.sequence), known)
         elif header.kind is Kind.TELL:
             self._runner.told(group, rank, header.sequence, bytes(payload))
         else:
@@ -275,33 +298,43 @@ class Engine:
 
     def _unknown_group(self, peer: Peer, header: Header, payload: bytes) -> None:
         """A group that is closed here, or not open yet: only its beginning is worth keeping."""
+        early = self._early_joins.setdefault(peer.worker, OrderedDict())
         if header.kind is Kind.JOIN:
+            if len(payload) > _MAX_JOIN:
+                raise ProtocolError(f"a JOIN of {len(payload)} bytes")
             body = _decode(payload, JoinBody)
             if body.generation < self.generation:
                 failure = msgspec.msgpack.encode(self._stale(body.generation))
-                peer.link.send(Header(Kind.FAIL, group=header.group), failure)
+                self._answer(peer, Header(Kind.FAIL, group=header.group), failure)
                 return
-            kept: bytes | Failure = payload
-        elif header.kind is Kind.FAIL and (peer.worker, header.group) in self._early_joins:
-            kept = _decode(payload, Failure)
+            early[header.group] = payload
+            if len(early) > _REMEMBERED:
+                early.popitem(last=False)
+        elif header.kind is Kind.FAIL and header.group in early:
+            early[header.group] = _decode(payload, Failure)
         elif header.kind is Kind.LEAVE:
-            self._early_joins.pop((peer.worker, header.group), None)
-            return
-        else:
-            return
-        self._early_joins[(peer.worker, header.group)] = kept
-        while len(self._early_joins) > _REMEMBERED:
-            self._early_joins.popitem(last=False)
+            early.pop(header.group, None)
+
+    def _answer(self, peer: Peer, header: Header, payload: bytes = b"") -> None:
+        """What a peer asked for; one that asks without reading gets nothing, and our memory does not grow."""
+        if peer.link.writer.control_bytes < _ANSWERS:
+            peer.link.send(header, payload)
 
     def _left(self, group: Group, rank: int) -> None:
-        failure = Failure("peer-lost", "it closed the group", peer=rank)
-        needed = any(rank in execution.awaited() for execution in group.running.values())
-        if needed or group.parcels.pending():
-            self.fail(group, failure)
-        elif not group.running:
-            group.failure = failure
-        else:
-            group.joined.discard(rank)
+        """It closed the group with nothing under way: all it ever started is done or on its way to us."""
+        group.left.add(rank)
+        self._check_left(group)
+
+    def _check_left(self, group: Group) -> None:
+        """Fail if something waits for a start that will never come."""
+        for rank in sorted(group.left):
+            missed = any(
+                rank in execution.peers and rank not in execution.started_peers
+                for execution in group.running.values()
+            )
+            if missed or group.parcels.stranded(rank, alone=len(group.left) == group.world - 1):
+                self.fail(group, Failure("peer-lost", "it closed the group", peer=rank))
+                return
 
     def sent(self, link: Link, token: object) -> None:
         if isinstance(token, Sending):
@@ -327,11 +360,11 @@ class Engine:
             return
         why = peer.goodbye or link.closed or "its connection closed"
         log.info("link to %s down: %s", peer.worker.hex()[:8], why)
-        for key in [key for key in self._early_joins if key[0] == peer.worker]:
-            del self._early_joins[key]
+        if self.peers.get(peer.worker) is None:
+            self._early_joins.pop(peer.worker, None)
         for group in list(self._groups.values()):
             rank = group.rank_of(peer.worker)
-            if rank is not None:
+            if rank is not None and (rank not in group.left or group.awaits(rank)):
                 self.fail(group, Failure("peer-lost", why, peer=rank))
 
     def unreachable(self, worker: bytes, why: str) -> None:
@@ -347,11 +380,12 @@ class Engine:
         """End the group here and tell every member why."""
         if group.failure is not None:
             return
-        group.failure = failure
+        group.failure = _shortened(failure)
+        group.told = _shortened(elsewhere or failure)
         self.failures += 1
         log.info("group %s failed: %s", group.command.name, failure)
-        self._tell(group, Header(Kind.FAIL, group=group.tag), msgspec.msgpack.encode(elsewhere or failure))
-        self._end_operations(group, failure)
+        self._tell(group, Header(Kind.FAIL, group=group.tag), msgspec.msgpack.encode(group.told))
+        self._end_operations(group, group.failure)
 
     def _end_operations(self, group: Group, failure: Failure) -> None:
         for rank in group.others():
@@ -366,7 +400,7 @@ class Engine:
         group.early.clear()
         group.parcels = self._parcels(group.tag)
         if not group.opened:
-            group.opened = True
+            group.opened = group.refused = True
             self._world.reply(NotOpened(group.command.request, failure))
         for operation in operations:
             self._refuse(operation, failure)
@@ -378,10 +412,10 @@ class Engine:
 
     def _remote_failure(self, group: Group, payload: memoryview) -> None:
         failure = _decode(bytes(payload), Failure)
-        if failure.code not in _FAILURE_CODES or failure.peer >= group.world:
+        if not _possible(failure, group.world):
             raise ProtocolError("malformed failure report")
         if group.failure is None:
-            group.failure = msgspec.structs.replace(failure, message=failure.message[:2000])
+            group.failure = group.told = _shortened(failure)
             self.failures += 1
             self._end_operations(group, group.failure)
 
@@ -420,12 +454,15 @@ class Engine:
             peer.link.close(why)
         for group in list(self._groups.values()):
             if group.failure is not None:
+                if group.refused and now >= group.deadline:
+                    self._drop(group)
                 continue
             if not group.opened and now >= group.deadline:
                 self._open_timeout(group)
                 continue
             for execution in list(group.running.values()):
-                self._watch(group, execution, now)
+                if group.failure is None:
+                    self._watch(group, execution, now)
             late = group.parcels.late(now)
             if late is not None:
                 other = late.command.peer
@@ -463,5 +500,18 @@ class Engine:
 def _decode(payload: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.msgpack.decode(payload, type=kind)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:  # DecodeError, UnicodeDecodeError, nesting without end
         raise ProtocolError(f"malformed {kind.__name__}") from error
+
+
+def _possible(failure: Failure, world: int) -> bool:
+    """Could an honest member of a group of this size have sent it?"""
+    ranks = range(world)
+    named = failure.peer in ranks or (failure.peer == -1 and failure.code != "peer-lost")
+    late = len(failure.late) <= world and all(rank in ranks for rank in failure.late)
+    return failure.code in _FAILURE_CODES and named and late
+
+
+def _shortened(failure: Failure) -> Failure:
+    """A failure travels in a control frame, whatever a name or a reason in it is made of."""
+    return msgspec.structs.replace(failure, message=failure.message[:_MAX_MESSAGE])

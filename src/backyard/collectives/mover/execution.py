@@ -24,7 +24,7 @@ class Execution:
         memory: memoryview,
         combine: Combine | None,
         transmit: Transmit,
-        may_send_early: Callable[[int], bool],
+        may_send_early: Callable[[int, int], bool],
     ) -> None:
         self.operation = start.operation
         self.sequence = start.sequence
@@ -137,8 +137,10 @@ class Execution:
 
     def _release(self, number: int) -> None:
         send = self.program.program.sends[number]
-        small = send.hi - send.lo <= EAGER_BYTES
-        if send.peer in self.started_peers or (small and self._may_send_early(send.peer)):
+        nbytes = send.hi - send.lo
+        if send.peer in self.started_peers or (
+            nbytes <= EAGER_BYTES and self._may_send_early(send.peer, nbytes)
+        ):
             self._hand_over(number)
         else:
             self._for_peer.setdefault(send.peer, deque()).append(number)

@@ -16,9 +16,12 @@ from backyard.collectives.mover.parcels import Parcels
 from backyard.core.errors import ProtocolError
 from backyard.transport.frames import EAGER_BYTES
 
-EARLY_OPERATIONS = 32  # how far a rank may send small data ahead of a peer that has not started
-_MAX_EARLY_BYTES = 4 * EARLY_OPERATIONS * EAGER_BYTES
+# What a rank may have waiting at a peer for operations that the peer has not started. Sender and receiver
+# count alike, so an honest sender never goes beyond it.
+_MAX_EARLY_BYTES = 128 * EAGER_BYTES
+_EARLY_OVERHEAD = 64  # of each message, so that empty ones are bounded too
 _MAX_EARLY_STARTS = 65536
+_MAX_EARLY_START_BYTES = 16 << 20
 
 
 class JoinBody(msgspec.Struct, frozen=True, array_like=True):
@@ -82,9 +85,14 @@ class Group:
     running: dict[int, Execution] = field(default_factory=dict)
     started: Started = field(default_factory=Started)
     recent: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=64))
-    peer_started: dict[int, int] = field(default_factory=dict)
     early: dict[tuple[int, int], Early] = field(default_factory=dict)
-    early_bytes: dict[int, int] = field(default_factory=dict)
+    early_bytes: dict[int, int] = field(default_factory=dict)  # by peer, what it has waiting here
+    early_start_bytes: dict[int, int] = field(default_factory=dict)
+    early_sent: dict[tuple[int, int], int] = field(default_factory=dict)  # what we have waiting there
+    early_sent_bytes: dict[int, int] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)  # closed the group when all their operations were done
+    told: Failure | None = None  # what the others heard of our failure
+    refused: bool = False  # it never opened; kept until its deadline to answer those that come late
     measured: bool = False
     agreed: bool = False  # the table is rank 0's
 
@@ -107,6 +115,11 @@ class Group:
         workers = self.workers
         return workers.index(worker) if worker in workers else None
 
+    def awaits(self, rank: int) -> bool:
+        """Are bytes of this rank still to come?"""
+        running = any(rank in execution.awaited() for execution in self.running.values())
+        return running or any(source == rank for source, _ in self.parcels.receiving)
+
     def join_body(self) -> bytes:
         return msgspec.msgpack.encode(
             JoinBody(
@@ -128,16 +141,47 @@ class Group:
             return f"rank {peer} has another list of members"
         return None
 
-    def may_send_early(self, sequence: int) -> Callable[[int], bool]:
-        return lambda peer: sequence <= self.peer_started.get(peer, -1) + EARLY_OPERATIONS
+    def may_send_early(self, sequence: int) -> Callable[[int, int], bool]:
+        """Asked before bytes go to a peer that has not said it started; a yes counts them."""
+
+        def may(peer: int, nbytes: int) -> bool:
+            charge = nbytes + _EARLY_OVERHEAD
+            total = self.early_sent_bytes.get(peer, 0) + charge
+            if total > _MAX_EARLY_BYTES:
+                return False
+            self.early_sent_bytes[peer] = total
+            self.early_sent[peer, sequence] = self.early_sent.get((peer, sequence), 0) + charge
+            return True
+
+        return may
+
+    def peer_started(self, peer: int, sequence: int) -> None:
+        """What we sent it ahead for this operation does not wait there any more."""
+        charge = self.early_sent.pop((peer, sequence), 0)
+        if charge:
+            self.early_sent_bytes[peer] -= charge
+
+    def announced(self, peer: int, sequence: int) -> bool:
+        """Has a peer said that it started an operation which this rank has not?"""
+        early = self.early.get((peer, sequence))
+        return early is not None and early.encoded is not None
+
+    def called(self, sequence: int) -> bytes:
+        """What this rank called under that number, as long as it is remembered; else nothing."""
+        return next((encoded for number, encoded in reversed(self.recent) if number == sequence), b"")
 
     def keep_start(self, peer: int, sequence: int, encoded: bytes) -> None:
-        if len(self.early) >= _MAX_EARLY_STARTS:
+        held = self.early_start_bytes.get(peer, 0) + len(encoded)
+        if held > _MAX_EARLY_START_BYTES or len(self.early) >= _MAX_EARLY_STARTS:
             raise ProtocolError("a peer announced too many operations ahead")
-        self.early.setdefault((peer, sequence), Early()).encoded = encoded
+        early = self.early.setdefault((peer, sequence), Early())
+        if early.encoded is not None:
+            raise ProtocolError(f"operation {sequence} was started twice")
+        early.encoded = encoded
+        self.early_start_bytes[peer] = held
 
     def keep_data(self, peer: int, sequence: int, ordinal: int, payload: bytes) -> None:
-        held = self.early_bytes.get(peer, 0) + len(payload)
+        held = self.early_bytes.get(peer, 0) + len(payload) + _EARLY_OVERHEAD
         if held > _MAX_EARLY_BYTES or len(self.early) >= _MAX_EARLY_STARTS:
             raise ProtocolError("a peer sent too much ahead")
         self.early_bytes[peer] = held
@@ -146,5 +190,8 @@ class Group:
     def take_early(self, peer: int, sequence: int) -> Early | None:
         early = self.early.pop((peer, sequence), None)
         if early is not None:
-            self.early_bytes[peer] = self.early_bytes.get(peer, 0) - sum(len(p) for _, p in early.messages)
+            held = sum(len(payload) + _EARLY_OVERHEAD for _, payload in early.messages)
+            self.early_bytes[peer] = self.early_bytes.get(peer, 0) - held
+            started = len(early.encoded or b"")
+            self.early_start_bytes[peer] = self.early_start_bytes.get(peer, 0) - started
         return early

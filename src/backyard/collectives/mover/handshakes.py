@@ -77,7 +77,10 @@ def dial(
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        code = sock.connect_ex((address, port))
+        try:
+            code = sock.connect_ex((address, port))
+        except ValueError as error:  # the address came through the store and may be any text
+            raise TransportError(f"{address[:60]!r} is not an address") from error
         if code not in _IN_PROGRESS:
             raise TransportError(f"{address}:{port} cannot be dialled: {os.strerror(code)}")
         yield sock, Want.WRITE
@@ -147,6 +150,8 @@ def _hello(
     found = parse_header(data)
     if found.kind is not Kind.HELLO or found.length != _WORKER_BYTES or found.first > MAX_LANES:
         raise ProtocolError("the first frame must be a hello")
+    if data[HEADER_BYTES:] == security.worker:
+        raise HandshakeError("the other side claims to be this very worker")
     return data[HEADER_BYTES:], found.first
 
 

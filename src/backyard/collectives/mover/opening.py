@@ -21,6 +21,7 @@ from backyard.transport.frames import Header, Kind
 _FIRST_PROBE = (1, 64 << 10)  # frames, bytes each
 _SECOND_PROBE = (8, 256 << 10)  # only where the first took so little that it says nothing
 _SHORT_S = 0.005
+_MAX_PROBES = 64  # an honest peer needs two
 _RESULT = struct.Struct("<Qd")
 _ZEROS = memoryview(bytes(256 << 10))
 
@@ -53,7 +54,7 @@ class Opening:
     def table_frame(self, group: Group, rank: int, kind: Kind, payload: bytes) -> None:
         try:
             table = msgspec.msgpack.decode(payload, type=CostTable)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise ProtocolError("malformed cost table") from error
         if kind is Kind.TABLE:
             if rank != 0:
@@ -76,6 +77,9 @@ class Opening:
             else:
                 peer.probe_bytes += header.length
             if header.first + 1 == header.second:
+                peer.probes_answered += 1
+                if peer.probes_answered > _MAX_PROBES:
+                    raise ProtocolError("a peer that measures the link again and again")
                 result = _RESULT.pack(peer.probe_bytes, now - peer.probe_began)
                 peer.link.send(Header(Kind.PROBED), result)
         elif len(payload) != _RESULT.size:
@@ -90,7 +94,7 @@ class Opening:
         elapsed = now - peer.probing_since
         round_trip = peer.round_trip_s or 0.0
         peer.probing_since = None
-        if size and seconds > 0:
+        if size and seconds >= 0:  # 0 where the clock is coarse
             peer.seconds_per_byte = min(max(seconds / size, 1e-12), 1.0)
         elif elapsed - round_trip < _SHORT_S:
             self._probe(peer, _SECOND_PROBE)

@@ -16,6 +16,7 @@ from backyard.transport.frames import EAGER_BYTES, MAX_PAYLOAD, Header, Kind
 
 EAGER_CREDIT = 32  # small messages a sender may have waiting at one receiver
 MAX_OFFERS = 65536
+_SIZE_BYTES = 8
 
 Control = Callable[[int, Header, bytes], None]  # peer, header, payload
 Bulk = Callable[[int, Header, memoryview, "Outgoing"], None]
@@ -84,7 +85,8 @@ class Parcels:
             out.frames_left, out.started = 1, True
             self.bulk(command.peer, header._replace(kind=Kind.EAGER), memory, out)
         else:
-            self.control(command.peer, header, command.size.to_bytes(8, "little"))
+            # in the queue of the eager ones: messages under one tag keep their order
+            self.control(command.peer, header, command.size.to_bytes(_SIZE_BYTES, "little"))
 
     def receive(self, command: ReceiveFrom, memory: memoryview, deadline: float) -> None:
         incoming = Incoming(command, memory, deadline)
@@ -102,9 +104,15 @@ class Parcels:
             self.finish(out.command.operation, -1)
 
     def target(self, peer: int, header: Header) -> memoryview | None:
-        """Where the bytes of an EAGER or PARCEL frame go."""
+        """Where the bytes of an OFFER, EAGER or PARCEL frame go."""
+        if header.kind is Kind.OFFER:
+            if header.length != _SIZE_BYTES:
+                raise ProtocolError("malformed offer")
+            return memoryview(bytearray(_SIZE_BYTES))
         if header.kind is Kind.EAGER:
-            return memoryview(bytearray(header.length)) if header.length <= EAGER_BYTES else None
+            if header.length > EAGER_BYTES:
+                raise ProtocolError("a message that is too large to be sent unasked")
+            return memoryview(bytearray(header.length))
         incoming = self.receiving.get((peer, header.sequence))
         if incoming is None:
             return None
@@ -119,7 +127,7 @@ class Parcels:
                 Offer(peer, header.sequence, header.first, header.second, header.length, bytes(payload))
             )
         elif header.kind is Kind.OFFER:
-            if header.length != 8:
+            if header.length != _SIZE_BYTES:
                 raise ProtocolError("malformed offer")
             size = int.from_bytes(payload, "little")
             self._offered(Offer(peer, header.sequence, header.first, header.second, size, None))
@@ -141,13 +149,20 @@ class Parcels:
     def _open(self) -> list[Outgoing | Incoming]:
         return [*self.sending.values(), *self.posted, *self.receiving.values()]
 
+    def stranded(self, rank: int, *, alone: bool) -> bool:
+        """Does something wait for a message or an answer of a rank that has left? ``alone``: all have."""
+        return any(out.command.peer == rank and not out.started for out in self.sending.values()) or any(
+            incoming.command.peer == rank or (alone and incoming.command.peer < 0) for incoming in self.posted
+        )
+
     def _offered(self, offer: Offer) -> None:
         for position, incoming in enumerate(self.posted):
             if _matches(incoming, offer):
                 del self.posted[position]
                 self._bind(incoming, offer)
                 return
-        if len(self.offers) >= MAX_OFFERS:
+        waiting = sum(other.source == offer.source and other.data is not None for other in self.offers)
+        if len(self.offers) >= MAX_OFFERS or (offer.data is not None and waiting >= EAGER_CREDIT):
             raise ProtocolError("too many messages wait for a matching receive")
         self.offers.append(offer)
 

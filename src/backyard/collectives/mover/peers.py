@@ -38,6 +38,7 @@ class Peer:
     probing_since: float | None = None  # our probe of it
     probe_began: float = 0.0  # its probe of us
     probe_bytes: int = 0
+    probes_answered: int = 0
 
     def ping(self, now: float) -> None:
         self.pings[self.ping_serial] = now

@@ -1,4 +1,4 @@
-"""Running collectives: starts programs, places what arrives, finishes, or finds that ranks disagree. No I/O."""
+"""Running collectives: start programs, place what arrives, finish, or find that ranks disagree. No I/O."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ from backyard.transport.frames import EAGER_BYTES, Header, Kind
 from backyard.transport.link import Link
 
 _POOLED_BUFFERS = 64
+_POOLED_BYTES = 64 << 20  # of all lengths together
+_POOLED_LENGTHS = 1024
+
+
+_DESCRIBED = 300
 
 
 class World(Protocol):
@@ -59,6 +64,7 @@ class Runner:
         self._world = world
         self._groups = groups
         self._buffers: dict[int, list[memoryview]] = {}
+        self._pooled_bytes = 0
         self._arriving: dict[tuple[int, int, int, int], tuple[Group, Execution, int, memoryview | None]] = {}
         self.operations = 0
         self.bytes_by_group: dict[int, int] = {}
@@ -91,6 +97,11 @@ class Runner:
         group.started.add(sequence)
         group.recent.append((sequence, encoded))
         for peer, link in links.items():
+            if peer in group.left:
+                if group.announced(peer, sequence):
+                    continue  # it did its part before it left
+                self._groups.fail(group, Failure("peer-lost", "it closed the group", peer=peer))
+                return
             if link is None:
                 self._groups.fail(group, Failure("peer-lost", "its connection is gone", peer=peer))
                 return
@@ -105,7 +116,7 @@ class Runner:
             if kept is None or kept.encoded is None:
                 continue
             if kept.encoded != execution.encoded:
-                self.mismatch(group, peer, execution, kept.encoded)
+                self._mismatch(group, peer, sequence, execution.encoded, kept.encoded)
                 return
             execution.started_peers.add(peer)
         execution.begin()
@@ -129,13 +140,16 @@ class Runner:
 
     def peer_opened(self, group: Group, rank: int, sequence: int, encoded: bytes) -> None:
         """A peer says that it has started an operation."""
-        group.peer_started[rank] = max(group.peer_started.get(rank, -1), sequence)
+        group.peer_started(rank, sequence)
         execution = group.running.get(sequence)
         if execution is None:
             if sequence not in group.started:
                 group.keep_start(rank, sequence, encoded)
+            elif (ours := group.called(sequence)) and ours != encoded:
+                # it ended here, as it does for a root that waits for nobody, but not as the peer meant it
+                self._mismatch(group, rank, sequence, ours, encoded)
         elif execution.encoded != encoded:
-            self.mismatch(group, rank, execution, encoded)
+            self._mismatch(group, rank, sequence, execution.encoded, encoded)
         else:
             execution.peer_started(rank)
             self._finish_if_done(group, execution)
@@ -146,7 +160,7 @@ class Runner:
         if execution is None or not encoded:
             return
         if execution.encoded != encoded:
-            self.mismatch(group, rank, execution, encoded)
+            self._mismatch(group, rank, sequence, execution.encoded, encoded)
         else:
             execution.called_by.add(rank)
 
@@ -154,18 +168,23 @@ class Runner:
         """Where a message goes: tensor memory where that is safe, else a buffer; None throws it away."""
         execution = group.running.get(header.sequence)
         if execution is None:
-            if header.sequence in group.started or header.length > EAGER_BYTES:
+            if header.sequence in group.started:
+                self._over(group, rank, header.sequence)
+                return None
+            if header.length > EAGER_BYTES:
                 raise ProtocolError(f"data for operation {header.sequence}, which is not under way")
             return memoryview(bytearray(header.length))
         found = execution.expected(rank, header.first)
         if found is None or found[1].hi - found[1].lo != header.length:
             self._size_mismatch(group, execution, rank, header.length)
             return None
+        key = (group.tag, header.sequence, rank, header.first)
+        if key in self._arriving:
+            raise ProtocolError(f"a message of operation {header.sequence} comes twice at once")
         place, buffer = execution.place(found[0]), None
         if place is None:
-            free = self._buffers.get(header.length)
-            place = buffer = free.pop() if free else memoryview(bytearray(header.length))
-        self._arriving[(group.tag, header.sequence, rank, header.first)] = (
+            place = buffer = self._buffer(header.length)
+        self._arriving[key] = (
             group,
             execution,
             found[0],
@@ -183,7 +202,9 @@ class Runner:
             self._finish_if_done(group, execution)
             return
         running = group.running.get(header.sequence)
-        if running is None:
+        if header.sequence in group.started and running is None:
+            self._over(group, rank, header.sequence)
+        elif running is None:
             group.keep_data(rank, header.sequence, header.first, bytes(payload))
         elif self._take_early(group, running, rank, header.first, bytes(payload)):
             self._finish_if_done(group, running)
@@ -217,20 +238,35 @@ class Runner:
             self.operations += 1
             self._world.reply(Finished(execution.operation, self._world.now_ns()))
 
+    def _buffer(self, length: int) -> memoryview:
+        free = self._buffers.get(length)
+        if not free:
+            return memoryview(bytearray(length))
+        self._pooled_bytes -= length
+        return free.pop()
+
     def _reuse(self, freed: list[memoryview]) -> None:
         for buffer in freed:
             pool = self._buffers.setdefault(len(buffer), [])
             if len(pool) < _POOLED_BUFFERS:
                 pool.append(buffer)
+                self._pooled_bytes += len(buffer)
+        if self._pooled_bytes > _POOLED_BYTES or len(self._buffers) > _POOLED_LENGTHS:
+            self._buffers.clear()
+            self._pooled_bytes = 0
 
-    def mismatch(self, group: Group, peer: int, execution: Execution, theirs: bytes) -> None:
+    def _over(self, group: Group, peer: int, sequence: int) -> None:
+        message = f"rank {peer} sent bytes for operation {sequence}, which is over at rank {group.rank}"
+        self._groups.fail(group, Failure("operation-mismatch", message))
+
+    def _mismatch(self, group: Group, peer: int, sequence: int, ours: bytes, theirs: bytes) -> None:
         try:
-            other = decode_specification(theirs).describe()
-        except (msgspec.DecodeError, BackyardError) as error:
-            raise ProtocolError("malformed operation") from error
+            other = decode_specification(theirs).describe()[:_DESCRIBED]
+        except (ValueError, RecursionError, BackyardError):
+            other = "something that this version cannot read"
         message = (
-            f"operation {execution.sequence} of the group differs: rank {group.rank} called "
-            f"{execution.specification.describe()}; rank {peer} called {other}"
+            f"operation {sequence} of the group differs: rank {group.rank} called "
+            f"{decode_specification(ours).describe()}; rank {peer} called {other}"
         )
         self._groups.fail(group, Failure("operation-mismatch", message))
 

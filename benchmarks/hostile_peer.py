@@ -1,0 +1,278 @@
+"""A peer with a valid link that sends anything, against an engine that works with an honest one meanwhile.
+
+Used by the fuzzer and by the tests. Everything is in memory; one seed gives one session.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+
+import msgspec
+
+from backyard.collectives.costs import CostTable
+from backyard.collectives.messages import (
+    Failed,
+    Failure,
+    Finished,
+    Member,
+    Opened,
+    OpenGroup,
+    ReceiveFrom,
+    Reply,
+    SendTo,
+    Specification,
+    Start,
+    encode_specification,
+)
+from backyard.collectives.mover.engine import Clocks, Engine
+from backyard.collectives.mover.group import JoinBody, group_tag, membership_digest
+from backyard.transport.frames import BULK, MAX_CONTROL, MAX_PAYLOAD, Header, Kind
+from backyard.transport.memory import memory_pair
+
+VICTIM, FRIEND, HOSTILE = b"V" * 16, b"F" * 16, b"H" * 16
+RUN = "run"
+_SIZE = 40_000
+_MOST_WAITING = 4 << 20  # control frames that may wait for a peer which does not read
+_EDGES = (0, 1, 2, 3, 31, 32, 33, 255, 2**31, 2**32 - 1, 2**60, 2**63, 2**64 - 1)
+
+
+class Worker:
+    """One engine and the little that it needs of a worker."""
+
+    def __init__(self, name: bytes) -> None:
+        self.clock = 1000.0
+        self.engine = Engine(name, RUN, 2, Clocks(), self)
+        self.opened: set[int] = set()
+        self.ended: dict[int, Finished | Failed] = {}
+        self.segments: dict[int, bytearray] = {}
+
+    def now(self) -> float:
+        return self.clock
+
+    def now_ns(self) -> int:
+        return int(self.clock * 1e9)
+
+    def dial(self, member: Member) -> None:
+        """Links are made by the session."""
+
+    def memory(self, segment: int, offset: int, size: int) -> memoryview:
+        return memoryview(self.segments[segment])[offset : offset + size]
+
+    def reply(self, message: Reply) -> None:
+        if isinstance(message, Opened):
+            self.opened.add(message.group)
+        elif isinstance(message, Finished | Failed):
+            assert message.operation not in self.ended, "an operation was reported twice"
+            self.ended[message.operation] = message
+
+
+class Sink:
+    """The hostile end takes nothing."""
+
+    def target(self, link: object, header: Header) -> memoryview | None:
+        return None
+
+    def frame(self, link: object, header: Header, payload: memoryview) -> None: ...
+
+    def sent(self, link: object, token: object) -> None: ...
+
+
+class Session:
+    """A victim and its friend in one group; the victim and the hostile peer in others, one by one."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.victim, self.friend = Worker(VICTIM), Worker(FRIEND)
+        self.numbers = 0
+        self.bad_groups = 0
+        self.rounds = 0
+        self.closed_links = 0
+        self.recent: deque[bytes] = deque(maxlen=4)
+        mine, theirs = memory_pair(self.victim.engine, self.friend.engine)
+        self.links = (mine, theirs)
+        self.victim.engine.link_up(FRIEND, mine)
+        self.friend.engine.link_up(VICTIM, theirs)
+        members = (Member(VICTIM, 1, ()), Member(FRIEND, 1, ()))
+        for rank, worker in enumerate((self.victim, self.friend)):
+            command = OpenGroup(self._number(), 2, "good", rank, members, 60.0, CostTable.default())
+            worker.engine.command(command)
+        self.good = group_tag(RUN, 2, "good")
+        self._pump()
+        self._connect()
+
+    def attack(self, frames: int) -> None:
+        """So many frames, and then a collective of the good group that must be right."""
+        for _ in range(frames):
+            self._frame()
+            assert self.hostile.writer.control_bytes < _MOST_WAITING, "answers pile up"
+            assert self.links[0].closed is None, f"the friend's link was closed: {self.links[0].closed}"
+            if self.hostile.closed is not None:
+                self.closed_links += 1
+                self.victim.engine.link_down(self.hostile)
+                self._connect()
+            elif self.victim.engine._groups[self.bad].failure is not None:
+                self._open_bad()
+        self.victim.clock += 0.1
+        self.friend.clock += 0.1
+        self.victim.engine.tick()
+        self.friend.engine.tick()
+        self._good_round()
+
+    def _number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+    def _pump(self) -> None:
+        busy = True
+        while busy:
+            before = sum(link.bytes_in + link.bytes_out for link in self.links)
+            for link in self.links:
+                link.flush()
+                link.receive()
+            busy = before != sum(link.bytes_in + link.bytes_out for link in self.links)
+
+    def _good_round(self) -> None:
+        size = self.random.choice((4, 400, _SIZE))
+        what = Specification("all_reduce", 8, "sum", -1, "ring", (size,), 16 << 10, 2)
+        numbers = []
+        for rank, worker in enumerate((self.victim, self.friend)):
+            number = self._number()
+            numbers.append(number)
+            worker.segments = {number: bytearray((rank + 5).to_bytes(4, "little") * (size // 4))}
+            worker.engine.command(Start(number, self.good, self.rounds, what, number, 0, size, 600.0))
+        self._pump()
+        self.rounds += 1
+        for worker, number in zip((self.victim, self.friend), numbers, strict=True):
+            assert isinstance(worker.ended.get(number), Finished), worker.ended.get(number)
+            assert worker.segments[number] == (11).to_bytes(4, "little") * (size // 4), "wrong sums"
+            worker.ended.clear()
+
+    # the hostile side
+
+    def _connect(self) -> None:
+        self.hostile, self.far = memory_pair(self.victim.engine, Sink(), 64 << 10)
+        self.victim.engine.link_up(HOSTILE, self.hostile)
+        self._open_bad()
+
+    def _open_bad(self) -> None:
+        """A group with the hostile peer, which enters as it should, and operations that wait for it."""
+        self.bad_groups += 1
+        name = f"bad{self.bad_groups}"
+        engine = self.victim.engine
+        if self.bad_groups > 1:
+            from backyard.collectives.messages import CloseGroup
+
+            engine.command(CloseGroup(self.bad))
+        members = (Member(VICTIM, 1, ()), Member(HOSTILE, 1, ()))
+        self.bad = group_tag(RUN, 2, name)
+        engine.command(OpenGroup(self._number(), 2, name, 0, members, 60.0, CostTable.default()))
+        body = JoinBody(2, name, 1, 2, membership_digest((VICTIM, HOSTILE)))
+        self._deliver(Header(Kind.JOIN, group=self.bad), msgspec.msgpack.encode(body))
+        self.reduce = Specification("all_reduce", 8, "sum", -1, "ring", (4096,), 1024, 2)
+        segments = self.victim.segments
+        for sequence in range(2):
+            number = self._number()
+            segments[number] = bytearray(4096)
+            engine.command(Start(number, self.bad, sequence, self.reduce, number, 0, 4096, 600.0))
+        for size in (100, _SIZE):
+            send, receive = self._number(), self._number()
+            segments[send], segments[receive] = bytearray(size), bytearray(size)
+            engine.command(SendTo(send, self.bad, 1, 5, 8, send, 0, size, 600.0))
+            engine.command(ReceiveFrom(receive, self.bad, 1, 5, 8, receive, 0, size, 600.0))
+
+    def _frame(self) -> None:
+        random = self.random
+        draw = random.random()
+        if draw < 0.05:
+            raw = random.randbytes(random.randrange(1, 80))
+        elif draw < 0.1 and self.recent:
+            raw = mutated(random, random.choice(self.recent))
+        else:
+            header, payload = self._plausible()
+            if draw < 0.2:  # a length that is not the payload's
+                raw = (
+                    header._replace(length=random.choice((0, 1, 2**32 - 1, MAX_PAYLOAD + 1))).encode()
+                    + payload
+                )
+            else:
+                raw = header._replace(length=len(payload)).encode() + payload
+        self.recent.append(raw[:400])
+        self._push(raw)
+
+    def _plausible(self) -> tuple[Header, bytes]:
+        random = self.random
+        kind = random.choice(list(Kind))
+        group = random.choice((self.bad, self.bad, self.bad, self.good, 0, random.getrandbits(64)))
+        sequence = random.choice((0, 1, 2, 3, self.rounds, random.choice(_EDGES)))
+        first = random.choice((0, 1, 5, random.choice(_EDGES) & 0xFFFFFFFF))
+        second = random.choice((0, 1, 8, random.choice(_EDGES) & 0xFFFFFFFF))
+        return Header(kind, 0, group, sequence, first, second), self._payload(kind)
+
+    def _payload(self, kind: Kind) -> bytes:
+        random = self.random
+        bodies: dict[Kind, object] = {
+            Kind.JOIN: JoinBody(random.choice((0, 1, 2, 3)), "good", random.randrange(3), 2, bytes(16)),
+            Kind.FAIL: Failure(
+                random.choice(("peer-lost", "operation-timeout", "nonsense")),
+                "x" * random.choice((3, 30_000)),
+                random.choice((-1, 0, 1, 2, -7)),
+                tuple(random.choice(_EDGES) for _ in range(random.randrange(3))),
+            ),
+            Kind.MEASURE: CostTable.default(),
+            Kind.TABLE: CostTable.default(),
+        }
+        draw = random.random()
+        if draw < 0.1:
+            return random.randbytes(random.randrange(64))
+        if draw < 0.15:
+            return b"\x91" * random.choice((100, 30_000)) + b"\xc0"
+        if kind in (Kind.OPEN, Kind.TELL):
+            changed = msgspec.structs.replace(
+                self.reduce,
+                kind=random.choice(("all_reduce", "all_reduce", "k" * random.choice((1, 30_000)))),
+                dtype=random.choice((8, 8, 0, 999)),
+                sizes=random.choice(((4096,), (), (2**63,) * 40)),
+            )
+            good = encode_specification(changed)
+        elif kind in bodies:
+            good = msgspec.msgpack.encode(bodies[kind])
+        elif kind is Kind.OFFER:
+            good = random.choice(_EDGES).to_bytes(8, "little")
+        elif kind is Kind.PROBED:
+            good = random.randbytes(16)
+        elif kind in BULK:
+            good = bytes(random.choice((0, 0, 1, 512, 1024, 2048, 4096, 16 << 10, 17_000)))
+        else:
+            good = b""
+        good = good[:MAX_CONTROL] if kind not in BULK else good
+        return good if draw < 0.8 else mutated(random, good)
+
+    def _deliver(self, header: Header, payload: bytes) -> None:
+        self._push(header._replace(length=len(payload)).encode() + payload)
+
+    def _push(self, raw: bytes) -> None:
+        """Into the victim's link, cut anywhere."""
+        at = 0
+        while at < len(raw) and self.hostile.closed is None:
+            step = len(raw) if self.random.random() < 0.7 else self.random.randrange(1, 200)
+            self.hostile._inbox += raw[at : at + step]
+            at += step
+            while self.hostile._inbox and self.hostile.closed is None:
+                self.hostile.receive()
+
+
+def mutated(random: Random, data: bytes) -> bytes:
+    if not data:
+        return random.randbytes(3)
+    changed = bytearray(data)
+    for _ in range(random.randrange(1, 4)):
+        place = random.randrange(len(changed))
+        draw = random.random()
+        if draw < 0.6:
+            changed[place] = random.getrandbits(8)
+        elif draw < 0.8 and len(changed) > 1:
+            del changed[place]
+        else:
+            changed.insert(place, random.getrandbits(8))
+    return bytes(changed)

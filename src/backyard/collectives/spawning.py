@@ -1,0 +1,50 @@
+"""Starting a mover: its process, its end of a private channel, its environment. Torch-free."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from backyard.core.config import Settings, state_directory
+from backyard.transport.tls import write_openssl_conf
+
+
+def start_mover(
+    run: str, generation: int, settings: Settings
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """The process and our end of the channel to it."""
+    ours, theirs = socket.socketpair()
+    try:
+        process = _spawn(theirs, run, generation, settings)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return process, ours
+
+
+def _spawn(theirs: socket.socket, run: str, generation: int, settings: Settings) -> subprocess.Popen[bytes]:
+    environment = dict(os.environ)
+    environment["OPENSSL_CONF"] = str(write_openssl_conf(state_directory(settings)))
+    source = str(Path(__file__).parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
+    command = [
+        sys.executable,
+        "-P",  # a file in the working directory must not stand in for a module of Python's own
+        "-m",
+        "backyard.collectives.mover",
+        str(theirs.fileno()),
+        run,
+        str(generation),
+    ]
+    if sys.platform == "win32":
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        process.stdin.write(theirs.share(process.pid).hex().encode() + b"\n")
+        process.stdin.close()
+        return process
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))

@@ -1,0 +1,111 @@
+"""Pairs of connected links of every kind, and a handler that notes what a link tells its owner."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from backyard.core.errors import ProtocolError
+from backyard.identity import NodeKey, delegate
+from backyard.transport.link import Header, Link
+from backyard.transport.memory import memory_pair
+from backyard.transport.stream import StreamLink, tune
+from backyard.transport.tls import client_context, server_context
+
+
+@dataclass
+class Owner:
+    """Notes everything; ``places`` says where the payload of a message goes, by its ``first``."""
+
+    places: dict[int, memoryview | None] = field(default_factory=dict)
+    frames: list[tuple[Header, bytes]] = field(default_factory=list)
+    tokens: list[object] = field(default_factory=list)
+    payloads: list[memoryview] = field(default_factory=list)
+    refuse: Callable[[Header], bool] = lambda header: False
+
+    def target(self, link: Link, header: Header) -> memoryview | None:
+        if header.first in self.places:
+            return self.places[header.first]
+        return memoryview(bytearray(header.length))
+
+    def frame(self, link: Link, header: Header, payload: memoryview) -> None:
+        if self.refuse(header):
+            raise ProtocolError("not this one")
+        self.frames.append((header, bytes(payload)))
+        self.payloads.append(payload)
+
+    def sent(self, link: Link, token: object) -> None:
+        self.tokens.append(token)
+
+
+@dataclass
+class Pair:
+    """Two ends and their owners."""
+
+    left: Link
+    right: Link
+    sender: Owner
+    receiver: Owner
+
+    def pump(self, until: Callable[[], bool], seconds: float = 10.0) -> None:
+        """Move bytes both ways until it is so."""
+        end = time.monotonic() + seconds
+        while not until():
+            assert time.monotonic() < end, "it did not happen in time"
+            for link in (self.left, self.right):
+                link.flush()
+                link.receive()
+
+    def close(self) -> None:
+        self.left.close("the test is over")
+        self.right.close("the test is over")
+
+
+def in_memory() -> Pair:
+    sender, receiver = Owner(), Owner()
+    left, right = memory_pair(sender, receiver, capacity=100_000)
+    return Pair(left, right, sender, receiver)
+
+
+def sockets() -> tuple[socket.socket, socket.socket]:
+    """Over loopback, with buffers as small as the system gives, so that they fill."""
+    with socket.socket() as door:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+        door.bind(("127.0.0.1", 0))
+        door.listen(1)
+        left = socket.socket()
+        left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
+        left.connect(door.getsockname())
+        right, _ = door.accept()
+    return left, right
+
+
+def plaintext() -> Pair:
+    return _streams(*sockets())
+
+
+def encrypted() -> Pair:
+    left, right = sockets()
+    one, other = NodeKey.generate(), NodeKey.generate()
+    trusted = [one.id, other.id]
+    client = client_context(delegate(one, run="run", worker=b"1" * 16), trusted)
+    server = server_context(delegate(other, run="run", worker=b"2" * 16), trusted)
+    accepted: list[socket.socket] = []
+    thread = threading.Thread(target=lambda: accepted.append(server.wrap_socket(right, server_side=True)))
+    thread.start()
+    dialled = client.wrap_socket(left)
+    thread.join(10)
+    return _streams(dialled, accepted[0])
+
+
+def _streams(left: socket.socket, right: socket.socket) -> Pair:
+    sender, receiver = Owner(), Owner()
+    for sock in (left, right):
+        tune(sock, silence_s=5.0)
+    return Pair(StreamLink(left, sender), StreamLink(right, receiver), sender, receiver)
+
+
+KINDS: dict[str, Callable[[], Pair]] = {"memory": in_memory, "plaintext": plaintext, "tls": encrypted}

@@ -1,0 +1,288 @@
+"""Those who should not be here, and what they send. Each attack checks that it got nowhere."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from backyard.identity import NodeKey, delegate
+from backyard.transport import preface, tls
+from backyard.transport.frames import HEADER_BYTES, MAX_CONTROL, Header, Kind
+
+WAIT_S = 8.0  # longer than every deadline that a stalled stranger can have
+_HELLO_BYTES = HEADER_BYTES + 16
+
+
+@dataclass(frozen=True)
+class Target:
+    """A worker under attack, and everything that its friends know of it."""
+
+    port: int
+    worker: bytes
+    secret: bytes
+    key: NodeKey
+    run: str
+    generation: int
+    group: int
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), WAIT_S)
+
+    def knock(self, secret: bytes | None = None) -> socket.socket:
+        """Connected, with a right preface unless another secret is given."""
+        sock = self.connect()
+        sock.sendall(preface.encode(preface.Preface(self.worker, os.urandom(16)), secret or self.secret))
+        return sock
+
+    def shake(self, key: NodeKey, run: str) -> ssl.SSLSocket:
+        """TLS as a worker of that node and run; in TLS 1.3 the refusal comes only afterwards."""
+        sock = self.knock()
+        assert not preface.parse_answer(_take(sock, preface.ANSWER_BYTES)).refusal
+        self_id = os.urandom(16)
+        context = tls.client_context(delegate(key, run=run, worker=self_id), [self.key.id])
+        wrapped = context.wrap_socket(sock)
+        try:
+            wrapped.sendall(Header(Kind.HELLO, length=16).encode() + self_id)
+        except OSError:
+            pass  # the refusal was faster
+        return wrapped
+
+    def enter(self) -> ssl.SSLSocket:
+        """A link, as a trusted worker of the run that is in none of the groups."""
+        sock = self.shake(self.key, self.run)
+        assert _take(sock, _HELLO_BYTES)[0] == Kind.HELLO
+        return sock
+
+
+def _take(sock: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = sock.recv(count - len(data))
+        assert piece, "the other side hung up"
+        data += piece
+    return data
+
+
+def is_shut(sock: socket.socket) -> bool:
+    """Whether the other side ends the connection; what it still says on it does not matter."""
+    sock.settimeout(WAIT_S)
+    try:
+        while sock.recv(1 << 16):
+            pass
+    except TimeoutError:
+        return False
+    except (ssl.SSLError, OSError):
+        pass
+    sock.close()
+    return True
+
+
+def _all_shut(socks: Iterable[socket.socket]) -> None:
+    assert all(is_shut(sock) for sock in list(socks)), "a connection was kept"
+
+
+# without the secret, or with a stolen one
+
+
+def wrong_secret(target: Target) -> None:
+    sock = target.knock(secret=bytes(32))
+    sock.settimeout(WAIT_S)
+    assert sock.recv(1) == b"", "a stranger got an answer"
+    sock.close()
+
+
+def replayed_preface(target: Target) -> None:
+    words = preface.encode(preface.Preface(target.worker, os.urandom(16)), target.secret)
+    first, second = target.connect(), target.connect()
+    first.sendall(words)
+    assert not preface.parse_answer(_take(first, preface.ANSWER_BYTES)).refusal
+    second.sendall(words)
+    assert second.recv(1) == b"", "a replay got an answer"
+    first.close()
+    second.close()
+
+
+def unknown_worker(target: Target) -> None:
+    sock = target.connect()
+    sock.sendall(preface.encode(preface.Preface(os.urandom(16), os.urandom(16)), target.secret))
+    assert preface.parse_answer(_take(sock, preface.ANSWER_BYTES)).refusal
+    _all_shut([sock])
+
+
+def untrusted_key(target: Target) -> None:
+    _all_shut(target.shake(NodeKey.generate(), target.run) for _ in range(3))
+
+
+def wrong_run(target: Target) -> None:
+    _all_shut(target.shake(target.key, "another run") for _ in range(3))
+
+
+def garbage_after_preface(target: Target) -> None:
+    source = random.Random(7)
+    socks = []
+    for _ in range(10):
+        sock = target.knock()
+        sock.sendall(source.randbytes(2000))
+        socks.append(sock)
+    _all_shut(socks)
+
+
+# those who say nothing
+
+
+def silent_connections(target: Target) -> None:
+    _all_shut([target.connect() for _ in range(500)])
+
+
+def half_prefaces(target: Target) -> None:
+    words = preface.encode(preface.Preface(target.worker, os.urandom(16)), target.secret)
+    socks = [target.connect() for _ in range(40)]
+    for sock in socks:
+        sock.sendall(words[: preface.PREFACE_BYTES // 2])
+    _all_shut(socks)
+
+
+def stalled_handshakes(target: Target) -> None:
+    """A right preface and then nothing: the worker itself must give up on them."""
+    _all_shut([target.knock() for _ in range(40)])
+
+
+def stalled_hello(target: Target) -> None:
+    sock = target.knock()
+    _take(sock, preface.ANSWER_BYTES)
+    context = tls.client_context(delegate(target.key, run=target.run, worker=os.urandom(16)), [target.key.id])
+    _all_shut([context.wrap_socket(sock)])
+
+
+def silent_link(target: Target) -> None:
+    """A whole handshake, half a header, and then nothing: the silence clock ends it."""
+    sock = target.enter()
+    sock.sendall(Header(Kind.DATA, length=1 << 20, group=target.group).encode()[:10])
+    _all_shut([sock])
+
+
+# liars with a right key
+
+
+def _raw(kind: int, length: int = 0, group: int = 0, sequence: int = 0, flags: int = 0) -> bytes:
+    return struct.pack("<BBHIQQII", kind, flags, 0, length, group, sequence, 1, 1)
+
+
+def huge_lengths(target: Target) -> None:
+    """Lengths and numbers as large as their fields allow, in every kind of frame."""
+    for kind in Kind:
+        sock = target.enter()
+        sock.sendall(_raw(kind, length=0xFFFFFFFF, group=target.group, sequence=1 << 60))
+        _all_shut([sock])
+
+
+def unknown_kinds(target: Target) -> None:
+    for words in (_raw(0), _raw(99), _raw(255), _raw(Kind.PING, flags=1), _raw(Kind.OPEN, group=0)):
+        sock = target.enter()
+        sock.sendall(words)
+        _all_shut([sock])
+
+
+def frames_for_a_group_of_others(target: Target) -> None:
+    """It is in the run but not in the group: it may neither end it nor put a byte into it."""
+    failure = msgspec.msgpack.encode(("peer-lost", "a lie", 0, ()))
+    for kind in (Kind.FAIL, Kind.LEAVE, Kind.OPEN, Kind.TABLE, Kind.OFFER, Kind.JOIN, Kind.TELL):
+        sock = target.enter()
+        sock.sendall(Header(kind, length=len(failure), group=target.group, sequence=1).encode() + failure)
+        _all_shut([sock])
+    sock = target.enter()
+    for kind in (Kind.DATA, Kind.PARCEL, Kind.EAGER):
+        try:
+            sock.sendall(
+                Header(kind, length=100_000, group=target.group, sequence=5).encode() + bytes(100_000)
+            )
+        except OSError:
+            break  # it has had enough already
+    sock.close()
+
+
+def _join_body(generation: int, name: str, extra: bytes = b"") -> bytes:
+    body = msgspec.msgpack.encode((generation, name, 0, 2, bytes(16)))
+    return bytes([body[0] + 1]) + body[1:] + extra if extra else body
+
+
+def old_generation(target: Target) -> None:
+    """Answered with what generation it is now."""
+    sock = target.enter()
+    body = _join_body(target.generation - 1, "old")
+    sock.sendall(Header(Kind.JOIN, length=len(body), group=77).encode() + body)
+    deadline = time.monotonic() + WAIT_S
+    said = b""
+    while b"is over" not in said:
+        assert time.monotonic() < deadline, "no refusal of an old generation"
+        said += sock.recv(1 << 16)
+    sock.close()
+
+
+def nested_joins(target: Target) -> None:
+    """Deeper than any parser likes."""
+    sock = target.enter()
+    body = _join_body(target.generation, "deep", b"\x91" * 30_000 + b"\xc0")
+    sock.sendall(Header(Kind.JOIN, length=len(body), group=78).encode() + body)
+    _all_shut([sock])
+
+
+def endless_joins(target: Target) -> socket.socket:
+    """Beginnings of groups that never come, as large as a frame may be."""
+    sock = target.enter()
+    try:
+        for number in range(3000):
+            body = _join_body(target.generation, f"{number:08d}" + "x" * (MAX_CONTROL - 200))
+            sock.sendall(Header(Kind.JOIN, length=len(body), group=1000 + number).encode() + body)
+    except OSError:
+        pass  # it has had enough
+    return sock
+
+
+def questions_without_end(target: Target) -> socket.socket:
+    """Asks and never listens: the answers must not pile up for ever."""
+    sock = target.enter()
+    question = Header(Kind.PING).encode() * 2000
+    sock.settimeout(2.0)
+    try:
+        for _ in range(200):
+            sock.sendall(question)
+    except OSError:  # a timeout is one too: it no longer reads
+        pass
+    return sock
+
+
+# an attack may return a connection that is to stay open while its effect is measured
+ATTACKS: dict[str, Callable[[Target], socket.socket | None]] = {
+    attack.__name__.replace("_", " "): attack
+    for attack in (
+        wrong_secret,
+        replayed_preface,
+        unknown_worker,
+        untrusted_key,
+        wrong_run,
+        garbage_after_preface,
+        silent_connections,
+        half_prefaces,
+        stalled_handshakes,
+        stalled_hello,
+        silent_link,
+        huge_lengths,
+        unknown_kinds,
+        frames_for_a_group_of_others,
+        old_generation,
+        nested_joins,
+        endless_joins,
+        questions_without_end,
+    )
+}
+
+__all__ = ["ATTACKS", "Target"]

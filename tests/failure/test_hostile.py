@@ -1,0 +1,83 @@
+"""Hostile input while a group is at work: nothing crashes, nothing grows, the group does not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+import pytest
+
+from backyard.identity import NodeKey
+from backyard.identity.secret import load_secret
+from tests.failure.crew import Crew, Worker, answers, ask_all, until
+from tests.failure.strangers import ATTACKS, WAIT_S, Target
+
+_GENERATION = 3
+_MOST_GROWTH = 24 << 20
+_SLOWEST_S = 2.0
+
+
+@dataclass
+class Besieged:
+    """Three workers in a group, and the processes that strangers can reach."""
+
+    workers: list[Worker]
+    target: Target
+    processes: dict[str, psutil.Process]
+
+    def descriptors(self) -> dict[str, int]:
+        return {name: process.num_fds() for name, process in self.processes.items()}
+
+    def memory(self) -> dict[str, int]:
+        return {name: process.memory_info().rss for name, process in self.processes.items()}
+
+
+@pytest.fixture(scope="module")
+def besieged(crew: Crew) -> Iterator[Besieged]:
+    settings = {"BACKYARD_GENERATION": str(_GENERATION), "BACKYARD_NETWORK_CONNECT_TIMEOUT_S": "2"}
+    workers = [crew.fork(settings, label="besieged") for _ in range(3)]
+    members = ask_all(workers, "prepare")
+    for worker, member in zip(workers, members, strict=True):
+        worker.mover = member["mover"]
+    crew.join(workers)
+    assert all(ask_all(workers, "checked", count=100_000))
+    standing = crew.standing()
+    target = Target(
+        port=standing.port,
+        worker=bytes.fromhex(members[1]["worker"]),
+        secret=load_secret(crew.state / "secret"),
+        key=NodeKey.load_or_create(crew.state / "node.key"),
+        run="default",
+        generation=_GENERATION,
+        group=workers[0].ask("group_tag"),
+    )
+    processes = {f"mover {rank}": psutil.Process(worker.mover) for rank, worker in enumerate(workers)}
+    processes["listener"] = psutil.Process(standing.pid)
+    yield Besieged(workers, target, processes)
+    for worker in workers:
+        crew.end(worker)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_the_group_does_not_notice(crew: Crew, besieged: Besieged, attack: str) -> None:
+    stop = crew.directory / f"stop {attack}"
+    descriptors, memory = besieged.descriptors(), besieged.memory()
+    for worker in besieged.workers:
+        worker.tell("checked_loop", stop=str(stop))
+    try:
+        kept = ATTACKS[attack](besieged.target)
+        grown = {name: size - memory[name] for name, size in besieged.memory().items()}
+        if kept is not None:
+            kept.close()
+        settled = until(lambda: besieged.descriptors() == descriptors, WAIT_S)
+    finally:
+        stop.touch()
+        ends = answers(besieged.workers)
+    for end in ends:
+        assert end["error"] is None, end
+        assert end["wrong"] == 0, end
+        assert end["turns"] > 0
+        assert end["slowest"] < _SLOWEST_S, end
+    assert settled, f"descriptors before {descriptors}, after {besieged.descriptors()}"
+    assert all(size < _MOST_GROWTH for size in grown.values()), grown

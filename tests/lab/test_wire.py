@@ -1,0 +1,198 @@
+"""The wire between machines that each have a key of their own: cables are cut, machines are strangers."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backyard.identity import NodeKey
+from lab import Lab
+from lab.janitor import NETNS
+from tests.failure.crew import NOTICE_S, QUICK_CLOCKS, SILENCE_S, Crew, Worker, answers, ask_all
+
+_WORLD = 4
+
+
+@dataclass
+class Wire:
+    """One worker on each host of a lab, all forked from one nursery outside."""
+
+    lab: Lab
+    crew: Crew
+    workers: list[Worker]
+
+    def group(self) -> None:
+        ask_all(self.workers, "leave_all")
+        self.crew.join(self.workers)
+
+    def heal(self) -> None:
+        """Plug all in again, and wait until the clock of every silent link has run out."""
+        self.lab.heal_all()
+        time.sleep(2 * NOTICE_S)
+
+    def busy(self, seconds: float = 0.5) -> None:
+        for worker in self.workers:
+            worker.tell("all_reduces_until_error", elements=200_000)
+        time.sleep(seconds)
+
+    def ends(self, timeout: float = SILENCE_S + 5.0) -> list[dict[str, Any]]:
+        return answers(self.workers, timeout)
+
+
+def _identity(state: Path) -> str:
+    state.mkdir(mode=0o700)
+    return str(NodeKey.load_or_create(state / "node.key").id)
+
+
+@pytest.fixture(scope="module")
+def wire() -> Iterator[Wire]:
+    crew = Crew({**QUICK_CLOCKS, "BACKYARD_COLLECTIVES_STRATEGY": "ring"})
+    secret = crew.directory / "secret"
+    secret.write_text(secrets.token_hex(32) + "\n")
+    secret.chmod(0o600)
+    nodes = [_identity(crew.directory / f"h{number}") for number in range(_WORLD)]
+    with Lab(hosts=_WORLD, rate="1gbit") as lab:
+        workers = [
+            crew.fork(_settings(crew, number, host.address, nodes, secret), str(NETNS / host.namespace))
+            for number, host in enumerate(lab.hosts)
+        ]
+        for worker, ready in zip(workers, ask_all(workers, "prepare"), strict=True):
+            worker.mover = ready["mover"]
+        yield Wire(lab, crew, workers)
+        for worker in workers:
+            crew.end(worker)
+    crew.close()
+
+
+def _settings(crew: Crew, number: int, address: str, nodes: list[str], secret: Path) -> dict[str, str]:
+    return {
+        "BACKYARD_STATE_DIRECTORY": str(crew.directory / f"h{number}"),
+        "BACKYARD_NETWORK_ADDRESSES": address,
+        "BACKYARD_NETWORK_CONNECT_TIMEOUT_S": "1",
+        "BACKYARD_NETWORK_RETRIES": "1",
+        "BACKYARD_TRUST_NODES": ",".join(nodes),
+        "BACKYARD_TRUST_SECRET_FILE": str(secret),
+    }
+
+
+def _check(ends: list[dict[str, Any]], guilty: set[int], since_ns: int) -> None:
+    for end in ends:
+        assert end["error"] == "PeerLost", ends
+        assert end["peer"] in guilty, ends
+        after = (end["at_ns"] - since_ns) / 1e9
+        assert SILENCE_S - NOTICE_S <= after <= SILENCE_S + NOTICE_S, f"after {after:.2f} s: {ends}"
+
+
+def test_four_machines_agree_over_encrypted_links(wire: Wire) -> None:
+    wire.group()
+    assert all(ask_all(wire.workers, "checked", count=1_000_000))
+    for links in ask_all(wire.workers, "links"):
+        assert len(links) == _WORLD - 1
+        assert all(link.startswith("TLS_") for link in links), links
+
+
+def test_a_cut_cable_ends_the_group_for_everybody(wire: Wire) -> None:
+    """Ranks 1 and 2 cannot hear each other; 0 and 3 hear everybody, and still must not wait."""
+    wire.group()
+    wire.busy()
+    since = time.monotonic_ns()
+    wire.lab.cut(wire.lab.hosts[1], wire.lab.hosts[2])
+    try:
+        _check(wire.ends(), {1, 2}, since)
+    finally:
+        wire.heal()
+    wire.group()
+    assert all(ask_all(wire.workers, "checked", seed=2))
+
+
+def test_a_deaf_machine_is_found_out(wire: Wire) -> None:
+    """One way only: what rank 3 says to rank 0 is lost, the rest passes."""
+    wire.group()
+    wire.busy()
+    since = time.monotonic_ns()
+    wire.lab.cut_one_way(wire.lab.hosts[3], wire.lab.hosts[0])
+    try:
+        _check(wire.ends(), {0, 3}, since)
+    finally:
+        wire.heal()
+    wire.group()
+    assert all(ask_all(wire.workers, "checked", seed=3))
+
+
+def test_an_unplugged_machine_is_lost_and_the_rest_goes_on(wire: Wire) -> None:
+    """No reset, no goodbye. The machine itself learns it too, and comes back when it is plugged in."""
+    hosts = wire.lab.hosts
+    wire.group()
+    wire.busy()
+    since = time.monotonic_ns()
+    for host in hosts[:3]:
+        wire.lab.cut(hosts[3], host)
+    try:
+        ends = wire.ends()
+        _check(ends[:3], {3}, since)
+        _check(ends[3:], {0, 1, 2}, since)
+        rest = wire.workers[:3]
+        ask_all(rest, "leave")
+        wire.crew.join(rest)
+        assert all(ask_all(rest, "checked", seed=4))
+    finally:
+        wire.heal()
+    wire.group()
+    assert all(ask_all(wire.workers, "checked", seed=5))
+
+
+def test_a_machine_that_cannot_be_reached_is_named(wire: Wire) -> None:
+    """It is alive and in the store, but no cable leads to it: forming the group says so in words."""
+    place = wire.crew.meeting()
+    ask_all(wire.workers, "leave_all")
+    for other in wire.lab.hosts[1:]:
+        wire.lab.cut(wire.lab.hosts[0], other)
+    try:
+        started = time.monotonic()
+        for rank, worker in enumerate(wire.workers):
+            worker.tell("make_group", place=place, rank=rank, world=_WORLD, generation=0, timeout=6.0)
+        ends = answers(wire.workers, 15.0)
+    finally:
+        wire.heal()
+    assert time.monotonic() - started < 9.0
+    for end in ends[1:]:
+        assert end["error"] in ("PeerLost", "OperationTimeout"), ends
+        assert end["peer"] == 0 or end["late"] == [0], ends
+    assert ends[0]["error"] in ("PeerLost", "OperationTimeout"), ends
+
+
+def test_a_machine_with_another_key_is_refused_and_disturbs_nobody(wire: Wire) -> None:
+    """It has the secret, the store and the run, but no machine here trusts its key."""
+    crew, host = wire.crew, wire.lab.hosts[3]
+    ask_all(wire.workers, "leave_all")
+    loyal, asked = wire.workers[1:], wire.workers[0]
+    crew.join(loyal)
+    stop = crew.directory / "stop-stranger"
+    for worker in loyal:
+        worker.tell("checked_loop", stop=str(stop))
+    node = _identity(crew.directory / "stranger")
+    settings = _settings(crew, 3, host.address, [node], crew.directory / "secret")
+    settings["BACKYARD_STATE_DIRECTORY"] = str(crew.directory / "stranger")
+    stranger = crew.fork(settings, str(NETNS / host.namespace), label="stranger")
+    try:
+        place = crew.meeting()
+        for rank, worker in enumerate((asked, stranger)):
+            worker.tell("make_group", place=place, rank=rank, world=2, generation=0, timeout=6.0)
+        refused = answers((asked, stranger), 20.0)
+    finally:
+        stop.touch()
+        ends = answers(loyal)
+        crew.end(stranger)
+    for end in refused:
+        assert end["error"] in ("PeerLost", "OperationTimeout"), refused
+    assert any("trust" in end["text"] for end in refused), refused
+    for end in ends:
+        assert end["error"] is None, end
+        assert end["wrong"] == 0
+        assert end["slowest"] < 1.0, end

@@ -1,0 +1,55 @@
+"""Every strategy gives the same answers, also cut into many small segments."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.numerics.harness.pool import Pool
+
+pytestmark = pytest.mark.slow
+
+STRATEGIES = ("ring", "tree", "doubling", "exchange", "direct", "star", "plain")
+EXACT = (
+    "reductions:all_reduce",
+    "reductions:reduce",
+    "reductions:reduce_scatter_tensor",
+    "reductions:reduce_scatter_list",
+    "movement:broadcast",
+    "movement:all_gather",
+    "movement:gather",
+    "movement:scatter",
+    "movement:all_to_all_single",
+)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 5])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_small(ours: Pool, strategy: str, world: int) -> None:
+    for body in EXACT:
+        for dtype in ("float32", "int16"):
+            options = {"strategy": strategy, "segment_bytes": 1024, "inner": body}
+            ours.run("strategies:under", world=world, arguments={"dtype": dtype}, **options)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 5])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_large_in_many_segments(ours: Pool, strategy: str, world: int) -> None:
+    options = {"strategy": strategy, "segment_bytes": 16 * 1024}
+    sums = {"dtype": "float32", "sizes": [70_001, 500_009]}
+    digests = ours.run(
+        "strategies:under", world=world, inner="reductions:all_reduce_rough", arguments=sums, **options
+    )
+    assert all(digest == digests[0] for digest in digests), f"ranks hold different bits: {digests}"
+    ours.run("strategies:under", world=world, inner="movement:large", arguments={"megabytes": 1}, **options)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_many_in_flight(ours: Pool, strategy: str) -> None:
+    arguments = {"size": 4099, "calls": 16}
+    ours.run(
+        "strategies:under",
+        strategy=strategy,
+        segment_bytes=1024,
+        inner="reductions:all_reduce_repeated",
+        arguments=arguments,
+    )

@@ -1,0 +1,387 @@
+"""Thousands of random runs of whole groups of engines, undisturbed and with every kind of fault.
+
+Always: a result is right or the operation fails; it is reported once; its memory is left alone from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from backyard.collectives.messages import Specification
+from tests.sim.operations import Collective, Message, collective
+from tests.sim.plans import Plan, random_items, random_plans
+from tests.sim.world import Machine, Simulation
+
+Scenario = Callable[[int], None]
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Callable[[Scenario, int], None]:
+    """Run a scenario for many seeds; a failure says how to see it again."""
+    one = request.config.getoption("--seed", default=None)
+    count = request.config.getoption("--seeds", default=None)
+
+    def run_all(scenario: Scenario, usual: int) -> None:
+        for seed in [one] if one is not None else range(count or usual):
+            try:
+                scenario(seed)
+            except BaseException as error:
+                error.add_note(f"again: pytest tests/sim -k {request.node.name} --seed {seed}")
+                raise
+
+    return run_all
+
+
+def simulation(seed: int, least: int = 2) -> Simulation:
+    return Simulation(seed, least + seed % (7 - least))
+
+
+def started(sim: Simulation, plans: list[Plan], *, measured: bool = False) -> None:
+    for plan in plans:
+        plan.launch(measured=measured)
+
+
+def undisturbed(sim: Simulation, plan: Plan) -> None:
+    """Every operation of the plan has finished on every rank."""
+    for machine in plan.machines:
+        side = plan.sides[machine]
+        assert side.refused is None
+        assert side.tag is not None
+        for call in side.calls:
+            assert call.ended is not None, f"{call.what} never ended"
+            assert call.failure is None, f"{call.what}: {call.failure}"
+
+
+def all_ended(sim: Simulation) -> None:
+    for machine in sim.live:
+        assert sim.pending(machine) == []
+        assert not machine.requests, "a group that was neither opened nor refused"
+    sim.check_memory()
+
+
+def some_moment(sim: Simulation) -> None:
+    """Stop in the middle: after a random number of events, most often while something is under way."""
+    left = int(sim.random.expovariate(1 / 150))
+
+    def reached() -> bool:
+        nonlocal left
+        left -= 1
+        return left < 0
+
+    sim.settle(until=reached)
+
+
+def rebuilt(sim: Simulation, generation: int) -> None:
+    """Those that are left build a new group, and it works."""
+    machines = sim.live
+    if len(machines) < 2:
+        return
+    plan = Plan(sim, f"after{generation}", machines, random_items(sim.random, len(machines), 3), generation)
+    plan.launch()
+    sim.settle()
+    sim.advance(2.0)
+    undisturbed(sim, plan)
+
+
+def wait_for_a_rank_never_seen(sim: Simulation, plan: Plan, victim: Machine) -> None:
+    """Nobody ever had a link to it: then only the group's own time can end the waiting."""
+    sim.advance(61.0, step=1.0)
+    all_ended(sim)
+    for machine in sim.live:
+        side = plan.sides.get(machine)
+        assert side is None or side.refused is not None
+
+
+def check_lost(sim: Simulation, plan: Plan, victim: Machine) -> None:
+    """What could not finish without the victim says that it was the victim."""
+    rank = plan.machines.index(victim)
+    for machine in plan.machines:
+        side = plan.sides.get(machine)
+        if machine is victim or side is None:
+            continue
+        failures = [call.failure for call in side.calls if call.failure is not None]
+        for failure in [*failures, *([side.refused] if side.refused else [])]:
+            assert failure is not None
+            assert (failure.code, failure.peer) == ("peer-lost", rank), failure
+
+
+def test_every_result_is_right(run: Callable[[Scenario, int], None]) -> None:
+    def scenario(seed: int) -> None:
+        sim = simulation(seed)
+        plans = random_plans(sim)
+        started(sim, plans, measured=sim.capacity > 10_000 and seed % 4 == 0)
+        sim.settle()
+        sim.advance(1.5)
+        for plan in plans:
+            undisturbed(sim, plan)
+        all_ended(sim)
+        for machine in sim.machines:
+            for group in machine.engine._groups.values():
+                assert not group.running
+                assert not group.early
+                assert not any(group.early_bytes.values())
+                assert group.parcels.pending() == []
+                assert group.parcels.offers == []
+
+    run(scenario, 500)
+
+
+def test_a_killed_rank_is_named_by_every_survivor(run: Callable[[Scenario, int], None]) -> None:
+    def scenario(seed: int) -> None:
+        sim = simulation(seed)
+        plans = random_plans(sim)
+        started(sim, plans)
+        some_moment(sim)
+        victim = sim.random.choice(sim.machines)
+        met = bool(victim.links)
+        sim.kill(victim)
+        sim.settle()
+        for plan in plans:
+            if victim in plan.machines and not met:
+                wait_for_a_rank_never_seen(sim, plan, victim)
+                return
+        all_ended(sim)  # no clock was turned: nobody waited for a timeout
+        for plan in plans:
+            if victim in plan.machines:
+                check_lost(sim, plan, victim)
+            else:
+                undisturbed(sim, plan)
+        rebuilt(sim, 2)
+        all_ended(sim)
+
+    run(scenario, 500)
+
+
+def test_a_silent_rank_is_named_by_every_survivor(run: Callable[[Scenario, int], None]) -> None:
+    def scenario(seed: int) -> None:
+        sim = simulation(seed)
+        plans = random_plans(sim)
+        started(sim, plans)
+        some_moment(sim)
+        linked = len(sim.machines) - 1
+        if any(len(machine.links) < linked for machine in sim.machines):
+            sim.settle()
+        victim = sim.random.choice(sim.machines)
+        sim.freeze(victim)
+        sim.settle()
+        sim.advance(5.5)
+        all_ended(sim)
+        for plan in plans:
+            if victim in plan.machines:
+                check_lost(sim, plan, victim)
+            else:
+                undisturbed(sim, plan)
+        rebuilt(sim, 2)
+        all_ended(sim)
+
+    run(scenario, 150)
+
+
+def test_a_stale_generation_is_refused(run: Callable[[Scenario, int], None]) -> None:
+    def scenario(seed: int) -> None:
+        sim = simulation(seed)
+        machines = sim.machines
+        sleeper = sim.random.choice(machines)
+        others = [machine for machine in machines if machine is not sleeper]
+        first = Plan(sim, "all", machines, random_items(sim.random, len(machines), 3))
+        first.launch()
+        some_moment(sim)
+        sim.settle()
+        if len(others) > 1:
+            Plan(sim, "new", others, random_items(sim.random, len(others), 3), 2).launch()
+            sim.settle()
+            for machine in others:
+                side = machine.open("late", others, 1, None)
+                assert side.refused is not None
+                assert "generation 1 is over" in side.refused.message
+            # one that slept through it all opens the group of yesterday, and is told
+            side = sleeper.open("yesterday", machines, 1, None)
+            sim.settle()
+            assert side.refused is not None
+            assert side.refused.code == "operation-aborted"
+        all_ended(sim)
+
+    run(scenario, 100)
+
+
+def other_specification(operation: Collective) -> Specification:
+    """Something else that a rank might call by mistake."""
+    was = operation.specification
+    if was.kind == "all_reduce":
+        return Specification("all_reduce", was.dtype, was.reduction, -1, "star", (44,), 4096, 2)
+    return Specification("all_reduce", 8, "sum", -1, "star", (44,), 4096, 2)
+
+
+def test_ranks_that_call_different_things_all_hear_who_called_what(
+    run: Callable[[Scenario, int], None],
+) -> None:
+    def scenario(seed: int) -> None:
+        sim = simulation(seed)
+        world = len(sim.machines)
+        items = random_items(sim.random, world, 3)
+        plan = Plan(sim, "all", sim.machines, items)
+        plan.launch()
+        sim.settle()
+        wrong = sim.random.randrange(world)
+        sequence = sum(isinstance(item, Collective) for item in items)
+        right = collective(sim.random, world)
+        if right.specification.kind in ("broadcast", "scatter", "reduce", "gather"):
+            return  # one-sided: some ranks may rightly finish before they can know
+        other = Collective(
+            other_specification(right),
+            tuple(bytes(44) for _ in range(world)),
+            ((),) * world,
+        )
+        calls = []
+        for machine in sim.machines:
+            side = plan.sides[machine]
+            called = other if side.rank == wrong else right
+            machine_call = [machine, side, called]
+            sim.give(machine, side, [lambda c=machine_call: calls.append(c[0].start(c[1], sequence, c[2]))])
+        sim.settle()
+        sim.advance(2.5)
+        all_ended(sim)
+        assert len(calls) == world
+        messages = set()
+        for call in calls:
+            assert call.failure is not None, f"{call.what} finished"
+            assert call.failure.code == "operation-mismatch"
+            messages.add(call.failure.message)
+            assert f"rank {wrong}" in call.failure.message
+            assert other.specification.describe() in call.failure.message
+            assert right.specification.describe() in call.failure.message
+
+    run(scenario, 200)
+
+
+def test_an_operation_timeout_names_the_late_rank(run: Callable[[Scenario, int], None]) -> None:
+    def scenario(seed: int) -> None:
+        sim = simulation(seed)
+        world = len(sim.machines)
+        plan = Plan(sim, "all", sim.machines, random_items(sim.random, world, 3))
+        plan.launch()
+        sim.settle()
+        late = sim.random.randrange(world)
+        sequence = sum(isinstance(item, Collective) for item in plan.items)
+        operation = collective(sim.random, world)
+        calls = [
+            machine.start(plan.sides[machine], sequence, operation, timeout_s=30.0)
+            for machine in sim.machines
+            if plan.sides[machine].rank != late
+        ]
+        sim.settle()
+        sim.advance(31.0, step=0.5)
+        all_ended(sim)
+        for call in calls:
+            if call.failure is not None:
+                assert call.failure.code == "operation-timeout"
+                assert call.failure.late == (late,)
+                assert f"rank {late} alive but late" in call.failure.message
+
+    run(scenario, 60)
+
+
+def test_an_abort_ends_everything_everywhere(run: Callable[[Scenario, int], None]) -> None:
+    def scenario(seed: int) -> None:
+        sim = simulation(seed)
+        plan = Plan(sim, "all", sim.machines, random_items(sim.random, len(sim.machines), 6))
+        plan.launch()
+        some_moment(sim)
+        victim = sim.random.choice(sim.machines)
+        side = plan.sides.get(victim)
+        if side is None or side.tag is None:
+            return
+        rank = side.rank
+        victim.abort(side)
+        assert sim.pending(victim) == []
+        sim.settle()
+        all_ended(sim)
+        for machine in sim.machines:
+            for call in plan.sides[machine].calls:
+                if call.failure is not None:
+                    own = machine is victim
+                    assert call.failure.code == ("operation-aborted" if own else "peer-lost")
+                    assert own or call.failure.peer == rank
+        rebuilt(sim, 1)
+        all_ended(sim)
+
+    run(scenario, 200)
+
+
+def test_a_rank_may_close_as_soon_as_its_own_part_is_done(run: Callable[[Scenario, int], None]) -> None:
+    def scenario(seed: int) -> None:
+        sim = simulation(seed)
+        world = len(sim.machines)
+        plan = Plan(sim, "all", sim.machines, random_items(sim.random, world, 5))
+        plan.launch()
+
+        def closer(machine: Machine) -> Callable[[], bool]:
+            def action() -> bool:
+                side = plan.sides.get(machine)
+                if side is None or side.tag is None:
+                    return False
+                expected = sum(
+                    isinstance(item, Collective) or side.rank in (item.source, item.destination)
+                    for item in plan.items
+                )
+                if len(side.calls) < expected or sim.pending(machine):
+                    return False
+                machine.close(side)
+                return True
+
+            return action
+
+        for machine in sim.machines:
+            sim.actions.append((machine, closer(machine)))
+        sim.settle()
+        sim.advance(3.0)
+        undisturbed(sim, plan)
+        all_ended(sim)
+        for machine in sim.machines:
+            assert machine.engine._groups == {}
+
+    run(scenario, 300)
+
+
+def test_closing_too_early_is_an_abort_here_and_a_loss_there(run: Callable[[Scenario, int], None]) -> None:
+    def scenario(seed: int) -> None:
+        sim = simulation(seed)
+        plan = Plan(sim, "all", sim.machines, random_items(sim.random, len(sim.machines), 6))
+        plan.launch()
+        some_moment(sim)
+        leaver = sim.random.choice(sim.machines)
+        side = plan.sides.get(leaver)
+        if side is None or side.tag is None:
+            return
+        leaver.close(side)
+        for call in side.calls:
+            assert call.failure is None or call.failure.code == "operation-aborted"
+        sim.settle()
+        sim.advance(3.0)
+        all_ended(sim)
+        check_lost(sim, plan, leaver)
+
+    run(scenario, 300)
+
+
+def test_messages_under_one_tag_keep_their_order(run: Callable[[Scenario, int], None]) -> None:
+    """Also when some are small enough to be sent unasked, and more than may wait unasked."""
+
+    def scenario(seed: int) -> None:
+        sim = simulation(seed)
+        size = sim.random.choice((8, 16, 16 << 10, 20_000))
+        items: list[Collective | Message] = []
+        for number in range(sim.random.randrange(34, 80)):
+            length = size if sim.random.random() < 0.9 else 17_000
+            items.append(Message(0, 1, 5, 6, bytes([number + 1]) * length))
+        for _ in range(3):  # something large beside them, for control frames to pass
+            items.insert(sim.random.randrange(20), collective(sim.random, len(sim.machines)))
+        plan = Plan(sim, "all", sim.machines, items)
+        plan.launch()
+        sim.settle()
+        undisturbed(sim, plan)
+        all_ended(sim)
+
+    run(scenario, 60)

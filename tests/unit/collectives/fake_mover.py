@@ -1,0 +1,58 @@
+"""A mover in this process: keeps what it is told, answers when the test says so."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+
+from backyard.collectives.client import MoverClient
+from backyard.collectives.messages import Command, Failed, Failure, Finished
+from backyard.collectives.segments import SharedSegment
+from backyard.core.config import Settings
+from backyard.core.errors import MoverLost
+
+
+class FakeMover(MoverClient):
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.inherited = False
+        self.encryption = "tls"
+        self._lost = None
+        self._forgotten: deque[int] = deque()
+        self._numbers = itertools.count(1)
+        self.mapped: dict[int, int] = {}
+        self.sent: list[Command] = []
+        self.pending: list[tuple[Command, int, Callable[[Finished | Failed], None]]] = []
+        self.on_submit: Callable[[], None] = lambda: None
+
+    def lose(self) -> None:
+        self._lost = MoverLost("killed")
+
+    def submit(self, command: Command, operation: int, done: Callable[[Finished | Failed], None]) -> None:
+        if self._lost is not None:
+            done(Failed(operation, Failure(self._lost.code, self._lost.message)))
+            return
+        self.pending.append((command, operation, done))
+        self.on_submit()
+
+    def finish(self, at_ns: int = 1, peer: int = -1) -> Command:
+        """Answer the oldest."""
+        command, operation, done = self.pending.pop(0)
+        done(Finished(operation, at_ns, peer))
+        return command
+
+    def fail(self, failure: Failure) -> Command:
+        command, operation, done = self.pending.pop(0)
+        done(Failed(operation, failure))
+        return command
+
+    def send(self, command: Command) -> None:
+        self.sent.append(command)
+
+    def map(self, segment: int, shared: SharedSegment) -> None:
+        self.mapped[segment] = shared.size
+        shared.close_descriptor()
+
+    def unmap(self, segment: int) -> None:
+        del self.mapped[segment]

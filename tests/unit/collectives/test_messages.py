@@ -1,0 +1,83 @@
+"""The channel between a worker and its mover: whole messages however the bytes arrive, and nothing else."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backyard.collectives.costs import CostTable
+from backyard.collectives.dtypes import by_name
+from backyard.collectives.messages import (
+    MAX_MESSAGE,
+    AskStatistics,
+    CloseGroup,
+    Command,
+    Failed,
+    Failure,
+    Finished,
+    Inbox,
+    Member,
+    OpenGroup,
+    Specification,
+    Start,
+    decode_specification,
+    encode,
+    encode_specification,
+)
+
+FLOAT32 = by_name("float32").code
+SPECIFICATION = Specification("all_reduce", FLOAT32, "sum", -1, "ring", (4096,), 65536, 2)
+COMMANDS: list[Command] = [
+    OpenGroup(1, 3, "fresh", 0, (Member(b"w" * 16, 52416, ("10.0.0.1",)),), 60.0, CostTable.default()),
+    Start(2, 9, 5, SPECIFICATION, 0, 256, 4096, 60.0),
+    Start(3, 9, 6, SPECIFICATION, 0, 256, 4096, 60.0, ((1, 2), (3, 4))),
+    CloseGroup(9),
+    AskStatistics(4),
+]
+
+
+@given(st.lists(st.integers(1, 400), max_size=30))
+def test_messages_survive_any_cut(cuts: list[int]) -> None:
+    data = b"".join(encode(command) for command in COMMANDS)
+    inbox, received = Inbox(commands=True), []
+    for size in cuts:
+        received += inbox.feed(data[:size])
+        data = data[size:]
+    received += inbox.feed(data)
+    assert received == COMMANDS
+
+
+def test_a_reply_is_no_command() -> None:
+    reply = Failed(1, Failure("peer-lost", "it died", peer=2))
+    assert Inbox(commands=False).feed(encode(reply) + encode(Finished(2, 5))) == [reply, Finished(2, 5)]
+    with pytest.raises(msgspec.ValidationError):
+        Inbox(commands=True).feed(encode(reply))
+
+
+def test_a_message_without_bounds_is_refused() -> None:
+    with pytest.raises(ValueError, match="bytes"):
+        Inbox(commands=True).feed((MAX_MESSAGE + 1).to_bytes(4, "little"))
+
+
+def test_specifications_compare_by_bytes() -> None:
+    encoded = encode_specification(SPECIFICATION)
+    assert decode_specification(encoded) == SPECIFICATION
+    assert encoded != encode_specification(msgspec.structs.replace(SPECIFICATION, reduction="max"))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_of_a_peer_are_a_specification_or_an_error(data: bytes) -> None:
+    try:
+        decode_specification(data)
+    except msgspec.DecodeError:
+        pass
+
+
+def test_a_specification_describes_itself() -> None:
+    assert SPECIFICATION.describe() == "all_reduce of 4096 bytes float32 sum by ring"
+    longer = Specification("reduce", FLOAT32, "sum", 2, "tree", (1, 2, 3, 4, 5), 65536, 2)
+    assert longer.describe() == "reduce of 1+2+3+4... bytes float32 sum root 2 by tree"
+    stranger = Specification("reduce", 99, "sum", 2, "tree", (), 65536, 2)
+    assert stranger.describe() == "reduce of 0 bytes of an unknown type sum root 2 by tree"

@@ -1,0 +1,68 @@
+"""Finding each other through a store: complete, or an error that says who is missing or wrong."""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+import pytest
+import torch.distributed as dist
+
+from backyard.collectives.messages import Member
+from backyard.collectives.rendezvous import exchange_members
+from backyard.core.errors import OperationTimeout, ProtocolError
+
+MEMBERS = [Member(bytes([rank]) * 16, 52416 + rank, ("10.0.0.1",)) for rank in range(3)]
+
+
+def test_every_rank_learns_the_same() -> None:
+    store = dist.HashStore()
+    results: dict[int, object] = {}
+
+    def come(rank: int) -> None:
+        results[rank] = exchange_members(store, rank, 3, MEMBERS[rank], 10)
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert results[0] == results[1] == results[2]
+    members, fresh = exchange_members(store, 0, 3, MEMBERS[0], 10)
+    assert members == tuple(MEMBERS)
+    assert len(fresh) == 16
+    assert (members, fresh) != results[0], "a group that is made anew has a new name"
+
+
+def test_the_missing_are_named() -> None:
+    store = dist.HashStore()
+    with pytest.raises(OperationTimeout, match="rank 0, rank 2 did not come") as caught:
+        exchange_members(store, 1, 3, MEMBERS[1], 0.2)
+    assert caught.value.late == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b"",
+        b"\xc1",
+        b"x" * 70_000,
+        msgspec.msgpack.encode([[b"short", 1, []], "name"]),
+        msgspec.msgpack.encode([[b"w" * 16, 0, []], "name"]),
+        msgspec.msgpack.encode([[b"w" * 16, 70_000, []], "name"]),
+        msgspec.msgpack.encode([[b"w" * 16, 1, ["10.0.0.1"] * 33], "name"]),
+        msgspec.msgpack.encode([[b"w" * 16, 1, [7]], "name"]),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(entry: bytes) -> None:
+    store = dist.HashStore()
+    store.set("backyard/1", entry)
+    with pytest.raises(ProtocolError, match="rank 1"):
+        exchange_members(store, 0, 2, MEMBERS[0], 5)
+
+
+def test_two_ranks_cannot_be_one_worker() -> None:
+    store = dist.HashStore()
+    exchange_members(store, 0, 1, MEMBERS[0], 5)
+    with pytest.raises(ProtocolError, match="ranks 0 and 1 are one worker"):
+        exchange_members(store, 1, 2, MEMBERS[0], 5)

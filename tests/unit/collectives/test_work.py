@@ -1,0 +1,164 @@
+"""What a work promises: one end, seen alike by wait, futures and listeners, from any thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+
+from backyard.collectives.settling import Settler
+from backyard.collectives.work import BackyardWork, together
+from backyard.core.errors import CollectiveError, OperationTimeout, PeerLost
+
+
+def _work(pieces: int = 1) -> BackyardWork:
+    return BackyardWork([torch.ones(2)], pieces, "all_reduce")
+
+
+def test_it_ends_with_its_last_piece() -> None:
+    work = _work(2)
+    work.piece_done(7)
+    assert not work.is_completed()
+    work.piece_done(5, source=3)
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.wait()
+    assert work.exception() is None
+    assert work.finished_at_ns == 7
+    assert work._source_rank() == work.source_rank() == 3
+    assert work.result()[0].tolist() == [1, 1]
+    assert work.get_future().wait()[0].tolist() == [1, 1]
+    assert work.get_future() is work.get_future()
+
+
+def test_what_is_left_is_done_before_anyone_sees_the_end() -> None:
+    seen: list[bool] = []
+    work = BackyardWork([], 1, "all_reduce", lambda: seen.append(work.is_completed()))
+    work.piece_done(1)
+    assert seen == [False]
+
+
+def test_a_failing_last_step_fails_the_work() -> None:
+    def finish() -> None:
+        raise RuntimeError("device on fire")
+
+    work = BackyardWork([], 1, "all_reduce", finish)
+    work.piece_done(1)
+    with pytest.raises(CollectiveError, match="device on fire"):
+        work.wait()
+
+
+def test_failure_surfaces_everywhere_and_stays() -> None:
+    work = _work(3)
+    early = work.get_future()
+    chained = early.then(lambda future: future.value())
+    lost = PeerLost(2, "its process ended")
+    work.fail(lost)
+    work.fail(CollectiveError("later"))
+    work.piece_done(1)
+    for _ in range(2):
+        with pytest.raises(PeerLost) as caught:
+            work.wait()
+        assert caught.value is lost
+    assert work.is_completed()
+    assert not work.is_success()
+    assert work.exception() is lost
+    for future in (early, chained, work.get_future()):
+        with pytest.raises(RuntimeError, match="rank 2 is lost"):
+            future.wait()
+
+
+def test_an_error_raised_often_does_not_grow() -> None:
+    work = _work()
+    work.fail(CollectiveError("once"))
+    for _ in range(50):
+        with pytest.raises(CollectiveError):
+            work.wait()
+    depth, entry = 0, work.exception().__traceback__  # type: ignore[union-attr]
+    while entry is not None:
+        depth, entry = depth + 1, entry.tb_next
+    assert depth < 5
+
+
+def test_a_wait_that_times_out_cancels_nothing() -> None:
+    work = _work()
+    with pytest.raises(OperationTimeout, match="it goes on"):
+        work.wait(timedelta(milliseconds=10))
+    assert not work.is_completed()
+    assert work.exception() is None
+    work.piece_done(1)
+    assert work.wait(timedelta(0))
+
+
+def test_listeners_hear_it_once_early_or_late() -> None:
+    work, heard = _work(), []
+    work.after(lambda done: heard.append(("early", done.is_success())))
+    work.piece_done(1)
+    work.after(lambda done: heard.append(("late", done.is_success())))
+    assert heard == [("early", True), ("late", True)]
+
+
+def test_many_threads_see_one_end() -> None:
+    works = [_work(4) for _ in range(50)]
+    results: list[list[float]] = []
+
+    def look(work: BackyardWork) -> None:
+        results.append(work.get_future().wait()[0].tolist())
+        results.append([1.0, 1.0] if work.wait() else [])
+
+    lookers = [threading.Thread(target=look, args=(work,)) for work in works]
+    enders = [threading.Thread(target=lambda: [work.piece_done(1) for work in works]) for _ in range(4)]
+    for thread in lookers + enders:
+        thread.start()
+    for thread in lookers + enders:
+        thread.join(20)
+    assert results == [[1.0, 1.0]] * 100
+
+
+def test_a_callback_may_wait_for_the_next_work() -> None:
+    """The thread that ends works must never run what hangs on them."""
+    first, second = _work(), _work()
+    chained = first.get_future().then(lambda _: second.get_future().wait()[0].sum().item())
+    first.piece_done(1)
+    second.piece_done(1)
+    assert chained.wait() == 2
+
+
+def test_works_together() -> None:
+    works = [_work(), _work()]
+    whole = together(works, [torch.zeros(1)])
+    works[1].piece_done(9)
+    assert not whole.is_completed()
+    works[0].piece_done(3)
+    assert whole.wait()
+    assert whole.finished_at_ns == 9
+    failing = together([works[0], broken := _work()], [])
+    broken.fail(PeerLost(1, "gone"))
+    with pytest.raises(PeerLost):
+        failing.wait()
+    assert together([], []).wait()
+
+
+def test_idle_threads_end_and_a_failing_job_does_not_end_its_thread() -> None:
+    settler = Settler(idle_s=0.2)
+    before = {thread.ident for thread in threading.enumerate()}
+    gate, ran = threading.Event(), []
+    for number in range(3):
+        settler.submit(lambda number=number: (gate.wait(5), ran.append(number)))
+    settler.submit(lambda: 1 / 0)
+    gate.set()
+    deadline = time.monotonic() + 5
+    while len(ran) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sorted(ran) == [0, 1, 2]
+    while time.monotonic() < deadline:
+        if {thread.ident for thread in threading.enumerate()} <= before:
+            break
+        time.sleep(0.05)
+    assert {thread.ident for thread in threading.enumerate()} <= before
+    settler.submit(lambda: ran.append(4))
+    time.sleep(0.1)
+    assert ran[-1] == 4

@@ -1,0 +1,208 @@
+"""The backend in real processes, each a group of one: how they end, fork and lose their mover."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.arch.source_tree import ROOT, SOURCE
+
+_PRELUDE = """
+import gc, os, signal, sys, time
+import torch, torch.distributed as dist
+from backyard import collectives
+from backyard.collectives.client import current_mover
+torch.set_num_threads(1)
+group = collectives.create_group(dist.HashStore(), 0, 1, 20)
+mover = current_mover().pid
+print(mover, flush=True)
+def pending():
+    return group.recv_anysource([torch.zeros(3)], 7)
+def works(chosen=None):
+    tensor = torch.arange(5.0)
+    (chosen or group).allreduce([tensor]).wait()
+    return tensor.tolist() == [0, 1, 2, 3, 4]
+"""
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A machine of its own: state, settings and port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    directory = tmp_path_factory.mktemp("b")
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("BACKYARD_")},
+        "BACKYARD_CONFIG": str(_touch(directory / "config.toml")),
+        "BACKYARD_STATE_DIRECTORY": str(directory),
+        "BACKYARD_NETWORK_PORT": str(port),
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), str(ROOT)]),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _touch(path: Path) -> Path:
+    path.touch()
+    return path
+
+
+def _start(house: dict[str, str], body: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _PRELUDE + body],
+        env=house,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _run(house: dict[str, str], body: str) -> tuple[str, str, int]:
+    process = _start(house, body)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    return out, err, process.returncode
+
+
+def _gone(pid: int, seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_the_end_is_quiet_with_everything_open(house: dict[str, str]) -> None:
+    out, err, code = _run(
+        house,
+        """
+work = pending()
+future = work.get_future().then(lambda f: print("never", f.value()))
+second = collectives.create_group(dist.HashStore(), 0, 1, 20)
+assert works() and works(second)
+assert not work.is_completed() and work.exception() is None
+""",
+    )
+    assert (err, code) == ("", 0)
+    assert _gone(int(out.split()[0]))
+    assert "never" not in out
+
+
+def test_a_killed_mover_ends_what_is_pending_and_another_takes_its_place(house: dict[str, str]) -> None:
+    out, err, code = _run(
+        house,
+        """
+work = pending()
+future = work.get_future()
+os.kill(mover, signal.SIGKILL)
+for wait in (work.wait, future.wait, group.allreduce([torch.ones(2)]).wait):
+    try:
+        wait()
+        print("no error")
+    except collectives.MoverLost:
+        print("lost")
+    except RuntimeError as error:  # how torch's futures pass on what a callback raised
+        print("lost" if "mover-lost" in str(error) else error)
+assert work.is_completed() and not work.is_success()
+assert isinstance(work.exception(), collectives.MoverLost)
+assert collectives.statistics()["pid"] is None
+again = collectives.create_group(dist.HashStore(), 0, 1, 20)
+assert works(again) and collectives.statistics()["pid"] not in (None, mover)
+print("right")
+""",
+    )
+    assert err == ""
+    assert out.split()[1:] == ["lost", "lost", "lost", "right"]
+    assert code == 0
+
+
+def test_what_hangs_on_a_future_may_wait_for_another_operation(house: dict[str, str]) -> None:
+    out, err, code = _run(
+        house,
+        """
+def chained(future):
+    first = future.value()[0]
+    return group.allreduce([first * 2]).get_future().wait()[0]
+work = group.allreduce([torch.ones(3)])
+futures = [group.allreduce([torch.ones(3) * i]).get_future().then(chained) for i in range(8)]
+print([future.wait()[0].item() for future in futures] == [2.0 * i for i in range(8)])
+collectives.monitored_barrier(group, 5)
+counters = collectives.statistics()["counters"]
+print(counters["operations"] >= 17, "bytes_sent" in counters)
+from backyard.core import metrics
+print(b'backyard_links_open 0.0' in metrics.render(), b'backyard_groups_open 1.0' in metrics.render())
+del group, work, futures
+gc.collect(); time.sleep(0.6)
+print(b'backyard_groups_open 0.0' in metrics.render())
+""",
+    )
+    assert err == ""
+    assert out.split()[1:] == ["True"] * 6
+    assert code == 0
+
+
+@needs_fork
+def test_a_forked_child_leaves_the_mover_to_its_parent(house: dict[str, str]) -> None:
+    out, err, code = _run(
+        house,
+        """
+work = pending()
+child = os.fork()
+if child == 0:
+    try:
+        works()
+    except collectives.MoverLost as error:
+        print("refused" if "forked" in str(error) else error, flush=True)
+    group.shutdown()
+    del group
+    gc.collect()
+    sys.exit(3)  # with all destructors and exit handlers
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+assert works() and not work.is_completed()
+print("parent goes on")
+""",
+    )
+    assert err == ""
+    assert out.splitlines()[1:] == ["refused", "parent goes on"]
+    assert code == 0
+
+
+@needs_fork
+def test_a_forked_child_does_not_keep_a_dead_workers_mover(house: dict[str, str]) -> None:
+    """The mover notices its worker's death although a data loader's process lives on."""
+    process = _start(
+        house,
+        """
+child = os.fork()
+if child == 0:
+    os.close(1); os.close(2)
+    time.sleep(30)
+    os._exit(0)
+print(child, flush=True)
+time.sleep(30)
+""",
+    )
+    assert process.stdout is not None
+    mover, child = int(process.stdout.readline()), int(process.stdout.readline())
+    try:
+        process.send_signal(signal.SIGKILL)  # not waited for: it stays a zombie
+        assert _gone(mover)
+        assert psutil.pid_exists(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.communicate()
