@@ -146,7 +146,7 @@ def handshake_cases(random: Random) -> None:
         if random.random() < 0.7:
             theirs.shutdown(socket.SHUT_WR)
         with theirs:
-            knock = Incoming(bytes(16), 1, 1, plaintext, "192.0.2.1")
+            knock = Incoming(bytes(16), "192.0.2.1", 1, 1, plaintext)
             _drive(accept(ours, knock, _SECURITIES[plaintext]))
 
 

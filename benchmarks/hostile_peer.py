@@ -12,6 +12,7 @@ import msgspec
 
 from backyard.collectives.costs import CostTable
 from backyard.collectives.messages import (
+    CloseGroup,
     Failed,
     Failure,
     Finished,
@@ -25,8 +26,9 @@ from backyard.collectives.messages import (
     Start,
     encode_specification,
 )
-from backyard.collectives.mover.engine import Clocks, Engine
+from backyard.collectives.mover.engine import Engine
 from backyard.collectives.mover.group import JoinBody, group_tag, membership_digest
+from backyard.collectives.mover.peers import Clocks
 from backyard.transport.frames import BULK, MAX_CONTROL, MAX_PAYLOAD, Header, Kind
 from backyard.transport.memory import memory_pair
 
@@ -86,6 +88,7 @@ class Session:
         self.victim, self.friend = Worker(VICTIM), Worker(FRIEND)
         self.numbers = 0
         self.bad_groups = 0
+        self.bad = 0
         self.rounds = 0
         self.closed_links = 0
         self.recent: deque[bytes] = deque(maxlen=4)
@@ -161,8 +164,6 @@ class Session:
         name = f"bad{self.bad_groups}"
         engine = self.victim.engine
         if self.bad_groups > 1:
-            from backyard.collectives.messages import CloseGroup
-
             engine.command(CloseGroup(self.bad))
         members = (Member(VICTIM, 1, ()), Member(HOSTILE, 1, ()))
         self.bad = group_tag(RUN, 2, name)

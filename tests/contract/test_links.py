@@ -158,8 +158,8 @@ def test_what_is_forgotten_is_not_sent_and_what_began_is_finished_from_a_copy(pa
     fill(pair)
     done = len(pair.sender.tokens)
     pair.left.forget(1)
-    for payload in memory:
-        payload[:] = b"\xdb" * MEBI  # the owner uses it for something else at once
+    for given in memory:
+        given[:] = b"\xdb" * MEBI  # the owner uses it for something else at once
     pair.pump(lambda: 10 in arrived(pair))
     order = arrived(pair)
     assert order[:-1] == list(range(len(order) - 1))

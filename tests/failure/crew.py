@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from backyard.identity import NodeKey
 from backyard.local.client import ListenerClient
 from backyard.transport.registration import Standing
 from tests.failure.line import Line
@@ -107,6 +108,7 @@ class Crew:
         # short: the path of a Unix socket may have about a hundred characters only
         self.directory = Path(tempfile.mkdtemp(prefix="by-f-"))
         self.state = self.directory / "state"
+        self.friend = NodeKey.generate()  # another machine, which this one trusts
         self._idle: list[Worker] = []
         self._out: list[Worker] = []
         self._numbers = itertools.count()
@@ -171,6 +173,7 @@ class Crew:
         settings = {
             "BACKYARD_STATE_DIRECTORY": str(self.state),
             "BACKYARD_NETWORK_ADDRESSES": "127.0.0.1",
+            "BACKYARD_TRUST_NODES": str(self.friend.id),
             **self.environment,
             **(environment or {}),
         }

@@ -29,6 +29,8 @@ class Target:
     worker: bytes
     secret: bytes
     key: NodeKey
+    friend: NodeKey  # of another machine, which is trusted too
+    member: bytes  # another worker of the group
     run: str
     generation: int
     group: int
@@ -42,15 +44,15 @@ class Target:
         sock.sendall(preface.encode(preface.Preface(self.worker, os.urandom(16)), secret or self.secret))
         return sock
 
-    def shake(self, key: NodeKey, run: str) -> ssl.SSLSocket:
+    def shake(self, key: NodeKey, run: str, worker: bytes | None = None, stream: int = 0) -> ssl.SSLSocket:
         """TLS as a worker of that node and run; in TLS 1.3 the refusal comes only afterwards."""
         sock = self.knock()
         assert not preface.parse_answer(_take(sock, preface.ANSWER_BYTES)).refusal
-        self_id = os.urandom(16)
-        context = tls.client_context(delegate(key, run=run, worker=self_id), [self.key.id])
+        name = worker or os.urandom(16)
+        context = tls.client_context(delegate(key, run=run, worker=name), [self.key.id])
         wrapped = context.wrap_socket(sock)
         try:
-            wrapped.sendall(Header(Kind.HELLO, length=16).encode() + self_id)
+            wrapped.sendall(Header(Kind.HELLO, length=16, first=stream).encode() + name)
         except OSError:
             pass  # the refusal was faster
         return wrapped
@@ -209,6 +211,12 @@ def frames_for_a_group_of_others(target: Target) -> None:
     sock.close()
 
 
+def borrowed_name(target: Target) -> None:
+    """Another trusted machine claims to be a worker of this one: it gets neither a link nor a lane."""
+    for stream in (0, 1):
+        _all_shut([target.shake(target.friend, target.run, target.member, stream)])
+
+
 def _join_body(generation: int, name: str, extra: bytes = b"") -> bytes:
     body = msgspec.msgpack.encode((generation, name, 0, 2, bytes(16)))
     return bytes([body[0] + 1]) + body[1:] + extra if extra else body
@@ -278,6 +286,7 @@ ATTACKS: dict[str, Callable[[Target], socket.socket | None]] = {
         huge_lengths,
         unknown_kinds,
         frames_for_a_group_of_others,
+        borrowed_name,
         old_generation,
         nested_joins,
         endless_joins,

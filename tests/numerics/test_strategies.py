@@ -26,9 +26,8 @@ EXACT = (
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_small(ours: Pool, strategy: str, world: int) -> None:
     for body in EXACT:
-        for dtype in ("float32", "int16"):
-            options = {"strategy": strategy, "segment_bytes": 1024, "inner": body}
-            ours.run("strategies:under", world=world, arguments={"dtype": dtype}, **options)
+        options = {"strategy": strategy, "segment_bytes": 1024, "inner": body}
+        ours.run("strategies:under", world=world, arguments={"dtype": "float32"}, **options)
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from backyard.collectives.costs import CostTable
@@ -42,11 +43,11 @@ class Plan:
         todo: list[tuple[bool, Callable[[], object]]] = []
         for number, thing in _numbered(self.items):
             if isinstance(thing, Collective):
-                todo.append((True, _start(machine, side, number, thing)))
+                todo.append((True, partial(machine.start, side, number, thing)))
             elif thing.source == side.rank:
-                todo.append((False, lambda thing=thing: machine.send(side, thing)))
+                todo.append((False, partial(machine.send, side, thing)))
             elif thing.destination == side.rank:
-                todo.append((False, lambda thing=thing: machine.receive(side, thing)))
+                todo.append((False, partial(machine.receive, side, thing)))
         for place in range(len(todo) - 1):
             if (todo[place][0] or todo[place + 1][0]) and self.sim.random.random() < 0.3:
                 todo[place], todo[place + 1] = todo[place + 1], todo[place]
@@ -59,10 +60,6 @@ def _numbered(items: list[Item]) -> list[tuple[int, Item]]:
         numbered.append((sequence, item))
         sequence += isinstance(item, Collective)
     return numbered
-
-
-def _start(machine: Machine, side: Side, sequence: int, operation: Collective) -> Callable[[], object]:
-    return lambda: machine.start(side, sequence, operation)
 
 
 def random_items(random: Random, world: int, count: int) -> list[Item]:

@@ -1,13 +1,14 @@
 """Several engines in one process: links of few bytes, a scheduler of its own mind, a clock that we turn.
 
-Every choice comes from one seed. Memory given to an operation is poisoned the moment the operation is reported
-as ended, so a byte written later, or sent later, is found.
+Every choice comes from one seed. Memory given to an operation is poisoned the moment the operation is
+reported as ended, so a byte written later, or sent later, is found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from backyard.collectives.costs import CostTable
@@ -27,7 +28,8 @@ from backyard.collectives.messages import (
     Start,
     Waiting,
 )
-from backyard.collectives.mover.engine import Clocks, Engine
+from backyard.collectives.mover.engine import Engine
+from backyard.collectives.mover.peers import Clocks
 from backyard.transport.link import Link
 from backyard.transport.memory import MemoryLink, memory_pair
 from tests.sim.operations import Collective, Message, Region
@@ -274,14 +276,11 @@ class Simulation:
         for machine in self.live:
             for link in machine.links:
                 if link._inbox or link._peer is None:
-                    todo.append(lambda link=link, machine=machine: self._receive(machine, link))
+                    todo.append(partial(self._receive, machine, link))
                 if link.writer.pending:
-                    todo.append(lambda link=link, machine=machine: self._flush(machine, link))
-        todo += [lambda dial=dial: self._connect(*dial) for dial in self.dials]
-        todo += [
-            lambda machine=machine, action=action: self._act(machine, action)
-            for machine, action in self.actions
-        ]
+                    todo.append(partial(self._flush, machine, link))
+        todo += [partial(self._connect, *dial) for dial in self.dials]
+        todo += [partial(self._act, machine, action) for machine, action in self.actions]
         return todo
 
     def _act(self, machine: Machine, action: Callable[[], bool]) -> bool:
@@ -343,9 +342,7 @@ class Simulation:
                 continue
             for call in machine.calls.values():
                 if call.ended is not None:
-                    assert call.memory.count(POISON) == len(call.memory), (
-                        f"{call.what}: written after its end"
-                    )
+                    assert call.memory.count(POISON) == len(call.memory), f"{call.what}: written later"
 
     def pending(self, machine: Machine, group: str | None = None) -> list[str]:
         return [

@@ -25,7 +25,7 @@ from backyard.collectives.staging import Arena
 from backyard.collectives.tensors import blocks_of, only, rows_of
 from backyard.collectives.torch_version import warn_if_untested
 from backyard.collectives.work import BackyardWork, together
-from backyard.core.config import Settings
+from backyard.core.config import Settings, load_settings
 from backyard.core.errors import UnsupportedOperation
 from backyard.core.units import format_duration
 
@@ -46,18 +46,19 @@ def create_group(
     warn_if_untested(torch.__version__)
     arena = _current_arena()
     mover = arena.mover
-    seconds = _seconds(timeout, mover.settings.collectives.timeout_s)
+    settings = load_settings()  # anew for each group, so that two groups may use two strategies
+    seconds = _seconds(timeout, settings.collectives.timeout_s)
     members, fresh = exchange_members(store, rank, world, mover.member, seconds)
     opened = mover.open_group(
         fresh,
         rank,
         members,
         seconds,
-        _given_table(mover.settings),
+        _given_table(settings),
         mover.generation if generation is None else generation,
     )
     _announce(opened, rank, world, mover.encryption)
-    issuer = Issuer(mover, arena, opened.group, world, opened.table)
+    issuer = Issuer(mover, arena, opened.group, world, opened.table, settings.collectives)
     return BackyardGroup(rank, world, seconds, issuer, opened.links)
 
 
@@ -295,7 +296,7 @@ class BackyardGroup(dist.ProcessGroup):
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = True
     ) -> None:
         """A barrier that names who is missing; it always names them all."""
-        self._issuer.collective(calls.barrier(), _seconds(timeout, self._timeout_s)).wait()
+        self._issuer.collective(calls.barrier(), _seconds(timeout, self._timeout_s), waits=True).wait()
 
     # point to point
 
@@ -321,7 +322,8 @@ class BackyardGroup(dist.ProcessGroup):
 
     def _run(self, call: calls.Call, opts: Any) -> BackyardWork:
         seconds = _seconds(getattr(opts, "timeout", None), self._timeout_s)
-        return self._noted(self._issuer.collective(call, seconds))
+        waits = self._coalescing is None and getattr(opts, "asyncOp", True) is False
+        return self._noted(self._issuer.collective(call, seconds, waits=waits))
 
     def _noted(self, work: BackyardWork) -> BackyardWork:
         if self._coalescing is not None:

@@ -69,5 +69,6 @@ def numpy_dtype(code: int) -> np.dtype[np.generic]:
     if element.name == "bfloat16" or element.name.startswith("float8"):
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, element.name))
+        narrow: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, element.name))
+        return narrow
     return np.dtype(element.name)

@@ -30,6 +30,7 @@ from backyard.collectives.pieces import Finish, Piece
 from backyard.collectives.staging import Arena, CopyContext, copy_context
 from backyard.collectives.work import BackyardWork
 from backyard.core import metrics
+from backyard.core.config import Collectives
 from backyard.core.errors import CollectiveError
 
 log = logging.getLogger("backyard.collectives")
@@ -44,17 +45,28 @@ MakeCommand = Callable[[int, Piece, Block, float], tuple[int, Command]]
 class Issuer:
     """The operations of one group on this rank, in the order they were called."""
 
-    def __init__(self, mover: MoverClient, arena: Arena, group: int, world: int, table: CostTable) -> None:
+    def __init__(
+        self,
+        mover: MoverClient,
+        arena: Arena,
+        group: int,
+        world: int,
+        table: CostTable,
+        settings: Collectives,
+    ) -> None:
         self.mover = mover
         self.arena = arena
         self.group = group
         self.world = world
         self.table = table
+        self._settings = settings
         self._sequence = 0
         self._lock = threading.Lock()
 
-    def collective(self, call: Call, timeout_s: float) -> BackyardWork:
+    def collective(self, call: Call, timeout_s: float, *, waits: bool = False) -> BackyardWork:
+        """``waits``: the caller will wait at once, and may read the reply itself."""
         self._check(call)
+        direct = waits and len(call.pieces) == 1 and self.mover.reserve_direct()
         choice = self._choose(call)
         with self._lock:
             first = self._sequence
@@ -82,9 +94,15 @@ class Issuer:
                 piece.nbytes,
                 left_s,
                 call.splits,
+                direct,
             )
 
-        return self._fly(call, choice.strategy, timeout_s, command)
+        work = self._fly(call, choice.strategy, timeout_s, command)
+        if direct and work.error is None:
+            work.read_reply = self.mover.await_direct
+        elif direct:
+            self.mover.release_direct()
+        return work
 
     def point_to_point(self, call: Call, peer: int, tag: int, timeout_s: float) -> BackyardWork:
         self._check(call)
@@ -108,7 +126,7 @@ class Issuer:
 
     def _choose(self, call: Call) -> Choice:
         """One choice for the whole operation, from what all ranks know alike."""
-        settings = self.mover.settings.collectives
+        settings = self._settings
         size = call.agreed_bytes
         choice = choose(
             call.kind,

@@ -106,6 +106,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     size: int
     timeout_s: float
     splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    direct: bool = False  # reply on the direct channel: the caller waits there
 
 
 class SendTo(msgspec.Struct, frozen=True, tag="send"):

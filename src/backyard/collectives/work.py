@@ -40,6 +40,8 @@ class BackyardWork(dist.Work):
         self._future: torch.futures.Future[Result] | None = None
         self._source = -1
         self._listeners: list[Callable[[BackyardWork], None]] = []
+        self._reading = threading.Lock()
+        self.read_reply: Callable[[Callable[[], bool], float | None], None] | None = None
         self.issued_at_ns = time.monotonic_ns()
         self.finished_at_ns: int | None = None
 
@@ -95,6 +97,7 @@ class BackyardWork(dist.Work):
     # torch's side
 
     def is_completed(self) -> bool:
+        self._read(0.0)
         return self._ended.is_set()
 
     def is_success(self) -> bool:
@@ -115,6 +118,7 @@ class BackyardWork(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Until it has ended; raises what went wrong. A time-out here cancels nothing."""
         seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
+        self._read(seconds)
         if not self._ended.wait(seconds):
             raise OperationTimeout(
                 f"{self._what} has not ended within the {seconds:g} s that were waited; it goes on",
@@ -127,7 +131,18 @@ class BackyardWork(dist.Work):
     def synchronize(self) -> None:
         self.wait()
 
+    def _read(self, seconds: float | None) -> None:
+        """Where the reply comes to whoever waits, one of those who do reads it."""
+        if self.read_reply is None or self._ended.is_set() or not self._reading.acquire(blocking=False):
+            return
+        try:
+            self.read_reply(self._ended.is_set, seconds)
+        finally:
+            self._reading.release()
+
     def get_future(self) -> torch.futures.Future[Any]:
+        if self.read_reply is not None and not self._ended.is_set():
+            settling.settler.submit(lambda: self._read(None))
         with self._lock:
             if self._future is not None:
                 return self._future

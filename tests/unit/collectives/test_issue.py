@@ -44,7 +44,7 @@ def issuer(mover: FakeMover) -> Issuer:
 
 
 def _issuer(mover: FakeMover) -> Issuer:
-    return Issuer(mover, Arena(mover), 77, 2, CostTable.default())
+    return Issuer(mover, Arena(mover), 77, 2, CostTable.default(), Collectives())
 
 
 def _sequences(mover: FakeMover) -> list[int]:

@@ -1,4 +1,4 @@
-"""``python -m backyard.collectives.mover DESCRIPTOR RUN GENERATION``: started by a worker, never by hand."""
+"""``python -m backyard.collectives.mover CHANNEL DIRECT RUN GENERATION``: only a worker starts it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def main(arguments: list[str]) -> int:
         level=os.environ.get("BACKYARD_LOG", "WARNING").upper(),
         format=f"%(asctime)s mover[{os.getpid()}] %(levelname)s %(message)s",
     )
-    channel = _channel(arguments[0])
+    channel, direct = _socket(arguments[0]), _socket(arguments[1])
     try:
-        mover = MoverProcess(channel, load_settings(), arguments[1], int(arguments[2]))
+        mover = MoverProcess(channel, direct, load_settings(), arguments[2], int(arguments[3]))
     except BackyardError as error:
         refuse(channel, error)
         return 1
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _channel(argument: str) -> socket.socket:
+def _socket(argument: str) -> socket.socket:
     if sys.platform == "win32":
         return socket.fromshare(bytes.fromhex(sys.stdin.readline().strip()))
     return socket.socket(fileno=int(argument))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from backyard.core.errors import HandshakeError, ProtocolError, TransportError
-from backyard.identity import WorkerCredentials
+from backyard.identity import WorkerCredentials, WorkerIdentity
 from backyard.identity.node_id import NodeId
 from backyard.transport import preface, tls
 from backyard.transport.frames import HEADER_BYTES, Header, Kind, parse_header
@@ -43,6 +43,7 @@ class Connected:
     worker: bytes
     stream: int
     socket: socket.socket
+    node: NodeId | None  # whose key spoke for the worker; None in plaintext
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def dial(
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             code = sock.connect_ex((address, port))
-        except ValueError as error:  # the address came through the store and may be any text
+        except (ValueError, TypeError) as error:  # the address came through the store and may be any text
             raise TransportError(f"{address[:60]!r} is not an address") from error
         if code not in _IN_PROGRESS:
             raise TransportError(f"{address}:{port} cannot be dialled: {os.strerror(code)}")
@@ -99,14 +100,15 @@ def dial(
                 f"{address}:{port} answers {'in plaintext' if answer.plaintext else 'encrypted'} only",
                 hint="Set network.encryption alike on both machines.",
             )
+        node: NodeId | None = None
         if security.client is not None:
             sock = security.client.wrap_socket(sock, do_handshake_on_connect=False)
             yield from _shake(sock)
-            tls.peer(sock, run=security.run, expect_worker=worker)
+            node = tls.peer(sock, run=security.run, expect_worker=worker).node
         found, _ = yield from _hello(sock, security, stream)
         if found != worker:
             raise HandshakeError(f"{address}:{port} is worker {found.hex()[:8]}, not {worker.hex()[:8]}")
-        return Connected(found, stream, sock)
+        return Connected(found, stream, sock, node)
     except BaseException:
         sock.close()
         raise
@@ -126,15 +128,15 @@ def accept(sock: socket.socket, incoming: Incoming, security: Security) -> Steps
                 f"{incoming.peer_address} wants {'plaintext' if incoming.plaintext else 'encryption'}",
                 hint="Set network.encryption alike on both machines.",
             )
-        expected: bytes | None = None
+        expected: WorkerIdentity | None = None
         if security.server is not None:
             sock = security.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             yield from _shake(sock)
-            expected = tls.peer(sock, run=security.run).worker
+            expected = tls.peer(sock, run=security.run)
         found, stream = yield from _hello(sock, security, 0)
-        if expected is not None and found != expected:
+        if expected is not None and found != expected.worker:
             raise HandshakeError("the peer's hello and its certificate name different workers")
-        return Connected(found, stream, sock)
+        return Connected(found, stream, sock, expected.node if expected is not None else None)
     except BaseException:
         sock.close()
         raise

@@ -69,7 +69,8 @@ class Parcels:
     offers: list[Offer] = field(default_factory=list)
     sending: dict[int, Outgoing] = field(default_factory=dict)
     receiving: dict[tuple[int, int], Incoming] = field(default_factory=dict)
-    eager_out: dict[int, int] = field(default_factory=dict)
+    eager_out: dict[int, int] = field(default_factory=dict)  # by receiver, what waits there
+    eager_in: dict[int, int] = field(default_factory=dict)  # by sender, what waits here
     next_identifier: int = 0
 
     def send(self, command: SendTo, memory: memoryview, deadline: float) -> None:
@@ -93,6 +94,8 @@ class Parcels:
         for position, offer in enumerate(self.offers):
             if _matches(incoming, offer):
                 del self.offers[position]
+                if offer.data is not None:
+                    self.eager_in[offer.source] -= 1
                 self._bind(incoming, offer)
                 return
         self.posted.append(incoming)
@@ -161,10 +164,12 @@ class Parcels:
                 del self.posted[position]
                 self._bind(incoming, offer)
                 return
-        waiting = sum(other.source == offer.source and other.data is not None for other in self.offers)
+        waiting = self.eager_in.get(offer.source, 0)
         if len(self.offers) >= MAX_OFFERS or (offer.data is not None and waiting >= EAGER_CREDIT):
             raise ProtocolError("too many messages wait for a matching receive")
         self.offers.append(offer)
+        if offer.data is not None:
+            self.eager_in[offer.source] = waiting + 1
 
     def _bind(self, incoming: Incoming, offer: Offer) -> None:
         command = incoming.command

@@ -9,20 +9,22 @@ import selectors
 import socket
 import sys
 import time
-from collections import deque
 
 import psutil
 
 from backyard.collectives.messages import (
     Alive,
     AskStatistics,
+    Failed,
     Failure,
+    Finished,
     Inbox,
     MapSegment,
     Member,
     Ready,
     Refused,
     Reply,
+    Start,
     Statistics,
     UnmapSegment,
     encode,
@@ -51,13 +53,16 @@ _CHUNK = 256 << 10
 class MoverProcess:
     """Owns every descriptor; the engine decides, this performs."""
 
-    def __init__(self, channel: socket.socket, settings: Settings, run: str, generation: int) -> None:
+    def __init__(
+        self, channel: socket.socket, direct: socket.socket, settings: Settings, run: str, generation: int
+    ) -> None:
         self._channel = channel
         self._channel.setblocking(False)
+        self._direct = direct  # a caller that waits reads its reply here itself; descriptors come in here
+        self._direct_operations: set[int] = set()
         self._settings = settings
         self._inbox = Inbox(commands=True)
         self._outbox = bytearray()
-        self._descriptors: deque[int] = deque()
         self._segments: dict[int, SharedSegment] = {}
         self._selector = selectors.DefaultSelector()
         self._again: set[StreamLink] = set()
@@ -68,6 +73,7 @@ class MoverProcess:
         self._dialled: dict[bytes, Member] = {}
         self._reports = LaneReports()
         self._lane_links: dict[Lane, StreamLink] = {}
+        self._nodes: dict[Link, NodeId | None] = {}  # another machine may not take over a worker's name
         self._listener, self._engine, self._connections = self._register(run, generation)
         self._selector.register(channel, selectors.EVENT_READ, self._channel_ready)
         self._selector.register(self._reports.fileno(), selectors.EVENT_READ, self._lanes_ready)
@@ -77,7 +83,7 @@ class MoverProcess:
         listener, ticket = register_worker(settings, run, generation)
         plaintext = ticket.encryption == "plaintext"
         if plaintext:
-            log.warning("links are in PLAINTEXT, as network.encryption says: only for a fabric you trust")
+            log.info("links are in PLAINTEXT, as network.encryption says: only for a fabric you trust")
         security = Security.of(
             ticket.credentials, [NodeId(raw) for raw in ticket.trusted], ticket.secret, plaintext=plaintext
         )
@@ -100,6 +106,12 @@ class MoverProcess:
         return time.monotonic_ns()
 
     def reply(self, message: Reply) -> None:
+        if isinstance(message, Finished | Failed) and message.operation in self._direct_operations:
+            self._direct_operations.discard(message.operation)
+            # one small message at a time is ever under way here: it always fits
+            with contextlib.suppress(OSError):
+                self._direct.send(encode(message))
+            return
         self._outbox += encode(message)
 
     def dial(self, member: Member) -> None:
@@ -141,10 +153,13 @@ class MoverProcess:
     def _watch_worker(self, now: float) -> None:
         """A worker that was stopped answers nothing, however well its mover is."""
         try:
-            stopped = self._worker_process.status() == psutil.STATUS_STOPPED
+            status = self._worker_process.status()
         except psutil.Error:
+            status = psutil.STATUS_ZOMBIE
+        if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             self._leaving = True
             return
+        stopped = status == psutil.STATUS_STOPPED
         if not stopped:
             self._stopped_since = None
         elif self._stopped_since is None:
@@ -197,6 +212,10 @@ class MoverProcess:
     def _connected(self, connected: Connected) -> None:
         worker, sock = connected.worker, connected.socket
         existing = self._engine.peers.get(worker)
+        if existing is not None and self._nodes.get(existing.link) != connected.node:
+            log.warning("refused another machine that claims to be worker %s", worker.hex()[:8])
+            sock.close()
+            return
         if connected.stream:
             self._lane_up(existing.link if existing is not None else None, sock)
             return
@@ -205,6 +224,7 @@ class MoverProcess:
             self._reap()
         tune(sock, self._settings.link.silence_s)
         link = StreamLink(sock, self._engine)
+        self._nodes[link] = connected.node
         self._selector.register(link.fileno(), selectors.EVENT_READ, link)
         self._again.add(link)  # TLS may hold bytes already
         self._engine.link_up(worker, link)
@@ -262,6 +282,7 @@ class MoverProcess:
         self._blocked.discard(link)
         for lane in link.lanes:
             self._lane_links.pop(lane, None)
+        self._nodes.pop(link, None)
         self._engine.link_down(link)
 
     def _reap(self) -> None:
@@ -273,7 +294,7 @@ class MoverProcess:
 
     def _channel_ready(self) -> None:
         try:
-            data = self._receive_channel()
+            data = self._channel.recv(_CHUNK)
         except BlockingIOError:
             return
         except OSError:
@@ -283,7 +304,7 @@ class MoverProcess:
             return
         for message in self._inbox.feed(data):
             if isinstance(message, MapSegment):
-                descriptor = self._descriptors.popleft() if sys.platform != "win32" else -1
+                descriptor = self._receive_descriptor() if sys.platform != "win32" else -1
                 self._segments[message.segment] = SharedSegment.attach(message.size, descriptor, message.name)
             elif isinstance(message, UnmapSegment):
                 segment = self._segments.pop(message.segment, None)
@@ -292,14 +313,17 @@ class MoverProcess:
             elif isinstance(message, AskStatistics):
                 self.reply(self._statistics(message.request))
             else:
+                if isinstance(message, Start) and message.direct:
+                    self._direct_operations.add(message.operation)
                 self._engine.command(message)  # type: ignore[arg-type]
 
-    def _receive_channel(self) -> bytes:
-        if sys.platform == "win32":
-            return self._channel.recv(_CHUNK)
-        data, descriptors, _, _ = socket.recv_fds(self._channel, _CHUNK, 16)
-        self._descriptors.extend(descriptors)
-        return data
+    def _receive_descriptor(self) -> int:
+        """A segment's descriptor was sent before the message that names it, so it is there."""
+        self._direct.setblocking(True)
+        try:
+            return socket.recv_fds(self._direct, 1, 1)[1][0]
+        finally:
+            self._direct.setblocking(False)
 
     def _listener_ready(self) -> None:
         descriptor = self._listener.fileno()

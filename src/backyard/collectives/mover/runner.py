@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
-
 from backyard.collectives.messages import (
     Failed,
     Failure,
