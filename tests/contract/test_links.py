@@ -164,8 +164,8 @@ def test_what_is_forgotten_is_not_sent_and_what_began_is_finished_from_a_copy(pa
     order = arrived(pair)
     assert order[:-1] == list(range(len(order) - 1))
     assert done <= len(order) - 1 <= done + 1, "at most the frame that had begun came after"
-    for header, payload in pair.receiver.frames[:-1]:
-        assert payload == bytes([header.first + 1]) * MEBI
+    for header, got in pair.receiver.frames[:-1]:
+        assert got == bytes([header.first + 1]) * MEBI
     assert pair.receiver.frames[-1][1] == other
     assert [token for token in pair.sender.tokens if token != 10] == list(range(done))
     assert pair.left.writer.queued_bytes == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+
 import pytest
-import torch
 
 from tests.numerics.harness import values
 from tests.numerics.harness.pool import Pool, PoolError
@@ -34,9 +36,26 @@ def test_float_inputs_add_exactly_in_any_order(dtype: str) -> None:
         assert values.same_bits(total, wanted)
 
 
-def test_the_oracle_wraps_integers() -> None:
-    parts = [torch.tensor([100], dtype=torch.int8), torch.tensor([100], dtype=torch.int8)]
-    assert values.reduced("int8", "SUM", parts).item() == -56
+@pytest.mark.parametrize("dtype", list(values.INTEGERS))
+@pytest.mark.parametrize("operation", ["SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"])
+def test_the_oracle_wraps_integers_as_python_says(dtype: str, operation: str) -> None:
+    parts = [values.inputs(dtype, operation, 50, rank, 0) for rank in range(5)]
+    got = values.reduced(dtype, operation, parts)
+    step = {
+        "SUM": operator.add,
+        "PRODUCT": operator.mul,
+        "MIN": min,
+        "MAX": max,
+        "BAND": operator.and_,
+        "BOR": operator.or_,
+        "BXOR": operator.xor,
+    }[operation]
+    bits = 8 * values.DTYPES[dtype].itemsize
+    numbers = [part.numpy().tolist() for part in parts]
+    for place, result in enumerate(got.numpy().tolist()):
+        whole = functools.reduce(step, (part[place] for part in numbers))
+        assert result % 2**bits == whole % 2**bits
+    assert got.dtype == values.DTYPES[dtype]
 
 
 @pytest.mark.slow

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from backyard.collectives.dtypes import by_code
 from backyard.collectives.messages import Specification
 from backyard.collectives.program import IndexedProgram, Layout, indexed
 from backyard.collectives.strategies import compile_program
 
 
+@lru_cache(maxsize=512)
 def compile_operation(
     specification: Specification,
     rank: int,

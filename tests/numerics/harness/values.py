@@ -168,22 +168,19 @@ def _reduced_bools(operation: str, contributions: list[torch.Tensor]) -> torch.T
 
 
 def _reduced_integers(dtype: str, operation: str, contributions: list[torch.Tensor]) -> torch.Tensor:
-    wide = [one.numpy().astype(object) for one in contributions]  # Python's integers: nothing is wider
-    result = wide[0]
-    for other in wide[1:]:
-        if operation == "SUM":
-            result = result + other
-        elif operation == "PRODUCT":
-            result = result * other
-        elif operation == "MIN":
-            result = np.minimum(result, other)
-        elif operation == "MAX":
-            result = np.maximum(result, other)
-        elif operation == "BAND":
-            result = result & other
-        elif operation == "BOR":
-            result = result | other
-        else:
-            result = result ^ other
-    mask = (1 << (8 * DTYPES[dtype].itemsize)) - 1
-    return _integers(dtype, (result & mask).astype(np.uint64))
+    """Modulo 2**64 and cut to width at the end, which is what wrapping in the type itself comes to."""
+    own = [one.numpy() for one in contributions]
+    if operation in ("MIN", "MAX"):
+        stack = np.stack(own)
+        return torch.from_numpy(stack.min(0) if operation == "MIN" else stack.max(0))
+    reduce = {
+        "SUM": np.add,
+        "PRODUCT": np.multiply,
+        "BAND": np.bitwise_and,
+        "BOR": np.bitwise_or,
+        "BXOR": np.bitwise_xor,
+    }[operation]
+    result = own[0].astype(np.uint64)
+    for other in own[1:]:
+        result = reduce(result, other.astype(np.uint64))
+    return _integers(dtype, result)

@@ -9,6 +9,8 @@ import signal
 import socket
 import sys
 
+import numpy as np
+
 from backyard.collectives.mover.process import MoverProcess, refuse
 from backyard.core.config import load_settings
 from backyard.core.errors import BackyardError
@@ -26,6 +28,7 @@ def main(arguments: list[str]) -> int:
     except BackyardError as error:
         refuse(channel, error)
         return 1
+    np.seterr(all="ignore")  # an overflow is the program's: it shows in the numbers, as in torch
     gc.freeze()  # what start-up made lives for ever: no later collection needs to look at it
     mover.serve()
     return 0

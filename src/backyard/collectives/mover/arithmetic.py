@@ -47,10 +47,9 @@ def combiner(code: int, reduction: str) -> Combine:
 
     def combine(mine: memoryview, theirs: memoryview, theirs_first: bool) -> None:
         target, other = np.frombuffer(mine, dtype), np.frombuffer(theirs, dtype)
-        with np.errstate(all="ignore"):
-            if theirs_first:
-                ufunc(other, target, out=target)
-            else:
-                ufunc(target, other, out=target)
+        if theirs_first:
+            ufunc(other, target, out=target)
+        else:
+            ufunc(target, other, out=target)
 
     return combine

@@ -96,6 +96,13 @@ class Group:
     measured: bool = False
     agreed: bool = False  # the table is rank 0's
 
+    workers: tuple[bytes, ...] = ()  # by rank
+    _ranks: dict[bytes, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.workers = tuple(member.worker for member in self.command.members)
+        self._ranks = {worker: rank for rank, worker in enumerate(self.workers)}
+
     @property
     def rank(self) -> int:
         return self.command.rank
@@ -104,16 +111,12 @@ class Group:
     def world(self) -> int:
         return len(self.command.members)
 
-    @property
-    def workers(self) -> tuple[bytes, ...]:
-        return tuple(member.worker for member in self.command.members)
 
     def others(self) -> list[int]:
         return [rank for rank in range(self.world) if rank != self.rank]
 
     def rank_of(self, worker: bytes) -> int | None:
-        workers = self.workers
-        return workers.index(worker) if worker in workers else None
+        return self._ranks.get(worker)
 
     def awaits(self, rank: int) -> bool:
         """Are bytes of this rank still to come?"""
