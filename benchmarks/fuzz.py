@@ -24,9 +24,9 @@ import psutil
 
 from backyard.collectives.costs import CostTable
 from backyard.collectives.messages import Failure, Specification, encode_specification
-from backyard.collectives.mover.engine import _decode
 from backyard.collectives.mover.group import JoinBody
 from backyard.collectives.mover.handshakes import Security, Steps, Want, accept
+from backyard.collectives.mover.reports import decoded
 from backyard.core.errors import BackyardError, IdentityError, ProtocolError
 from backyard.identity import NodeKey, delegate, read_worker
 from backyard.transport import preface
@@ -93,7 +93,7 @@ def body_cases(random: Random) -> None:
         kind, good = random.choice(bodies)
         data = mutated(random, good) if random.random() < 0.9 else random.randbytes(random.randrange(60))
         with contextlib.suppress(ProtocolError):
-            _decode(data, kind)
+            decoded(data, kind)
 
 
 def preface_cases(random: Random) -> None:

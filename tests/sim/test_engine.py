@@ -283,6 +283,23 @@ def test_an_operation_timeout_names_the_late_rank(run: Callable[[Scenario, int],
     run(scenario, 30)
 
 
+def test_a_rank_far_ahead_is_not_called_late() -> None:
+    """It called the operation long ago, more operations back than it remembers in full."""
+    sim = Simulation(1, 3)
+    plan = Plan(sim, "all", sim.machines, [])
+    plan.launch()
+    sim.settle()
+    specification = Specification("broadcast", 6, "", 0, "ring", (8,), 4096, 2)
+    operation = Collective(specification, (bytes(8),) * 3, ((),) * 3)
+    first, _, last = sim.machines
+    for sequence in range(100):
+        first.start(plan.sides[first], sequence, operation)
+    waiting = last.start(plan.sides[last], 0, operation, timeout_s=5.0)
+    sim.advance(6.0)
+    assert waiting.failure is not None
+    assert waiting.failure.late == (1,)
+
+
 def test_an_abort_ends_everything_everywhere(run: Callable[[Scenario, int], None]) -> None:
     def scenario(seed: int) -> None:
         sim = simulation(seed)

@@ -46,7 +46,7 @@ class Kind(IntEnum):
     OPEN = 16  # operation: I have started it, with this specification
     DATA = 17  # operation: bytes; first = ordinal of this message on this pair
     ASK = 18  # operation: where are you?
-    TELL = 19  # operation: I have started up to `sequence`, with this specification
+    TELL = 19  # operation: first = 1 if I have started it; payload: as what, while I remember
     OFFER = 24  # point to point: I want to send; first = tag
     ACCEPT = 25  # point to point: send it now
     PARCEL = 26  # point to point: bytes; second = offset / MAX_PAYLOAD

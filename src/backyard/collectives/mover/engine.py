@@ -7,7 +7,6 @@ Events come in through methods (a command, a frame, a link up or down, a tick); 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -25,14 +24,14 @@ from backyard.collectives.messages import (
     Reply,
     SendTo,
     Start,
-    Waiting,
 )
-from backyard.collectives.mover.execution import Execution
+from backyard.collectives.mover.early_joins import EarlyJoins
 from backyard.collectives.mover.group import Group, JoinBody, group_tag
 from backyard.collectives.mover.opening import Opening
 from backyard.collectives.mover.parcels import Outgoing, Parcels
 from backyard.collectives.mover.peers import Clocks, Peer, Peers
-from backyard.collectives.mover.runner import Runner, Sending, who_is_late
+from backyard.collectives.mover.reports import decoded, possible, shortened
+from backyard.collectives.mover.runner import Runner, Sending
 from backyard.core.errors import ProtocolError
 from backyard.transport.frames import BULK, Header, Kind
 from backyard.transport.link import Link
@@ -41,13 +40,7 @@ _T = TypeVar("_T")
 
 log = logging.getLogger("backyard.mover")
 
-_STALL_ASK_S = 1.0
-_STALL_REPORT_S = 10.0
-_REMEMBERED = 256  # groups of one peer that are not open here yet
-_MAX_JOIN = 4096
-_MAX_MESSAGE = 2000
 _ANSWERS = 1 << 20  # bytes of control frames that may wait for a peer before its questions are dropped
-_FAILURE_CODES = frozenset({"peer-lost", "operation-timeout", "operation-mismatch", "operation-aborted"})
 
 
 class Environment(Protocol):
@@ -69,7 +62,7 @@ class Engine:
         self.generation = generation
         self._world = world
         self._groups: dict[int, Group] = {}
-        self._early_joins: dict[bytes, OrderedDict[int, bytes | Failure]] = {}
+        self._early_joins = EarlyJoins()
         self._runner = Runner(world, self)
         self.peers = Peers(clocks, world.now)
         self._opening = Opening(self.peers, world, self._opened)
@@ -124,10 +117,10 @@ class Engine:
 
     def _join(self, group: Group, peer: Peer) -> None:
         peer.link.send(Header(Kind.JOIN, group=group.tag), group.join_body())
-        early = self._early_joins.get(peer.worker, OrderedDict()).pop(group.tag, None)
+        early = self._early_joins.take(peer.worker, group.tag)
         if isinstance(early, Failure):
             lost = Failure("peer-lost", "it gave the group up", peer=group.workers.index(peer.worker))
-            self.fail(group, early if _possible(early, group.world) else lost)
+            self.fail(group, early if possible(early, group.world) else lost)
         elif early is not None:
             self._joined(group, peer, early)
 
@@ -135,7 +128,7 @@ class Engine:
         rank = group.rank_of(peer.worker)
         if rank is None or group.failure is not None:
             return
-        problem = group.check_join(_decode(payload, JoinBody), rank)
+        problem = group.check_join(decoded(payload, JoinBody), rank)
         if problem is not None:
             self.fail(group, Failure("operation-mismatch", f"the ranks do not agree on the group: {problem}"))
             return
@@ -269,7 +262,11 @@ class Engine:
     def _group_frame(self, peer: Peer, header: Header, payload: memoryview) -> None:
         group = self._groups.get(header.group)
         if group is None:
-            self._unknown_group(peer, header, bytes(payload))
+            # closed here, or not open yet: only its beginning is worth keeping
+            stale = self._early_joins.keep(peer.worker, header, bytes(payload), self.generation)
+            if stale is not None:
+                failure = msgspec.msgpack.encode(self._stale(stale.generation))
+                self._answer(peer, Header(Kind.FAIL, group=header.group), failure)
             return
         rank = group.rank_of(peer.worker)
         if rank is None:
@@ -290,30 +287,12 @@ class Engine:
             self._runner.peer_opened(group, rank, header.sequence, bytes(payload))
         elif header.kind is Kind.ASK:
             known = group.called(header.sequence)
-            self._answer(peer, Header(Kind.TELL, group=group.tag, sequence=header.sequence), known)
+            started = int(header.sequence in group.started)
+            self._answer(peer, Header(Kind.TELL, 0, group.tag, header.sequence, started), known)
         elif header.kind is Kind.TELL:
-            self._runner.told(group, rank, header.sequence, bytes(payload))
+            self._runner.told(group, rank, header, bytes(payload))
         else:
             group.parcels.frame(rank, header, payload)
-
-    def _unknown_group(self, peer: Peer, header: Header, payload: bytes) -> None:
-        """A group that is closed here, or not open yet: only its beginning is worth keeping."""
-        early = self._early_joins.setdefault(peer.worker, OrderedDict())
-        if header.kind is Kind.JOIN:
-            if len(payload) > _MAX_JOIN:
-                raise ProtocolError(f"a JOIN of {len(payload)} bytes")
-            body = _decode(payload, JoinBody)
-            if body.generation < self.generation:
-                failure = msgspec.msgpack.encode(self._stale(body.generation))
-                self._answer(peer, Header(Kind.FAIL, group=header.group), failure)
-                return
-            early[header.group] = payload
-            if len(early) > _REMEMBERED:
-                early.popitem(last=False)
-        elif header.kind is Kind.FAIL and header.group in early:
-            early[header.group] = _decode(payload, Failure)
-        elif header.kind is Kind.LEAVE:
-            early.pop(header.group, None)
 
     def _answer(self, peer: Peer, header: Header, payload: bytes = b"") -> None:
         """What a peer asked for; one that asks without reading gets nothing, and our memory does not grow."""
@@ -361,7 +340,7 @@ class Engine:
         why = peer.goodbye or link.closed or "its connection closed"
         log.info("link to %s down: %s", peer.worker.hex()[:8], why)
         if self.peers.get(peer.worker) is None:
-            self._early_joins.pop(peer.worker, None)
+            self._early_joins.forget(peer.worker)
         for group in list(self._groups.values()):
             rank = group.rank_of(peer.worker)
             if rank is not None and (rank not in group.left or group.awaits(rank)):
@@ -380,8 +359,8 @@ class Engine:
         """End the group here and tell every member why."""
         if group.failure is not None:
             return
-        group.failure = _shortened(failure)
-        group.told = _shortened(elsewhere or failure)
+        group.failure = shortened(failure)
+        group.told = shortened(elsewhere or failure)
         self.failures += 1
         log.info("group %s failed: %s", group.command.name, failure)
         self._tell(group, Header(Kind.FAIL, group=group.tag), msgspec.msgpack.encode(group.told))
@@ -411,11 +390,11 @@ class Engine:
             self.fail(group, Failure("peer-lost", why, peer=group.rank))
 
     def _remote_failure(self, group: Group, payload: memoryview) -> None:
-        failure = _decode(bytes(payload), Failure)
-        if not _possible(failure, group.world):
+        failure = decoded(bytes(payload), Failure)
+        if not possible(failure, group.world):
             raise ProtocolError("malformed failure report")
         if group.failure is None:
-            group.failure = group.told = _shortened(failure)
+            group.failure = group.told = shortened(failure)
             self.failures += 1
             self._end_operations(group, group.failure)
 
@@ -458,60 +437,9 @@ class Engine:
                     self._drop(group)
                 continue
             if not group.opened and now >= group.deadline:
-                self._open_timeout(group)
+                self.fail(group, group.not_opened())
                 continue
-            for execution in list(group.running.values()):
-                if group.failure is None:
-                    self._watch(group, execution, now)
+            self._runner.watch(group, now)
             late = group.parcels.late(now)
             if late is not None:
-                other = late.command.peer
-                name = f"rank {other}" if other >= 0 else "any rank"
-                message = f"point-to-point with {name} (tag {late.command.tag}) found no partner in its time"
-                self.fail(group, Failure("operation-timeout", message, late=(other,) if other >= 0 else ()))
-
-    def _open_timeout(self, group: Group) -> None:
-        missing = [rank for rank in group.others() if rank not in group.joined]
-        names = ", ".join(f"rank {rank}" for rank in missing) or "rank 0 (cost table)"
-        self.fail(
-            group,
-            Failure(
-                "operation-timeout",
-                f"{names} did not enter the group within {group.command.timeout_s:g} s",
-                late=tuple(missing),
-            ),
-        )
-
-    def _watch(self, group: Group, execution: Execution, now: float) -> None:
-        if now >= execution.deadline:
-            message, late = who_is_late(group, execution)
-            self.fail(group, Failure("operation-timeout", message, late=late))
-            return
-        stalled = now - execution.progressed_at
-        if stalled >= _STALL_ASK_S and now - execution.asked_at >= _STALL_ASK_S:
-            execution.asked_at = now
-            self._tell(group, Header(Kind.ASK, group=group.tag, sequence=execution.sequence))
-        if stalled >= _STALL_REPORT_S and not execution.reported:
-            execution.reported = True
-            message, _ = who_is_late(group, execution)
-            self._world.reply(Waiting(execution.operation, stalled, message))
-
-
-def _decode(payload: bytes, kind: type[_T]) -> _T:
-    try:
-        return msgspec.msgpack.decode(payload, type=kind)
-    except (ValueError, RecursionError) as error:  # DecodeError, UnicodeDecodeError, nesting without end
-        raise ProtocolError(f"malformed {kind.__name__}") from error
-
-
-def _possible(failure: Failure, world: int) -> bool:
-    """Could an honest member of a group of this size have sent it?"""
-    ranks = range(world)
-    named = failure.peer in ranks or (failure.peer == -1 and failure.code != "peer-lost")
-    late = len(failure.late) <= world and all(rank in ranks for rank in failure.late)
-    return failure.code in _FAILURE_CODES and named and late
-
-
-def _shortened(failure: Failure) -> Failure:
-    """A failure travels in a control frame, whatever a name or a reason in it is made of."""
-    return msgspec.structs.replace(failure, message=failure.message[:_MAX_MESSAGE])
+                self.fail(group, late)

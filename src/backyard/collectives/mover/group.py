@@ -111,7 +111,6 @@ class Group:
     def world(self) -> int:
         return len(self.command.members)
 
-
     def others(self) -> list[int]:
         return [rank for rank in range(self.world) if rank != self.rank]
 
@@ -143,6 +142,13 @@ class Group:
         if body.membership != membership_digest(self.workers):
             return f"rank {peer} has another list of members"
         return None
+
+    def not_opened(self) -> Failure:
+        """Whom it waited for in vain."""
+        missing = [rank for rank in self.others() if rank not in self.joined]
+        names = ", ".join(f"rank {rank}" for rank in missing) or "rank 0 (cost table)"
+        message = f"{names} did not enter the group within {self.command.timeout_s:g} s"
+        return Failure("operation-timeout", message, late=tuple(missing))
 
     def may_send_early(self, sequence: int) -> Callable[[int, int], bool]:
         """Asked before bytes go to a peer that has not said it started; a yes counts them."""

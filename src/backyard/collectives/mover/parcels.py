@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from backyard.collectives.messages import ReceiveFrom, SendTo
+from backyard.collectives.messages import Failure, ReceiveFrom, SendTo
 from backyard.core.errors import ProtocolError
 from backyard.transport.frames import EAGER_BYTES, MAX_PAYLOAD, Header, Kind
 
@@ -141,9 +141,15 @@ class Parcels:
         elif header.kind is Kind.PARCEL:
             self._parcel(peer, header)
 
-    def late(self, now: float) -> Outgoing | Incoming | None:
-        """Something whose time has run out."""
-        return next((item for item in self._open() if now >= item.deadline), None)
+    def late(self, now: float) -> Failure | None:
+        """The failure of something whose time has run out."""
+        for item in self._open():
+            if now >= item.deadline:
+                other, tag = item.command.peer, item.command.tag
+                name = f"rank {other}" if other >= 0 else "any rank"
+                message = f"point-to-point with {name} (tag {tag}) found no partner in its time"
+                return Failure("operation-timeout", message, late=(other,) if other >= 0 else ())
+        return None
 
     def pending(self) -> list[int]:
         """Operations that have not ended."""

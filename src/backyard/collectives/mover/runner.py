@@ -11,6 +11,7 @@ from backyard.collectives.messages import (
     Finished,
     Reply,
     Start,
+    Waiting,
     decode_specification,
     encode_specification,
 )
@@ -28,6 +29,8 @@ _POOLED_LENGTHS = 1024
 
 
 _DESCRIBED = 300
+_STALL_ASK_S = 1.0
+_STALL_REPORT_S = 10.0
 
 
 class World(Protocol):
@@ -152,14 +155,14 @@ class Runner:
             execution.peer_started(rank)
             self._finish_if_done(group, execution)
 
-    def told(self, group: Group, rank: int, sequence: int, encoded: bytes) -> None:
-        """An answer to our question: empty means that this rank has not called it."""
-        execution = group.running.get(sequence)
-        if execution is None or not encoded:
+    def told(self, group: Group, rank: int, header: Header, encoded: bytes) -> None:
+        """An answer to our question: has this rank called it, and what if it still remembers."""
+        execution = group.running.get(header.sequence)
+        if execution is None:
             return
-        if execution.encoded != encoded:
-            self._mismatch(group, rank, sequence, execution.encoded, encoded)
-        else:
+        if encoded and execution.encoded != encoded:
+            self._mismatch(group, rank, header.sequence, execution.encoded, encoded)
+        elif encoded or header.first:
             execution.called_by.add(rank)
 
     def place(self, group: Group, rank: int, header: Header) -> memoryview | None:
@@ -229,6 +232,25 @@ class Runner:
     def forget(self, group: Group) -> None:
         """The group is over: nothing that arrives for it has a place any more."""
         self._arriving = {key: item for key, item in self._arriving.items() if item[0] is not group}
+
+    def watch(self, group: Group, now: float) -> None:
+        """Deadlines; and where nothing moves, ask who has called it, and say for whom it waits."""
+        for execution in list(group.running.values()):
+            if now >= execution.deadline:
+                message, late = who_is_late(group, execution)
+                self._groups.fail(group, Failure("operation-timeout", message, late=late))
+                return
+            stalled = now - execution.progressed_at
+            if stalled >= _STALL_ASK_S and now - execution.asked_at >= _STALL_ASK_S:
+                execution.asked_at = now
+                for rank in group.others():
+                    link = self._groups.link_to(group, rank)
+                    if link is not None:
+                        link.send(Header(Kind.ASK, group=group.tag, sequence=execution.sequence))
+            if stalled >= _STALL_REPORT_S and not execution.reported:
+                execution.reported = True
+                message, _ = who_is_late(group, execution)
+                self._world.reply(Waiting(execution.operation, stalled, message))
 
     def _finish_if_done(self, group: Group, execution: Execution) -> None:
         if execution.finished and group.running.get(execution.sequence) is execution:

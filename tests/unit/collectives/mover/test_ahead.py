@@ -106,6 +106,18 @@ def test_a_receive_from_a_rank_that_left_fails_at_once(any_source: bool) -> None
     assert (waiting.failure.code, waiting.failure.peer) == ("peer-lost", 0)
 
 
+@pytest.mark.parametrize(("any_source", "late"), [(False, (0,)), (True, ())])
+def test_a_receive_without_a_partner_ends_in_its_own_time(any_source: bool, late: tuple[int, ...]) -> None:
+    sim, sides = opened(2)
+    other, into = sides[1]
+    waiting = other.receive(into, Message(0, 1, 3, 6, b"never", any_source), timeout_s=3.0)
+    sim.advance(2.5)
+    assert waiting.ended is None
+    sim.advance(1.0)
+    assert waiting.failure is not None
+    assert (waiting.failure.code, waiting.failure.late) == ("operation-timeout", late)
+
+
 def test_a_group_that_never_opened_is_forgotten() -> None:
     sim = Simulation(3, 2)
     first = sim.machines[0]

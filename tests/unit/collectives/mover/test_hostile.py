@@ -208,7 +208,7 @@ def test_a_peers_old_joins_do_not_push_out_anothers() -> None:
     mine.receive()
     for number in range(1000):
         say(session, *FLOODS["joins"](session, number + 5000))
-    assert 1234 in session.victim.engine._early_joins[FRIEND]
+    assert 1234 in session.victim.engine._early_joins._kept[FRIEND]
 
 
 # handshakes
