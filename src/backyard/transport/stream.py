@@ -6,6 +6,7 @@ import contextlib
 import socket
 import ssl
 import sys
+from collections.abc import Callable
 
 from backyard.core.errors import ProtocolError
 from backyard.transport.frames import Header
@@ -45,6 +46,7 @@ class StreamLink(Link):
     def __init__(self, sock: socket.socket, handler: FrameHandler) -> None:
         super().__init__(handler)
         self._socket = sock
+        self._read = _reader(sock)
         self._one_by_one = isinstance(sock, ssl.SSLSocket) or not hasattr(sock, "sendmsg")
         address = sock.getpeername()
         self.address = str(address[0]) if isinstance(address, tuple) else "local"
@@ -67,15 +69,16 @@ class StreamLink(Link):
 
     def receive(self) -> bool:
         budget = _BUDGET
-        reader, sock = self.reader, self._socket
+        reader, read = self.reader, self._read
         try:
             while budget > 0 and self.closed is None:
                 space = reader.space()
-                count = filled = sock.recv_into(space)
+                size = len(space)
+                count = filled = read(size, space)
                 try:
                     # TLS hands over 16 KiB at a time: fill the payload before looking at it again
-                    while count and filled < len(space) and reader.in_payload:
-                        count = sock.recv_into(space[filled:])
+                    while filled < size and count and reader.in_payload:
+                        count = read(size - filled, space[filled:])
                         filled += count
                 finally:
                     self.bytes_in += filled
@@ -84,7 +87,7 @@ class StreamLink(Link):
                     self.close("the other side closed the connection")
                     return False
                 budget -= filled
-                if filled < len(space) and not reader.in_payload:
+                if filled < size and not reader.in_payload:
                     return False  # all there was: asking again would only cost an exception
             return self.closed is None
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -150,8 +153,23 @@ class StreamLink(Link):
         return f"{how} to {self.address}{streams}"
 
 
+def _reader(sock: socket.socket) -> Callable[[int, memoryview], int]:
+    """How to read into memory.
+
+    SSLSocket's own method wraps each 16 KiB record in three Python calls, a fifth of all time on a fast
+    link; the object inside it has no such cost.
+    """
+    inner = getattr(sock, "_sslobj", None)
+    if inner is not None:
+        read: Callable[[int, memoryview], int] = inner.read
+        return read
+    return lambda size, space: sock.recv_into(space, size)
+
+
 def _reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError):
+    if isinstance(error, ssl.SSLZeroReturnError | ssl.SSLEOFError):
+        return "the other side closed the connection"
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
         return "its connection was reset"
     if isinstance(error, TimeoutError):
         return "the network stopped delivering to it"

@@ -31,7 +31,7 @@ def test_a_socket_is_tuned() -> None:
     [
         (ConnectionResetError(), "its connection was reset"),
         (BrokenPipeError(), "its connection was reset"),
-        (ssl.SSLEOFError(), "its connection was reset"),
+        (ssl.SSLEOFError(), "the other side closed the connection"),
         (TimeoutError(), "the network stopped delivering to it"),
         (OSError(errno.EHOSTUNREACH, "No route to host"), "No route to host"),
     ],

@@ -12,6 +12,7 @@ import sys
 import numpy as np
 
 from backyard.collectives.mover.process import MoverProcess, refuse
+from backyard.collectives.mover.promptness import ask_for_promptness
 from backyard.core.config import load_settings
 from backyard.core.errors import BackyardError
 
@@ -29,6 +30,7 @@ def main(arguments: list[str]) -> int:
         refuse(channel, error)
         return 1
     np.seterr(all="ignore")  # an overflow is the program's: it shows in the numbers, as in torch
+    ask_for_promptness()
     gc.freeze()  # what start-up made lives for ever: no later collection needs to look at it
     mover.serve()
     return 0
