@@ -88,7 +88,7 @@ def rebuilt(sim: Simulation, generation: int) -> None:
 
 def wait_for_a_rank_never_seen(sim: Simulation, plan: Plan, victim: Machine) -> None:
     """Nobody ever had a link to it: then only the group's own time can end the waiting."""
-    sim.advance(61.0, step=1.0)
+    sim.advance(62.0, step=1.9)
     all_ended(sim)
     for machine in sim.live:
         side = plan.sides.get(machine)

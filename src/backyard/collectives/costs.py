@@ -46,9 +46,9 @@ class CostTable(msgspec.Struct, frozen=True, kw_only=True):
     """One direction of the slowest port."""
     reduce_seconds_per_byte: _Cost = 0.25e-9
     """Adding a received byte."""
-    copy_seconds_per_byte: _Cost = 0.5e-9
+    copy_seconds_per_byte: _Cost = 1.2e-9
     """The mover's own work to send or receive a byte: encryption and copies."""
-    message_s: _Cost = 20e-6
+    message_s: _Cost = 60e-6
     """The mover's own work for one more message, sent or received."""
 
     def __post_init__(self) -> None:

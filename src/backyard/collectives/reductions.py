@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 
 import torch
@@ -49,6 +50,16 @@ class Reduction:
 def reduction_of(op: dist.ReduceOp, element: ElementType, world: int) -> Reduction:
     """Refuses, in words, what does not exist for the element type."""
     kind = op.op if hasattr(op, "op") else op
+    if kind == dist.ReduceOp.PREMUL_SUM:
+        if element.kind not in ("float", "complex"):
+            raise UnsupportedOperation(f"PREMUL_SUM does not exist for {element.name}")
+        _, factor = cast(tuple[object, float | torch.Tensor], op.__getstate__())
+        return Reduction("sum", before=factor)
+    return _without_factor(kind, element, world)
+
+
+@cache
+def _without_factor(kind: object, element: ElementType, world: int) -> Reduction:
     if kind == dist.ReduceOp.AVG:
         if element.kind not in ("float", "complex"):
             raise UnsupportedOperation(
@@ -58,11 +69,6 @@ def reduction_of(op: dist.ReduceOp, element: ElementType, world: int) -> Reducti
         # narrow floats would overflow in the sum: divide first
         narrow = element.name == "float16" or element.name.startswith("float8")
         return Reduction("sum", before=1.0 / world) if narrow else Reduction("sum", divide=world)
-    if kind == dist.ReduceOp.PREMUL_SUM:
-        if element.kind not in ("float", "complex"):
-            raise UnsupportedOperation(f"PREMUL_SUM does not exist for {element.name}")
-        _, factor = cast(tuple[object, float | torch.Tensor], op.__getstate__())
-        return Reduction("sum", before=factor)
     name = next((name for known, name in _NAMES.items() if kind == known), None)
     if name is None or not supported(element.code, name):
         raise UnsupportedOperation(f"{kind} does not exist for {element.name}")

@@ -34,7 +34,8 @@ class BackyardWork(dist.Work):
         self._what = what
         self._finish = finish
         self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self._over = False
+        self._ended: threading.Event | None = None  # made only if somebody waits for another thread
         self._error: CollectiveError | None = None
         self._base: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[Result] | None = None
@@ -64,7 +65,7 @@ class BackyardWork(dist.Work):
 
     def fail(self, error: CollectiveError) -> None:
         with self._lock:
-            if self._error is not None or self._ended.is_set():
+            if self._error is not None or self._over:
                 return
             self._error = error
         self._end()
@@ -72,7 +73,7 @@ class BackyardWork(dist.Work):
     def after(self, listener: Callable[[BackyardWork], None]) -> None:
         """Call when it has ended, at once if it has."""
         with self._lock:
-            if not self._ended.is_set():
+            if not self._over:
                 self._listeners.append(listener)
                 return
         listener(self)
@@ -83,9 +84,11 @@ class BackyardWork(dist.Work):
 
     def _end(self) -> None:
         with self._lock:
-            if self._ended.is_set():
+            if self._over:
                 return
-            self._ended.set()
+            self._over = True
+            if self._ended is not None:
+                self._ended.set()
             base = self._base
             listeners, self._listeners = self._listeners, []
             self._finish = None
@@ -98,10 +101,10 @@ class BackyardWork(dist.Work):
 
     def is_completed(self) -> bool:
         self._read(0.0)
-        return self._ended.is_set()
+        return self._over
 
     def is_success(self) -> bool:
-        return self._ended.is_set() and self._error is None
+        return self._over and self._error is None
 
     def exception(self) -> CollectiveError | None:
         return self._error
@@ -119,7 +122,7 @@ class BackyardWork(dist.Work):
         """Until it has ended; raises what went wrong. A time-out here cancels nothing."""
         seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
         self._read(seconds)
-        if not self._ended.wait(seconds):
+        if not self._over and not self._event().wait(seconds):
             raise OperationTimeout(
                 f"{self._what} has not ended within the {seconds:g} s that were waited; it goes on",
                 hint="Wait again, or abort the group.",
@@ -133,22 +136,30 @@ class BackyardWork(dist.Work):
 
     def _read(self, seconds: float | None) -> None:
         """Where the reply comes to whoever waits, one of those who do reads it."""
-        if self.read_reply is None or self._ended.is_set() or not self._reading.acquire(blocking=False):
+        if self.read_reply is None or self._over or not self._reading.acquire(blocking=False):
             return
         try:
-            self.read_reply(self._ended.is_set, seconds)
+            self.read_reply(lambda: self._over, seconds)
         finally:
             self._reading.release()
 
+    def _event(self) -> threading.Event:
+        with self._lock:
+            if self._ended is None:
+                self._ended = threading.Event()
+                if self._over:
+                    self._ended.set()
+            return self._ended
+
     def get_future(self) -> torch.futures.Future[Any]:
-        if self.read_reply is not None and not self._ended.is_set():
+        if self.read_reply is not None and not self._over:
             settling.settler.submit(lambda: self._read(None))
         with self._lock:
             if self._future is not None:
                 return self._future
             base: torch.futures.Future[None] = torch.futures.Future()
             self._base, self._future = base, base.then(self._settle)
-            future, over = self._future, self._ended.is_set()
+            future, over = self._future, self._over
         if over:
             base.set_result(None)  # nothing hangs on it yet, so this thread may do it
         return future

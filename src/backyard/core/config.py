@@ -55,7 +55,7 @@ class Collectives(msgspec.Struct, frozen=True, kw_only=True):
     arity: Annotated[int, Meta(ge=2, le=64)] = 2
     tree_below_bytes: Annotated[int, Meta(ge=0)] = 1024 * 1024
     timeout_s: Seconds = 60.0
-    segment_bytes: Annotated[int, Meta(ge=1024, le=1024 * 1024)] = 256 * 1024
+    segment_bytes: Annotated[int, Meta(ge=1024, le=1024 * 1024)] = 1024 * 1024
     staging: Literal["host", "refuse"] = "host"
     arena_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 1024 * 1024 * 1024
     cost_latency_us: Annotated[float, Meta(gt=0, le=1e8)] | None = None

@@ -66,6 +66,11 @@ class FrameReader:
         return self._buffer[self._end :]
 
     @property
+    def missing(self) -> int:
+        """Bytes still to come of the payload that is being read."""
+        return 0 if self._payload is None else len(self._payload) - self._filled
+
+    @property
     def in_payload(self) -> bool:
         """Is ``space()`` the owner's memory?"""
         return self._payload is not None

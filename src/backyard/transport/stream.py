@@ -14,8 +14,12 @@ from backyard.transport.lanes import Lane
 from backyard.transport.link import FrameHandler, Link
 
 _BUDGET = 2 << 20  # bytes one link may move before the others get their turn
+_WAKE_BYTES = 128 << 10  # inside a large payload the loop is woken for this much, not for every packet
+_RECORD_BYTES = 17 << 10  # so much of a payload may wait inside TLS, unseen by the socket
 _LANE_BYTES = 64 << 10  # smaller frames are not worth a thread's wake-up
-_UNSENT_LIMIT = 256 << 10  # keep queues with us, where control frames can pass
+_UNSENT_LEAST = 256 << 10  # keep queues with us, where control frames can pass,
+_UNSENT_MOST = 4 << 20
+_UNSENT_S = 0.02  # but let the kernel hold what it sends while the mover waits for a busy core
 
 
 def tune(sock: socket.socket, silence_s: float) -> None:
@@ -29,15 +33,19 @@ def tune(sock: socket.socket, silence_s: float) -> None:
         "TCP_KEEPINTVL": 1,
         "TCP_KEEPCNT": 3,
         "TCP_USER_TIMEOUT": int(silence_s * 2000),
-        "TCP_NOTSENT_LOWAT": _UNSENT_LIMIT,
+        "TCP_NOTSENT_LOWAT": _UNSENT_LEAST,
     }
     for name, value in options.items():
-        option = getattr(socket, name, None)
-        if option is None and name == "TCP_NOTSENT_LOWAT":
-            option = {"linux": 25, "darwin": 0x201}.get(sys.platform)
-        if option is not None:
-            with contextlib.suppress(OSError):  # an option this system lacks only costs comfort
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        _set(sock, name, value)
+
+
+def _set(sock: socket.socket, name: str, value: int) -> None:
+    option = getattr(socket, name, None)
+    if option is None and name == "TCP_NOTSENT_LOWAT":
+        option = {"linux": 25, "darwin": 0x201}.get(sys.platform)
+    if option is not None:
+        with contextlib.suppress(OSError):  # an option this system lacks only costs comfort
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class StreamLink(Link):
@@ -51,6 +59,8 @@ class StreamLink(Link):
         address = sock.getpeername()
         self.address = str(address[0]) if isinstance(address, tuple) else "local"
         self.lanes: list[Lane] = []
+        self._wake_bytes = 1
+        self._unsent_bytes = _UNSENT_LEAST
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -68,6 +78,32 @@ class StreamLink(Link):
             lane.forget(group)
 
     def receive(self) -> bool:
+        more = self._receive()
+        if self.closed is None:
+            self._set_wake()
+        return more
+
+    def _set_wake(self) -> None:
+        """Sleep through a large payload: a wake-up for each packet costs more than the packet."""
+        wanted = max(1, min(_WAKE_BYTES, self.reader.missing - _RECORD_BYTES))
+        if wanted != self._wake_bytes:
+            self._wake_bytes = wanted
+            with contextlib.suppress(OSError):  # a system that cannot is only woken more often
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+
+    def expect_rate(self, seconds_per_byte: float) -> None:
+        """How fast the link is decides how much the kernel may hold unsent."""
+        wanted = int(min(_UNSENT_MOST, max(_UNSENT_LEAST, _UNSENT_S / seconds_per_byte)))
+        if wanted != self._unsent_bytes:
+            self._unsent_bytes = wanted
+            _set(self._socket, "TCP_NOTSENT_LOWAT", wanted)
+
+    @property
+    def sleeps_through(self) -> bool:
+        """Bytes may be waiting that have woken nobody: look now and then, they are a sign of life."""
+        return self._wake_bytes > 1
+
+    def _receive(self) -> bool:
         budget = _BUDGET
         reader, read = self.reader, self._read
         try:

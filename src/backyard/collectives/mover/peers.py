@@ -88,6 +88,13 @@ class Peers:
         self._by_link[link] = peer
         return peer
 
+    @property
+    def seconds_per_byte(self) -> float | None:
+        """Of the slowest link that was measured; links of one machine share its port."""
+        return max(
+            (peer.seconds_per_byte for peer in self if peer.seconds_per_byte is not None), default=None
+        )
+
     def get(self, worker: bytes) -> Peer | None:
         return self._by_worker.get(worker)
 

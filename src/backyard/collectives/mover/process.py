@@ -143,6 +143,13 @@ class MoverProcess:
         self._farewell()
 
     def _tick(self, now: float) -> None:
+        rate = self._engine.peers.seconds_per_byte
+        for peer in self._engine.peers:
+            if isinstance(peer.link, StreamLink) and peer.link.closed is None:
+                if rate is not None:
+                    peer.link.expect_rate(peer.seconds_per_byte or rate)
+                if peer.link.sleeps_through:
+                    self._readable(peer.link)
         self._engine.tick()
         self._connections.tick(now)
         self._widen()
