@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from backyard.collectives.costs import CostTable
+from backyard.collectives.failures import error_of, refusal_of
 from backyard.collectives.messages import (
     AbortGroup,
     Alive,
@@ -53,38 +54,6 @@ _CLOSE_S = 2.0
 _CHUNK = 256 << 10
 _QUIET_TURNS = 5  # so many reads in a row without a word are a silence; time alone lies after a stop
 Done = Callable[[Finished | Failed], None]
-
-
-def error_of(failure: Failure) -> errors.CollectiveError:
-    """The exception that stands for a failure."""
-    if failure.code == errors.PeerLost.code:
-        return errors.PeerLost(failure.peer, failure.message)
-    if failure.code == errors.OperationTimeout.code:
-        return errors.OperationTimeout(failure.message, late=failure.late)
-    kinds: tuple[type[errors.CollectiveError], ...] = (
-        errors.OperationMismatch,
-        errors.OperationAborted,
-        errors.UnsupportedOperation,
-        errors.MoverLost,
-    )
-    for kind in kinds:
-        if failure.code == kind.code:
-            return kind(failure.message)
-    return errors.CollectiveError(failure.message)
-
-
-def refusal_of(failure: Failure) -> errors.BackyardError:
-    """The exception that stands for a mover which cannot serve."""
-    kinds: tuple[type[errors.BackyardError], ...] = (
-        errors.ConfigError,
-        errors.IdentityError,
-        errors.TransportError,
-        errors.HandshakeError,
-        errors.ProtocolError,
-        errors.ListenerError,
-    )
-    kind = next((kind for kind in kinds if kind.code == failure.code), errors.CollectiveError)
-    return kind(f"the mover cannot serve: {failure.message}", hint="Do as it says, then start again.")
 
 
 class MoverClient:

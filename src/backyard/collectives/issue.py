@@ -15,8 +15,9 @@ from prometheus_client import Counter, Histogram
 from backyard.collectives.announcements import first_time
 from backyard.collectives.blocks import Block
 from backyard.collectives.calls import Call
-from backyard.collectives.client import MoverClient, error_of
+from backyard.collectives.client import MoverClient
 from backyard.collectives.costs import Choice, CostTable, choose
+from backyard.collectives.failures import error_of
 from backyard.collectives.messages import (
     Command,
     Failed,

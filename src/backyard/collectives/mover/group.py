@@ -118,9 +118,10 @@ class Group:
         return self._ranks.get(worker)
 
     def awaits(self, rank: int) -> bool:
-        """Are bytes of this rank still to come?"""
+        """Are bytes still to come from this rank, or to go to it?"""
         running = any(rank in execution.awaited() for execution in self.running.values())
-        return running or any(source == rank for source, _ in self.parcels.receiving)
+        sending = any(out.command.peer == rank for out in self.parcels.sending.values())
+        return running or sending or any(source == rank for source, _ in self.parcels.receiving)
 
     def join_body(self) -> bytes:
         return msgspec.msgpack.encode(

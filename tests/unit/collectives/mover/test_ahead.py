@@ -106,6 +106,20 @@ def test_a_receive_from_a_rank_that_left_fails_at_once(any_source: bool) -> None
     assert (waiting.failure.code, waiting.failure.peer) == ("peer-lost", 0)
 
 
+def test_a_small_message_to_a_rank_that_left_and_went_does_not_wait_for_ever() -> None:
+    sim, sides = opened(2)
+    (leaver, out), (other, into) = sides
+    leaver.close(out)
+    leaver.links[0].flush()
+    assert other.links[0]._inbox
+    call = other.send(into, Message(1, 0, 3, 6, b"unasked"))  # queued, not written
+    other.links[0].receive()
+    sim.kill(leaver)
+    sim.settle()
+    assert call.failure is not None
+    assert (call.failure.code, call.failure.peer) == ("peer-lost", 0)
+
+
 @pytest.mark.parametrize(("any_source", "late"), [(False, (0,)), (True, ())])
 def test_a_receive_without_a_partner_ends_in_its_own_time(any_source: bool, late: tuple[int, ...]) -> None:
     sim, sides = opened(2)
