@@ -32,13 +32,14 @@ from backyard.collectives.staging import Arena, CopyContext, copy_context
 from backyard.collectives.work import BackyardWork
 from backyard.core import metrics
 from backyard.core.config import Collectives
-from backyard.core.errors import CollectiveError
+from backyard.core.errors import CollectiveError, UnsupportedOperation
 
 log = logging.getLogger("backyard.collectives")
 
 _WINDOW_BYTES = 64 << 20
 _WINDOW_PIECES = 2  # always this many, however large
 _LEAST_S = 0.001
+_LARGEST_TAG = 0xFFFFFFFF
 
 MakeCommand = Callable[[int, Piece, Block, float], tuple[int, Command]]
 
@@ -107,6 +108,8 @@ class Issuer:
 
     def point_to_point(self, call: Call, peer: int, tag: int, timeout_s: float) -> BackyardWork:
         self._check(call)
+        if not 0 <= tag <= _LARGEST_TAG:
+            raise UnsupportedOperation(f"a tag of {tag}", hint=f"Use tags from 0 to {_LARGEST_TAG}.")
         kind = SendTo if call.kind == "send" else ReceiveFrom
 
         def command(_: int, piece: Piece, block: Block, left_s: float) -> tuple[int, Command]:

@@ -107,6 +107,7 @@ class Lane:
         """Drop what is queued for a group; what has begun goes on from or into private memory."""
         with self._lock:
             self._outgoing = deque(item for item in self._outgoing if item[0].group != group)
+            self.queued_bytes = sum(len(payload) for _, payload, _ in self._outgoing)
             if self._current is not None and self._current[0].group == group:
                 self._views = [memoryview(bytes(view)) for view in self._views]
                 self._current = (self._current[0], None)
