@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
     np.seterr(all="ignore")  # an overflow is the program's: it shows in the numbers, as in torch
     ask_for_promptness()
     gc.freeze()  # what start-up made lives for ever: no later collection needs to look at it
+    gc.set_threshold(20_000, 10, 10)  # an operation makes no cycles, so looking for them rarely is enough
     mover.serve()
     return 0
 
