@@ -115,7 +115,7 @@ def _frames_per_second(src: Host, dst: Host, settle: float = 0.5, measure: float
 
 
 def _limit(src: Host, dst: Host, bits: float, settle: float = 0.5) -> float:
-    """The rate that the wire allows: the best of a few transfers, as a busy core slows some and speeds none."""
+    """The rate that the wire allows: the best of a few transfers, as a busy core can only slow them."""
     best = 0.0
     for _ in range(5):
         best = max(best, _frames_per_second(src, dst, settle))
