@@ -72,7 +72,7 @@ def limit(namespace: str, device: str, bits: int | None) -> None:
     if bits is None:
         execute(["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "pfifo", "limit", "1000"])
         return
-    # 256 KiB is 2 ms at 1 Gbit/s, but 0.4 s at 5 Mbit/s: slow lines get a bucket of 10 ms.
+    # 256 KiB is 2 ms at 1 Gbit/s, but 0.4 s at 5 Mbit/s: slow lines get a bucket of 20 ms.
     burst = min(256 << 10, max(32 << 10, bits // 8 // 50))
     queue = burst + max(bits // 8 // 50, 64 << 10)
     shape = ["tbf", "rate", f"{bits}bit", "burst", f"{burst}b", "limit", f"{queue}b"]
