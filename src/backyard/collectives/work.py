@@ -100,7 +100,7 @@ class BackyardWork(dist.Work):
     # torch's side
 
     def is_completed(self) -> bool:
-        self._read(0.0)
+        self.read(0.0)
         return self._over
 
     def is_success(self) -> bool:
@@ -121,7 +121,7 @@ class BackyardWork(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Until it has ended; raises what went wrong. A time-out here cancels nothing."""
         seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
-        self._read(seconds)
+        self.read(seconds)
         if not self._over and not self._event().wait(seconds):
             raise OperationTimeout(
                 f"{self._what} has not ended within the {seconds:g} s that were waited; it goes on",
@@ -134,7 +134,7 @@ class BackyardWork(dist.Work):
     def synchronize(self) -> None:
         self.wait()
 
-    def _read(self, seconds: float | None) -> None:
+    def read(self, seconds: float | None) -> None:
         """Where the reply comes to whoever waits, one of those who do reads it."""
         if self.read_reply is None or self._over or not self._reading.acquire(blocking=False):
             return
@@ -153,7 +153,7 @@ class BackyardWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         if self.read_reply is not None and not self._over:
-            settling.settler.submit(lambda: self._read(None))
+            settling.settler.submit(lambda: self.read(None))
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -184,4 +184,11 @@ def together(works: Sequence[BackyardWork], result: Result) -> BackyardWork:
 
     for work in works:
         work.after(ended)
+    if any(work.read_reply is not None for work in works):
+        whole.read_reply = lambda _, seconds: _read_all(works, seconds)
     return whole
+
+
+def _read_all(works: Sequence[BackyardWork], seconds: float | None) -> None:
+    for work in works:
+        work.read(seconds)

@@ -64,12 +64,13 @@ def _large(group: dist.ProcessGroup, rank: int) -> object:
 
 
 def _exchanged(group: dist.ProcessGroup, rank: int) -> object:
-    """Rank 1 says that it sends one element more to rank 0 than rank 0 expects."""
+    """Rank 1 sends one element more to rank 0 than rank 0 expects; the others may well get all of theirs."""
     world = dist.get_world_size(group)
     to = [2] * world
     if rank == 1:
         to[0] = 3
-    return dist.all_to_all_single(torch.empty(2 * world), torch.ones(sum(to)), [2] * world, to, group=group)
+    dist.all_to_all_single(torch.empty(2 * world), torch.ones(sum(to)), [2] * world, to, group=group)
+    return dist.barrier(group=group)
 
 
 CASES: dict[str, Call] = {

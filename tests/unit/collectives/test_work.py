@@ -162,3 +162,14 @@ def test_idle_threads_end_and_a_failing_job_does_not_end_its_thread() -> None:
     settler.submit(lambda: ran.append(4))
     time.sleep(0.1)
     assert ran[-1] == 4
+
+
+def test_a_reply_that_the_waiter_reads_is_read_through_the_whole_too() -> None:
+    """One of several coalesced operations may have its reply where only its own waiter looks."""
+    first, second = BackyardWork([], 1, "first"), BackyardWork([], 1, "second")
+    first.read_reply = lambda ended, seconds: first.piece_done(7)
+    whole = together([first, second], [])
+    second.piece_done(5)
+    assert not whole._over
+    assert whole.wait()
+    assert whole.finished_at_ns == 7
