@@ -68,7 +68,7 @@ def test_an_ordinary_exit_tells_the_others(crew: Crew, four: list[Worker]) -> No
     ends = answers(four[1:], 5.0)
     assert max(end["at_ns"] - since for end in ends) / 1e9 <= 2 * NOTICE_S  # the interpreter has to end first
     assert {(end["error"], end["peer"]) for end in ends} == {("PeerLost", 0)}
-    assert until(lambda: not is_running(four[0].pid) and not is_running(four[0].mover), 2.0)
+    assert until(lambda: not is_running(four[0].pid) and not is_running(four[0].mover), 10.0)
     four[0].kill()
     assert four[0].words() == "", "it did not leave quietly"
 

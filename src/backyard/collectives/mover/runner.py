@@ -110,9 +110,10 @@ class Runner:
         self._begin(group, execution)
 
     def _begin(self, group: Group, execution: Execution) -> None:
-        """Compare with what peers sent ahead, send what can go, take in what came early."""
+        """Compare with what others sent ahead, send what can go, take in what came early."""
         sequence = execution.sequence
-        early = [(peer, group.take_early(peer, sequence)) for peer in sorted(execution.peers)]
+        # of all ranks: who calls something else may speak to us although we have nothing to say to it
+        early = [(peer, group.take_early(peer, sequence)) for peer in group.others()]
         for peer, kept in early:
             if kept is None or kept.encoded is None:
                 continue
