@@ -161,6 +161,14 @@ class BackyardGroup(dist.ProcessGroup):
         return self._description
 
     @property
+    def _device_types(self) -> list[torch.device]:
+        """What DCP asks before it saves beside the training; devices are staged through the CPU."""
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> BackyardGroup:  # type: ignore[override]  # it is its own
+        return self
+
+    @property
     def group_name(self) -> GroupName:
         return GroupName(self._name)
 
