@@ -9,26 +9,25 @@ from typing import Any
 
 import msgspec
 
-from backyard.collectives.client import current_mover
 from tests.numerics.harness.worker import Context
 
 
 @contextmanager
-def _forced(strategy: str, segment_bytes: int) -> Iterator[None]:
-    mover = current_mover()
-    before = mover.settings
-    collectives = msgspec.structs.replace(
-        before.collectives, strategy=strategy, segment_bytes=segment_bytes, arity=3
+def _forced(ctx: Context, strategy: str, segment_bytes: int) -> Iterator[None]:
+    """A group keeps the settings it was made with; here they change beneath it, on all ranks alike."""
+    issuer = ctx.group._issuer
+    before = issuer._settings
+    issuer._settings = msgspec.structs.replace(
+        before, strategy=strategy, segment_bytes=segment_bytes, arity=3
     )
-    mover.settings = msgspec.structs.replace(before, collectives=collectives)
     try:
         yield
     finally:
-        mover.settings = before
+        issuer._settings = before
 
 
 def under(ctx: Context, strategy: str, segment_bytes: int, inner: str, arguments: dict[str, Any]) -> Any:
     module, _, name = inner.partition(":")
     run = getattr(importlib.import_module(f"tests.numerics.bodies.{module}"), name)
-    with _forced(strategy, segment_bytes):
+    with _forced(ctx, strategy, segment_bytes):
         return run(ctx, **arguments)
