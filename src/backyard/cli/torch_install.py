@@ -14,10 +14,7 @@ import sys
 import msgspec
 import typer
 
-# The range that was tested; pyproject.toml's extra says the same (a test compares them).
-TESTED_RANGE = ">=2.13,<2.14"
-TESTED_FIRST = (2, 13)
-TESTED_BELOW = (2, 14)
+from backyard.core.torch_range import TESTED_RANGE, is_tested
 
 _INDEX = "https://download.pytorch.org/whl"
 _PROBE_TIMEOUT_S = 120.0
@@ -71,16 +68,6 @@ def advise(system: str, machine: str, *, nvidia: bool, amd: bool) -> Advice:
 def _command(index: str | None = None) -> str:
     command = f'"{sys.executable}" -m pip install "torch{TESTED_RANGE}"'
     return f"{command} --index-url {_INDEX}/{index}" if index else command
-
-
-def is_tested(version: str) -> bool:
-    """Whether a version such as ``2.13.0+cpu`` lies in the range that was tested."""
-    numbers = version.split("+")[0].split(".")
-    try:
-        release = (int(numbers[0]), int(numbers[1]))
-    except (IndexError, ValueError):
-        return False
-    return TESTED_FIRST <= release < TESTED_BELOW
 
 
 def probe() -> Probe | str:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from backyard.cli import torch_install
-from backyard.cli.torch_install import Probe, advise, is_tested, probe
+from backyard.cli.torch_install import Probe, advise, probe
+from backyard.core.torch_range import is_tested
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from backyard.collectives.costs import CostTable
 from backyard.collectives.issue import Issuer
 from backyard.collectives.messages import AbortGroup, Failure, ReceiveFrom, SendTo, Start
 from backyard.collectives.staging import Arena
-from backyard.collectives.torch_version import is_tested, warn_if_untested
+from backyard.collectives.torch_version import warn_if_untested
 from backyard.core import metrics
 from backyard.core.config import Collectives, Settings
 from backyard.core.errors import (
@@ -27,6 +27,7 @@ from backyard.core.errors import (
     PeerLost,
     UnsupportedOperation,
 )
+from backyard.core.torch_range import is_tested
 from tests.unit.collectives.fake_mover import FakeMover
 
 SUM = dist.ReduceOp(dist.ReduceOp.SUM)
@@ -274,9 +275,10 @@ def test_an_untested_torch_is_mentioned_once(
 def test_the_command_line_and_the_backend_know_one_range() -> None:
     from backyard.cli import torch_install
     from backyard.collectives import torch_version
+    from backyard.core import torch_range
 
-    assert torch_version.TESTED_FIRST == torch_install.TESTED_FIRST
-    assert torch_version.TESTED_BELOW == torch_install.TESTED_BELOW
+    assert torch_version.is_tested is torch_install.is_tested is torch_range.is_tested
+    assert torch_version.TESTED_FIRST == torch_range.TESTED_FIRST
 
 
 def test_a_group_is_left_once_and_forgotten_without_locks(mover: FakeMover, issuer: Issuer) -> None:
