@@ -100,7 +100,7 @@ def preface_cases(random: Random) -> None:
     good = preface.encode(preface.Preface(bytes(16), random.randbytes(16)), _SECRET)
     for _ in range(_GROUP // 2):
         with contextlib.suppress(ProtocolError):
-            preface.parse(mutated(random, good), _SECRET)
+            preface.parse(mutated(random, good), lambda route, target: _SECRET)
         with contextlib.suppress(ProtocolError):
             preface.parse_answer(mutated(random, preface.encode_answer(1)))
 

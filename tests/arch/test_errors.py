@@ -18,20 +18,25 @@ SECTIONS = ["What it means", "Common causes", "What to do"]
 
 # Public names with their codes: scripts and log searches rely on them, so a change here is a breaking one.
 FROZEN = {
+    "AgentError": "agent",
     "BackyardError": "backyard",
     "CollectiveError": "collective",
     "ConfigError": "config",
+    "DiscoveryError": "discovery",
     "HandshakeError": "handshake",
     "IdentityError": "identity",
     "ListenerError": "listener",
+    "MembershipError": "membership",
     "MoverLost": "mover-lost",
     "OperationAborted": "operation-aborted",
     "OperationMismatch": "operation-mismatch",
     "OperationTimeout": "operation-timeout",
+    "PairingError": "pairing",
     "PeerLost": "peer-lost",
     "ProtocolError": "protocol",
     "TorchMissing": "torch-missing",
     "TransportError": "transport",
+    "TrustError": "trust",
     "UnsupportedOperation": "unsupported-operation",
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import typer
+import click
 
 from backyard.core.config import load_settings, state_directory
 from backyard.identity.keys import NodeKey
@@ -11,4 +11,4 @@ from backyard.identity.keys import NodeKey
 def run() -> None:
     """Print the node id alone on standard output, so that it can be copied or piped."""
     key = NodeKey.load_or_create(state_directory(load_settings()) / "node.key")
-    typer.echo(str(key.id))
+    click.echo(str(key.id))

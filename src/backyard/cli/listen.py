@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-import typer
+import click
 
 from backyard.core.config import load_settings
 from backyard.transport.listener import serve
@@ -20,7 +20,7 @@ def run(*, port: int | None, trust: list[str] | None, until_idle: bool) -> int:
     settings = load_settings(overrides=overrides)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if settings.network.encryption == "plaintext":
-        typer.echo(
+        click.echo(
             "backyard: PLAINTEXT links, by your setting: anyone on this network can read them", err=True
         )
     try:

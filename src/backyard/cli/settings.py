@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import typer
+import click
 
 from backyard.core.config import default_config_path, resolve_settings
 
@@ -12,17 +12,17 @@ def run() -> None:
     resolved = resolve_settings()
     settings = resolved.settings
     encryption = settings.network.encryption
-    typer.echo(f"# settings file unless BACKYARD_CONFIG names another: {default_config_path()}")
-    typer.echo(f"# links: {'encrypted (TLS 1.3)' if encryption == 'tls' else 'PLAINTEXT, by your setting'}")
+    click.echo(f"# settings file unless BACKYARD_CONFIG names another: {default_config_path()}")
+    click.echo(f"# links: {'encrypted (TLS 1.3)' if encryption == 'tls' else 'PLAINTEXT, by your setting'}")
     section_before = ""
     for name, origin in resolved.origins.items():
         section, _, key = name.partition(".")
         if section != section_before:
-            typer.echo(f"\n[{section}]")
+            click.echo(f"\n[{section}]")
             section_before = section
         value = getattr(getattr(settings, section), key)
         line = f"# {key} is not set" if value is None else f"{key} = {_toml(value)}"
-        typer.echo(line if origin == "default" else f"{line}  # from {origin}")
+        click.echo(line if origin == "default" else f"{line}  # from {origin}")
 
 
 def _toml(value: object) -> str:

@@ -11,8 +11,8 @@ import shutil
 import subprocess
 import sys
 
+import click
 import msgspec
-import typer
 
 from backyard.core.torch_range import TESTED_RANGE, is_tested
 
@@ -98,21 +98,21 @@ def run() -> int:
         nvidia=shutil.which("nvidia-smi") is not None,
         amd=shutil.which("rocminfo") is not None,
     )
-    typer.echo(f"install:   {advice.command or 'not possible on this machine'}")
-    typer.echo(f"           ({advice.why})")
+    click.echo(f"install:   {advice.command or 'not possible on this machine'}")
+    click.echo(f"           ({advice.why})")
     if importlib.util.find_spec("torch") is None:
-        typer.echo(f"installed: no torch for {sys.executable}")
+        click.echo(f"installed: no torch for {sys.executable}")
         return 1
     found = probe()
     if isinstance(found, str):
-        typer.echo(f"installed: a torch that does not work: {found}")
+        click.echo(f"installed: a torch that does not work: {found}")
         return 1
     tested = is_tested(found.version)
     verdict = "tested" if tested else f"NOT tested; this version of Backyard was tested with {TESTED_RANGE}"
-    typer.echo(f"installed: torch {found.version} ({verdict})")
-    typer.echo(f"devices:   {', '.join(found.devices)}")
+    click.echo(f"installed: torch {found.version} ({verdict})")
+    click.echo(f"devices:   {', '.join(found.devices)}")
     if found.registered:
-        typer.echo('backend:   init_process_group("backyard") is ready')
+        click.echo('backend:   init_process_group("backyard") is ready')
     else:
-        typer.echo("backend:   not registered; install Backyard with pip into this same environment")
+        click.echo("backend:   not registered; install Backyard with pip into this same environment")
     return 0 if tested else 1

@@ -1,11 +1,15 @@
-"""Makes ``init_process_group("backyard")`` known to torch. Called by ``import torch`` through an entry point.
+"""Makes ``init_process_group("backyard")`` known to torch, and the cluster as a place to meet.
+
+Called by ``import torch`` through an entry point.
 
 Nothing here may raise or be slow: a failure would break ``import torch`` for every program on the machine.
 """
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 _registered = False
@@ -23,10 +27,36 @@ def register() -> None:
             return
         dist.Backend.register_backend("backyard", _create, devices=["cpu", "cuda", "mps"])
         _registered = True
+        _register_rendezvous()
     except Exception as error:  # noqa: BLE001  # a program that does not use us must not notice
         import logging
 
         logging.getLogger("backyard").warning("the backyard backend could not be registered: %s", error)
+
+
+def _register_rendezvous() -> None:
+    """``backyard://``, by torch's public way; and ``env://`` where it would fail for want of an address."""
+    rendezvous = import_module("torch.distributed.rendezvous")  # the package has a function of that name
+    rendezvous.register_rendezvous_handler("backyard", _meet)
+    handlers = getattr(rendezvous, "_rendezvous_handlers", {})
+    original = handlers.get("env")
+    if original is None:  # another torch: then only backyard:// works
+        return
+
+    def env(url: str, **options: Any) -> Any:
+        if os.environ.get("MASTER_ADDR"):
+            return original(url, **options)
+        from backyard.collectives.cluster_store import meet_or_fall_back
+
+        return meet_or_fall_back(original, url, **options)
+
+    handlers["env"] = env
+
+
+def _meet(url: str, **options: Any) -> Any:
+    from backyard.collectives.cluster_store import cluster_rendezvous
+
+    return cluster_rendezvous(url, **options)
 
 
 def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

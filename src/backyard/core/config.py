@@ -39,6 +39,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     encryption: Literal["tls", "plaintext"] = "tls"
     streams: Annotated[int, Meta(ge=0, le=16)] = 0
     addresses: tuple[Text, ...] = ()
+    peers: tuple[Text, ...] = ()
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,8 +286,8 @@ def _convert(name: str, given: _Given) -> object:
         value = os.fspath(value)
     try:
         converted: object = msgspec.convert(value, hint, strict=not given.from_text)
-    except msgspec.ValidationError as error:
-        reason = _plain(str(error))
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        reason = _plain(str(error)) if isinstance(error, msgspec.ValidationError) else "it is not valid text"
         if get_origin(hint) is Literal:
             reason = f"expected one of {', '.join(get_args(hint))}"
         raise ConfigError(f"{name} ({given.origin}) has the wrong value {given.value!r}: {reason}") from error

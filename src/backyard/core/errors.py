@@ -6,10 +6,15 @@ Each code has a page under ``docs/errors/`` (a test checks it).
 BackyardError
 ├── ConfigError
 ├── IdentityError
+│   └── TrustError
 ├── TransportError
 │   ├── HandshakeError
 │   ├── ProtocolError
 │   └── ListenerError
+├── PairingError
+├── DiscoveryError
+├── MembershipError
+├── AgentError
 ├── TorchMissing
 └── CollectiveError
     ├── PeerLost
@@ -54,6 +59,13 @@ class IdentityError(BackyardError):
     default_hint = "Check the node id for typing errors, or the key file's owner and mode (0600)."
 
 
+class TrustError(IdentityError):
+    """An entry of the trust log is not valid, or two logs contradict each other."""
+
+    code = "trust"
+    default_hint = "Run `backyard doctor`; if one machine's log differs, pair that machine again."
+
+
 class TransportError(BackyardError):
     """A connection could not be made or kept."""
 
@@ -80,6 +92,34 @@ class ListenerError(TransportError):
 
     code = "listener"
     default_hint = "Start it with `backyard listen`, or free the port that it names."
+
+
+class PairingError(BackyardError):
+    """Two machines could not be paired."""
+
+    code = "pairing"
+    default_hint = "Run `backyard pair` on a machine of the cluster and type the new code here."
+
+
+class DiscoveryError(BackyardError):
+    """No way to look for other machines works here."""
+
+    code = "discovery"
+    default_hint = "Run `backyard doctor`, or name the other machine: `--at HOST`."
+
+
+class MembershipError(BackyardError):
+    """The cluster cannot decide what was asked now."""
+
+    code = "membership"
+    default_hint = "Start the machines that `backyard status` names as missing."
+
+
+class AgentError(BackyardError):
+    """This machine's agent is missing, or could not do what was asked."""
+
+    code = "agent"
+    default_hint = "Start it with `backyard up`, then try again."
 
 
 class TorchMissing(BackyardError):

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-import msgspec
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -21,10 +20,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID, SignatureAlgorithmOID
 
 from backyard.core.errors import IdentityError
+from backyard.identity.credentials import WORKER_BYTES, WorkerCredentials
 from backyard.identity.keys import NodeKey, private_pem
 from backyard.identity.node_id import NodeId
 
-WORKER_BYTES = 16
 LONGEST_RUN = 200
 _LARGEST_CERTIFICATE = 8192
 _SCHEME = "backyard:worker?"
@@ -33,22 +32,6 @@ _NOT_BEFORE = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 # OpenSSL does not check the signature of a trust anchor, so the key that makes it may be known to all.
 _ANCHOR_SIGNER = hashlib.sha256(b"backyard: signs trust anchors, proves nothing").digest()
-
-
-class WorkerCredentials(msgspec.Struct, frozen=True):
-    """What one incarnation of a worker proves itself with; it never sees the node key."""
-
-    certificate_pem: bytes
-    key_pem: bytes
-    worker: bytes
-    run: str
-    node: bytes
-
-    def __repr__(self) -> str:
-        return f"WorkerCredentials(worker={self.worker.hex()}, run={self.run!r})"
-
-    def __rich_repr__(self) -> list[tuple[str, str]]:
-        return [("worker", self.worker.hex()), ("run", self.run)]
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 from types import TracebackType
 
-from backyard.core.errors import ListenerError, ProtocolError
+from backyard.core.errors import AgentError, ListenerError, ProtocolError
 from backyard.transport.handover import Channel
 from backyard.transport.local_socket import dial_local
 from backyard.transport.registration import (
+    LARGEST_BODY,
+    Ask,
     Incoming,
     Refused,
     Register,
@@ -19,6 +22,7 @@ from backyard.transport.registration import (
     Standing,
     Status,
     Ticket,
+    Told,
     decode_reply,
     encode_message,
 )
@@ -27,15 +31,16 @@ from backyard.transport.registration import (
 class ListenerClient:
     """Asks with a deadline first; after `register` it only receives, and never blocks."""
 
-    def __init__(self, channel: Channel, token: str) -> None:
+    def __init__(self, channel: Channel, token: str, timeout: float = 5.0) -> None:
         self._channel = channel
         self._token = token
+        self._timeout = timeout
 
     @classmethod
     def connect(cls, state_dir: Path, timeout: float = 5.0) -> ListenerClient:
         """ListenerError if no listener of ours answers there; ``timeout`` also bounds each question."""
         connection, token = dial_local(state_dir, timeout)
-        return cls(Channel(connection, takes_sockets=True), token)
+        return cls(Channel(connection, takes_sockets=True), token, timeout)
 
     def register(self, run: str, generation: int) -> Ticket:
         """Enter as a worker. It stays registered until `close`, or until this process ends."""
@@ -52,6 +57,41 @@ class ListenerClient:
         if not isinstance(reply, Standing):
             raise ProtocolError(f"the listener answered {type(reply).__name__} instead of its standing")
         return reply
+
+    def ask(self, question: bytes, timeout: float) -> bytes:
+        """What the agent of this machine answers; AgentError if there is none or it refuses.
+
+        Only before `register`. After silence the connection is closed: a late answer would confuse.
+        """
+        if len(question) > LARGEST_BODY:
+            raise AgentError(
+                f"a question of {len(question)} bytes is too long to ask", hint="Ask for less at once."
+            )
+        deadline = time.monotonic() + timeout
+        try:
+            self._channel.settimeout(timeout)
+            self._channel.send(encode_message(Ask(question=question, token=self._token)))
+            delivery = self._channel.receive(deadline)
+        except TimeoutError as error:
+            self.close()
+            raise AgentError(
+                f"the agent of this machine did not answer within {timeout:g} s",
+                hint="Try again; if it stays silent, restart it: backyard down, then backyard up",
+            ) from error
+        except OSError as error:
+            self.close()
+            raise AgentError("the agent of this machine has ended") from error
+        if delivery is None:
+            self.close()
+            raise AgentError("the agent of this machine has ended") from ConnectionResetError("closed by it")
+        reply = _decode(delivery.message, delivery.socket)
+        self._channel.settimeout(self._timeout)
+        if isinstance(reply, Refused):
+            raise AgentError(reply.message, hint=reply.hint)
+        if not isinstance(reply, Told):
+            self.close()
+            raise ProtocolError(f"the agent answered {type(reply).__name__} instead of telling")
+        return reply.answer
 
     def receive(self) -> tuple[Incoming, socket.socket] | None:
         """A connection that was routed to us, not blocking; call until None whenever `fileno` is readable.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from backyard.transport.file_lock import FileLock
 from backyard.transport.registration import Standing, Ticket
 
 LOG_NAME = "listener.log"
+AGENT_LOG = "agent.log"
 _START_S = 20.0
 _POLL_S = 0.02
 _PROBE_S = 5.0
@@ -70,6 +72,31 @@ def ensure_listener(settings: Settings) -> None:
         lock.release()
 
 
+def start_agent(settings: Settings, options: Sequence[str] = ()) -> int | None:
+    """Start this machine's agent in the background and return its process id once it answers.
+
+    None if one runs already. A listener that only serves workers is left alone: ListenerError says so.
+    """
+    directory = state_directory(settings)
+    lock = FileLock(directory / "listener.start")
+    if not lock.acquire(_START_S):
+        raise ListenerError(f"another process has been starting the agent for {_START_S:g} s")
+    try:
+        standing = standing_of(directory)
+        if standing is not None and standing.agent:
+            return None
+        if standing is not None:
+            raise ListenerError(
+                f"a listener without an agent serves {standing.workers} workers here (pid {standing.pid})",
+                hint="Wait until those workers have ended, then start the agent.",
+            )
+        _launch([sys.executable, "-P", "-m", "backyard.agent", *options], directory, AGENT_LOG)
+        standing = standing_of(directory)
+        return standing.pid if standing is not None else None
+    finally:
+        lock.release()
+
+
 def standing_of(directory: Path) -> Standing | None:
     """What the listener of this state directory says of itself; None if there is none."""
     try:
@@ -87,10 +114,16 @@ def _is_absence(error: ListenerError) -> bool:
 
 
 def _start(settings: Settings, directory: Path) -> None:
+    _launch(_command(settings), directory, LOG_NAME)
+
+
+def _launch(command: list[str], directory: Path, log_name: str) -> None:
+    """Start a process of ours in the background and return once it answers."""
+    what = "agent" if log_name == AGENT_LOG else "listener"
     _started[:] = [process for process in _started if process.poll() is None]
-    with open(directory / LOG_NAME, "wb", opener=_private_opener) as log:
+    with open(directory / log_name, "wb", opener=_private_opener) as log:
         process = subprocess.Popen(
-            _command(settings),
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -105,13 +138,13 @@ def _start(settings: Settings, directory: Path) -> None:
         if process.poll() is not None:
             if standing_of(directory) is not None:  # somebody else's listener was faster
                 return
-            raise ListenerError(f"the listener ended at once; it said:\n{_last_words(directory)}")
+            words = _last_words(directory, log_name)
+            raise ListenerError(f"the {what} ended at once; it said:\n{words}")
         if time.monotonic() > deadline:
             process.kill()
             process.wait()
-            raise ListenerError(
-                f"the listener did not answer within {_START_S:g} s; it said:\n{_last_words(directory)}"
-            )
+            words = _last_words(directory, log_name)
+            raise ListenerError(f"the {what} did not answer within {_START_S:g} s; it said:\n{words}")
         time.sleep(_POLL_S)
 
 
@@ -139,9 +172,9 @@ def _private_opener(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _last_words(directory: Path) -> str:
+def _last_words(directory: Path, log_name: str = LOG_NAME) -> str:
     try:
-        text = (directory / LOG_NAME).read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
+        text = (directory / log_name).read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
     except OSError:
         text = ""
     return text or "(nothing)"

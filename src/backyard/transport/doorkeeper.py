@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from backyard.core.errors import ProtocolError
 from backyard.transport.addresses import show_address, source_of
-from backyard.transport.preface import PREFACE_BYTES, Preface, Replays, parse
+from backyard.transport.preface import PREFACE_BYTES, ROUTE_PAIRING, KeyFor, Preface, Replays, parse
 from backyard.transport.waiting_room import WaitingRoom
 
 PREFACE_DEADLINE_S = 3.0
@@ -26,6 +26,7 @@ _MOST_NAMED_SOURCES = 256
 _ACCEPTS_IN_A_ROW = 64
 _OUT_OF_MEANS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _PAUSE_S = 0.1
+_PAIRING_NONCES = 1024
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,8 @@ class Refusal(NamedTuple):
     last_words: bytes = b""
 
 
-# Hands a connection on, with the peer's address; the caller closes its own copy of the socket.
+# Hands a connection on, with the peer's address. The socket stays the caller's, who closes it afterwards
+# whatever the answer: who keeps the connection keeps a copy.
 Deliver = Callable[[Preface, socket.socket, str], Refusal | None]
 
 
@@ -57,11 +59,12 @@ class _Knock:
 class Doorkeeper:
     """Owns the listening port from ``open`` to ``close``."""
 
-    def __init__(self, port_socket: socket.socket, secret: bytes, deliver: Deliver) -> None:
+    def __init__(self, port_socket: socket.socket, key_for: KeyFor, deliver: Deliver) -> None:
         self._socket = port_socket
-        self._secret = secret
+        self._key_for = key_for
         self._deliver = deliver
         self._replays = Replays()
+        self._pairing_replays = Replays(_PAIRING_NONCES)
         self._knocks = WaitingRoom[_Knock](total=MOST_WAITING, per_source=MOST_WAITING_PER_SOURCE)
         self._named_sources: set[str] = set()
         self._loop = asyncio.get_running_loop()
@@ -114,7 +117,7 @@ class Doorkeeper:
     def _read(self, knock: _Knock) -> bool:
         """Take what has come; True once the knock is settled, one way or the other."""
         try:
-            # Never a byte more: what follows the preface belongs to the worker.
+            # Never a byte more: what follows the preface belongs to whom it names.
             data = knock.socket.recv(PREFACE_BYTES - len(knock.received))
         except (BlockingIOError, InterruptedError):
             return False
@@ -127,8 +130,9 @@ class Doorkeeper:
         if len(knock.received) < PREFACE_BYTES:
             return False
         try:
-            preface = parse(bytes(knock.received), self._secret)
-            if not self._replays.is_new(preface.nonce):
+            preface = parse(bytes(knock.received), self._key_for)
+            replays = self._pairing_replays if preface.route == ROUTE_PAIRING else self._replays
+            if not replays.is_new(preface.nonce):
                 raise ProtocolError("the preface was shown before")
         except ProtocolError as error:
             self._dismiss(knock, error.message)
@@ -137,7 +141,11 @@ class Doorkeeper:
         return True
 
     def _enter(self, knock: _Knock, preface: Preface) -> None:
-        refusal = self._deliver(preface, knock.socket, knock.address)
+        try:
+            refusal = self._deliver(preface, knock.socket, knock.address)
+        except BaseException:
+            self._release(knock)
+            raise
         if refusal is None:
             self.delivered += 1
             self._release(knock)

@@ -12,15 +12,16 @@ import os
 import socket
 import struct
 import sys
+import time
 from collections import deque
 from typing import NamedTuple
 
 from backyard.core.errors import ListenerError, ProtocolError
 
-LARGEST_MESSAGE = 64 * 1024
+LARGEST_MESSAGE = 1024 * 1024
 _HEADER = struct.Struct("<IHBx")
 _MOST_DESCRIPTORS = 16
-_CHUNK = 16 * 1024
+_CHUNK = 64 * 1024
 
 
 class Frame(NamedTuple):
@@ -89,6 +90,14 @@ class Channel:
     def setblocking(self, blocking: bool) -> None:
         self._connection.setblocking(blocking)
 
+    @property
+    def connection(self) -> socket.socket:
+        """For one who sends a frame too large to leave at once; nothing else may be sent meanwhile."""
+        return self._connection
+
+    def settimeout(self, timeout_s: float) -> None:
+        self._connection.settimeout(timeout_s)
+
     def send(self, message: bytes) -> None:
         """Send one message, whole or not at all; BlockingIOError means that the reader is behind."""
         self._send(encode_frame(message), None)
@@ -100,9 +109,17 @@ class Channel:
         else:
             self._send(encode_frame(message, has_socket=True), passed.fileno())
 
-    def receive(self) -> Delivery | None:
-        """The next message; None when there is none yet, or when `closed` says that there will be none."""
+    def receive(self, deadline: float | None = None) -> Delivery | None:
+        """The next message; None when there is none yet, or when `closed` says that there will be none.
+
+        ``deadline`` (monotonic) bounds the whole wait on a blocking channel; TimeoutError after it.
+        """
         while (frame := self._frames.next()) is None:
+            if deadline is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError("no message in time")
+                self._connection.settimeout(left)
             try:
                 data = self._read()
             except BlockingIOError:

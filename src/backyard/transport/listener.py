@@ -1,8 +1,9 @@
-"""The listener of a machine: one port for everybody outside, one local door for its own workers.
+"""The listener of a machine: one port for everybody outside, one local door for its own processes.
 
 Workers register at the local door and get their ticket there; they never open a port themselves. A
-connection with a right preface is handed to the mover of the worker that it names: the listener does
-no TLS for it and sees none of its bytes. Run it alone (``python -m backyard.transport.listener``) or
+connection with a right preface is handed to the mover of the worker that it names, or to the house if it
+is for no worker: the listener does no TLS for it and sees none of its bytes. What it knows of trust and
+secrets it asks of its house each time. Run it alone (``python -m backyard.transport.listener``) or
 inside a process with an asyncio selector loop (Windows cannot hand over the sockets of another loop).
 """
 
@@ -11,45 +12,51 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import secrets
 import signal
 import socket
 import sys
-from pathlib import Path
+from collections import deque
 
 import msgspec
 
 from backyard import __version__
 from backyard.core.config import Settings, load_settings, state_directory
 from backyard.core.errors import BackyardError, IdentityError, ListenerError, ProtocolError
-from backyard.identity import WORKER_BYTES, NodeId, NodeKey, delegate
+from backyard.identity import WORKER_BYTES, NodeId, delegate
 from backyard.identity.private_file import private_directory
-from backyard.identity.secret import load_or_create_secret, load_secret
 from backyard.transport.addresses import own_addresses
 from backyard.transport.doorkeeper import Doorkeeper, Refusal, accept_or_pause
 from backyard.transport.file_lock import FileLock
-from backyard.transport.handover import Channel
+from backyard.transport.handover import Channel, encode_frame
+from backyard.transport.house import RESERVED, House, SettingsHouse
 from backyard.transport.local_socket import LocalDoor, is_same_user
+from backyard.transport.port import open_port
 from backyard.transport.preface import ROUTE_WORKER, Preface, refuse_route
 from backyard.transport.registration import (
+    LARGEST_BODY,
+    Ask,
     Incoming,
     Refused,
     Register,
     Reply,
+    Request,
     Standing,
     Ticket,
+    Told,
     decode_request,
     encode_message,
 )
 
 _MOST_LOCAL = 1024
-_BACKLOG = 512
 _PREDECESSOR_S = 3.0
 _FIRST_WORKER_S = 30.0
 _IDLE_S = 2.0
+_MOST_QUESTIONS = 4
+_LONGEST_ANSWER_S = 600.0
+_TELL_S = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -57,26 +64,30 @@ _log = logging.getLogger(__name__)
 class _Local:
     """A process of this machine that talks to us; a worker once it is registered."""
 
-    __slots__ = ("channel", "pid", "run", "worker")
+    __slots__ = ("channel", "pid", "requests", "run", "talk", "worker")
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.worker: bytes | None = None
         self.run = ""
         self.pid = 0
+        self.requests: deque[Request] = deque()  # waiting behind a question; the first is in work
+        self.talk: asyncio.Task[None] | None = None
 
 
 class Listener:
     """Owns the port and the local door between ``start`` and ``stop``."""
 
-    def __init__(self, settings: Settings, *, any_port: bool = False) -> None:
-        """``any_port`` takes another port when the wanted one is taken, and says so."""
+    def __init__(self, settings: Settings, *, any_port: bool = False, house: House | None = None) -> None:
+        """``any_port`` takes another port when the wanted one is taken, and says so.
+
+        An agent brings its ``house``; without one the settings say whom to trust.
+        """
         self._settings = settings
         self._any_port = any_port
         self._directory = private_directory(state_directory(settings))
-        self._key = NodeKey.load_or_create(self._directory / "node.key")
-        self._trusted = _trusted_nodes(settings, self._key.id)
-        self._secret = _discovery_secret(settings, self._directory)
+        self._agent = house is not None
+        self._house: House = SettingsHouse(settings) if house is None else house
         self._lock = FileLock(self._directory / "listener.lock")
         self._locals: set[_Local] = set()
         self._workers: dict[bytes, _Local] = {}
@@ -87,7 +98,7 @@ class Listener:
 
     @property
     def node(self) -> NodeId:
-        return self._key.id
+        return self._house.key.id
 
     @property
     def keeper(self) -> Doorkeeper:
@@ -108,8 +119,8 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         await self._succeed()
         try:
-            port_socket = _open_port(self._settings.network.port, any_port=self._any_port)
-            self._keeper = Doorkeeper(port_socket, self._secret, self._deliver)
+            port_socket = open_port(self._settings.network.port, any_port=self._any_port)
+            self._keeper = Doorkeeper(port_socket, self._house.key_for, self._deliver)
             self._keeper.open()
             self._door = LocalDoor(self._directory)
             self._loop.add_reader(self._door.socket, self._accept_local)
@@ -118,7 +129,7 @@ class Listener:
             raise
         _log.info(
             "node %s listens on port %d; trusted nodes: %d; encryption: %s",
-            *(self._key.id.short, self.port, len(self._trusted), self._settings.network.encryption),
+            *(self.node.short, self.port, len(self._house.trusted()), self._settings.network.encryption),
         )
 
     async def stop(self) -> None:
@@ -130,8 +141,11 @@ class Listener:
         if self._keeper is not None:
             self._keeper.close()
             self._keeper = None
+        talks = [local.talk for local in self._locals if local.talk is not None]
         for local in list(self._locals):
             self._farewell(local)
+        if talks:
+            await asyncio.wait(talks, timeout=_PREDECESSOR_S)
         self._lock.release()
 
     async def wait_until_idle(self, *, first_s: float = _FIRST_WORKER_S, after_s: float = _IDLE_S) -> None:
@@ -158,12 +172,12 @@ class Listener:
 
     def _deliver(self, preface: Preface, connection: socket.socket, address: str) -> Refusal | None:
         if preface.route != ROUTE_WORKER:
-            return Refusal(f"route {preface.route} does not exist here", refuse_route())
-        local = self._workers.get(preface.worker)
+            return self._deliver_to_house(preface, connection, address)
+        local = self._workers.get(preface.target)
         if local is None:
-            return Refusal(f"no worker {preface.worker.hex()[:8]} is registered", refuse_route())
+            return Refusal(f"no worker {preface.target.hex()[:8]} is registered", refuse_route())
         incoming = Incoming(
-            worker=preface.worker,
+            worker=preface.target,
             peer_address=address,
             version_min=preface.version_min,
             version_max=preface.version_max,
@@ -175,8 +189,23 @@ class Listener:
             self._farewell(local)
             return Refusal(error.message)
         except OSError as error:
-            return Refusal(f"worker {preface.worker.hex()[:8]} takes no connection now: {error}")
+            return Refusal(f"worker {preface.target.hex()[:8]} takes no connection now: {error}")
         return None
+
+    def _deliver_to_house(self, preface: Preface, connection: socket.socket, address: str) -> Refusal | None:
+        try:
+            copy = connection.dup()
+        except OSError as error:
+            return Refusal(f"no connection can be taken now: {error.strerror}")
+        try:
+            copy.setblocking(False)
+            refusal = self._house.deliver(preface, copy, address)
+        except BaseException:
+            copy.close()
+            raise
+        if refusal is not None:
+            copy.close()
+        return refusal
 
     def _accept_local(self) -> None:
         assert self._door is not None
@@ -195,7 +224,7 @@ class Listener:
     def _read_local(self, local: _Local) -> None:
         try:
             while (delivery := local.channel.receive()) is not None:
-                local.channel.send(encode_message(self._answer(local, delivery.message)))
+                self._take(local, decode_request(delivery.message))
         except (BackyardError, OSError) as error:
             _log.warning("a local process is cut off: %s", error)
             self._farewell(local)
@@ -203,15 +232,62 @@ class Listener:
         if local.channel.closed:
             self._farewell(local)
 
-    def _answer(self, local: _Local, message: bytes) -> Reply:
-        request = decode_request(message)
+    def _take(self, local: _Local, request: Request) -> None:
+        """Answer at once, or after the questions that came before it."""
         assert self._door is not None
         if not secrets.compare_digest(request.token.encode(), self._door.token.encode()):
             raise ProtocolError("a local process showed a wrong token")
+        if local.talk is None and not isinstance(request, Ask):
+            local.channel.send(encode_message(self._reply(local, request)))
+            return
+        if len(local.requests) >= _MOST_QUESTIONS:
+            raise ProtocolError("a local process asks more than it waits for")
+        local.requests.append(request)
+        if local.talk is None:
+            local.talk = self._loop.create_task(self._converse(local))
+
+    async def _converse(self, local: _Local) -> None:
+        try:
+            while local.requests:
+                request = local.requests[0]
+                if isinstance(request, Ask) and local.worker is None:
+                    frame = encode_frame(encode_message(await self._tell(request)))
+                    sending = self._loop.sock_sendall(local.channel.connection, frame)
+                    await asyncio.wait_for(sending, _TELL_S)
+                else:
+                    local.channel.send(encode_message(self._reply(local, request)))
+                local.requests.popleft()
+            local.talk = None
+        except (BackyardError, OSError) as error:
+            _log.warning("a local process is cut off: %s", error)
+            self._farewell(local)
+
+    async def _tell(self, request: Ask) -> Reply:
+        try:
+            answer = await asyncio.wait_for(self._house.answer(request.question), _LONGEST_ANSWER_S)
+        except BackyardError as error:
+            return Refused(error.message, error.hint)
+        except TimeoutError:
+            return Refused(f"the agent found no answer within {_LONGEST_ANSWER_S:g} s", "Ask again.")
+        except Exception as error:  # noqa: BLE001  # our fault at one question must not end the agent
+            _log.exception("a question could not be answered")
+            return Refused(f"the agent failed at this: {type(error).__name__}", "Read the agent's log.")
+        if len(answer) > LARGEST_BODY:
+            return Refused(f"the answer has {len(answer)} bytes, too many to tell", "Ask for less.")
+        return Told(answer)
+
+    def _reply(self, local: _Local, request: Request) -> Reply:
+        if isinstance(request, Ask):
+            return Refused("this connection belongs to a worker", "Open another one for questions.")
         if not isinstance(request, Register):
             return self._standing()
         if local.worker is not None:
             return Refused("this connection has a worker already", "Open a connection for each worker.")
+        if request.run.startswith(RESERVED):
+            return Refused(f"a run's name cannot begin with {RESERVED}", "Choose another name for the run.")
+        why = self._house.refuse_run(request.run)
+        if why is not None:
+            return Refused(why, "See what runs are known here: backyard status")
         try:
             return self._register(local, request)
         except IdentityError as error:
@@ -220,9 +296,9 @@ class Listener:
     def _register(self, local: _Local, request: Register) -> Ticket:
         worker = secrets.token_bytes(WORKER_BYTES)
         ticket = Ticket(
-            credentials=delegate(self._key, run=request.run, worker=worker),
-            trusted=[node.raw for node in self._trusted],
-            secret=self._secret,
+            credentials=delegate(self._house.key, run=request.run, worker=worker),
+            trusted=[node.raw for node in self._house.trusted()],
+            secret=self._house.secret(),
             run=request.run,
             generation=request.generation,
             worker=worker,
@@ -238,13 +314,14 @@ class Listener:
 
     def _standing(self) -> Standing:
         return Standing(
-            node=self._key.id.raw,
+            node=self.node.raw,
             port=self.port,
             addresses=self._addresses(),
             encryption=self._settings.network.encryption,
             workers=len(self._workers),
             pid=os.getpid(),
             listener_version=__version__,
+            agent=self._agent,
         )
 
     def _addresses(self) -> list[str]:
@@ -262,7 +339,12 @@ class Listener:
             del self._workers[local.worker]
             _log.info("worker %s of run %r has left", local.worker.hex()[:8], local.run)
         self._loop.remove_reader(local.channel.fileno())
-        local.channel.close()
+        if local.talk is None:
+            local.channel.close()
+        else:
+            # The channel closes only when the loop has let go of what was being sent there.
+            local.talk.add_done_callback(lambda _: local.channel.close())
+            local.talk.cancel()
 
 
 def serve(settings: Settings, *, until_idle: bool = False) -> int:
@@ -319,64 +401,6 @@ def main(arguments: list[str] | None = None) -> int:
     except (BackyardError, msgspec.DecodeError) as error:
         _log.error("%s", error)
         return 1
-
-
-def _trusted_nodes(settings: Settings, own: NodeId) -> tuple[NodeId, ...]:
-    nodes = {own: None}
-    for text in settings.trust.nodes:
-        try:
-            nodes[NodeId.parse(text)] = None
-        except IdentityError as error:
-            raise IdentityError(f"trust.nodes has {text!r}: {error.message}") from error
-    return tuple(nodes)
-
-
-def _discovery_secret(settings: Settings, directory: Path) -> bytes:
-    if settings.trust.secret_file is not None:
-        return load_secret(Path(settings.trust.secret_file))
-    return load_or_create_secret(directory / "secret")
-
-
-def _open_port(port: int, *, any_port: bool) -> socket.socket:
-    try:
-        return _bind(port)
-    except OSError as error:
-        if not any_port or error.errno != errno.EADDRINUSE:
-            raise ListenerError(
-                f"port {port} cannot be opened: {error.strerror}",
-                hint="Stop the program that has it, or choose another port (BACKYARD_NETWORK_PORT).",
-            ) from error
-    door = _bind(0)
-    _log.warning("port %d is taken; listening on port %d instead", port, door.getsockname()[1])
-    return door
-
-
-def _bind(port: int) -> socket.socket:
-    """Both IPv6 and IPv4 with one socket, or IPv4 alone where there is no IPv6."""
-    try:
-        return _bind_family(socket.AF_INET6, "::", port)
-    except OSError as error:
-        if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            raise
-    return _bind_family(socket.AF_INET, "0.0.0.0", port)
-
-
-def _bind_family(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
-    door = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if sys.platform == "win32":
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
-        else:
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        door.bind((host, port))
-        door.listen(_BACKLOG)
-    except OSError:
-        door.close()
-        raise
-    door.setblocking(False)
-    return door
 
 
 if __name__ == "__main__":

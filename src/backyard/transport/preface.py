@@ -10,15 +10,24 @@ import hashlib
 import hmac
 import struct
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from backyard.core.errors import ProtocolError
+from backyard.identity import NodeId
 
 VERSION_MIN = 1
 VERSION_MAX = 1
-ROUTE_PAIRING = 0  # reserved
+ROUTE_PAIRING = 0  # only while a code or a pre-shared key is open
 ROUTE_WORKER = 1
-ROUTE_AGENT = 2  # reserved
+ROUTE_AGENT = 2  # heartbeats and decisions
+ROUTE_AGENT_BULK = 3  # everything large between agents, so that it never delays a heartbeat
+
+TARGET_BYTES = 16
+ANYBODY = bytes(TARGET_BYTES)  # for the routes of agents: whoever is there
+# The secret of a code's pairing route. Known to all: there the MAC proves only that the dialler speaks our
+# language and read the offer; the code itself is proven later. A pre-shared key brings its own secret.
+PAIRING_KEY = hashlib.sha256(b"backyard: opens the pairing route, proves nothing").digest()
 
 _PREFACE_MAGIC = b"BACKYARD"
 _FIELDS = struct.Struct("<8sHHBBH16s16s")
@@ -36,11 +45,19 @@ _SECRET_BYTES_MIN = 32
 _MAC_PURPOSE = b"backyard preface mac 1"
 
 
+# The secret that guards a route to a target here; None if there is no such route or target.
+KeyFor = Callable[[int, bytes], "bytes | None"]
+
+
 @dataclass(frozen=True)
 class Preface:
-    """What a dialling worker says first. ``worker`` is the one it wants to reach."""
+    """What a dialler says first.
 
-    worker: bytes
+    ``target`` is whom it wants: the id of a worker; the beginning of an agent's NodeId, or zeros for
+    whoever is there; the tag of a pairing offer.
+    """
+
+    target: bytes
     nonce: bytes
     route: int = ROUTE_WORKER
     plaintext: bool = False
@@ -65,25 +82,33 @@ def encode(preface: Preface, secret: bytes) -> bytes:
         preface.route,
         _PLAINTEXT if preface.plaintext else 0,
         0,
-        preface.worker,
+        preface.target,
         preface.nonce,
     )
     return fields + _mac(fields, secret)
 
 
-def parse(data: bytes, secret: bytes) -> Preface:
-    """Read exactly PREFACE_BYTES; ProtocolError for anything that this secret did not make."""
+def parse(data: bytes, key_for: KeyFor) -> Preface:
+    """Read exactly PREFACE_BYTES; ProtocolError for anything that the right secret did not make."""
     if len(data) != PREFACE_BYTES:
         raise ProtocolError(f"a preface has {PREFACE_BYTES} bytes, this has {len(data)}")
     fields, mac = data[: _FIELDS.size], data[_FIELDS.size :]
-    if not hmac.compare_digest(mac, _mac(fields, secret)):
-        raise ProtocolError("the preface was not made with this discovery secret")
-    magic, version_min, version_max, route, flags, reserved, worker, nonce = _FIELDS.unpack(fields)
+    magic, version_min, version_max, route, flags, reserved, target, nonce = _FIELDS.unpack(fields)
     if magic != _PREFACE_MAGIC or reserved or flags & ~_PLAINTEXT:
         raise ProtocolError("the preface has a wrong form")
+    secret = key_for(route, target)
+    if secret is None:
+        raise ProtocolError(f"route {route} leads nowhere here")
+    if not hmac.compare_digest(mac, _mac(fields, secret)):
+        raise ProtocolError("the preface was not made with this discovery secret")
     if not 1 <= version_min <= version_max:
         raise ProtocolError(f"the preface offers no protocol version ({version_min} to {version_max})")
-    return Preface(worker, nonce, route, bool(flags & _PLAINTEXT), version_min, version_max)
+    return Preface(target, nonce, route, bool(flags & _PLAINTEXT), version_min, version_max)
+
+
+def target_of(node: NodeId) -> bytes:
+    """What a preface names an agent by."""
+    return node.raw[:TARGET_BYTES]
 
 
 def negotiate(version_min: int, version_max: int) -> int | None:
@@ -123,7 +148,10 @@ def parse_answer(data: bytes) -> Answer:
 
 
 class Replays:
-    """Nonces seen lately. Only prefaces with a right MAC get here, so a stranger cannot push one out."""
+    """Nonces seen lately. Only prefaces with a right MAC get here, so a stranger cannot push one out.
+
+    Hence the pairing route, whose secret may be known to all, has one of its own.
+    """
 
     def __init__(self, capacity: int = 16384) -> None:
         self._order: deque[bytes] = deque(maxlen=capacity)

@@ -1,4 +1,4 @@
-"""What a worker's mover and this machine's listener say to each other. Pure."""
+"""What processes of this machine and its listener say to each other. Pure."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 Generation = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 RunName = Annotated[str, Meta(min_length=1, max_length=200)]
 Version = Annotated[int, Meta(ge=1, le=65535)]
+LARGEST_BODY = (1 << 20) - 1024  # of a question or an answer; with its envelope it fits into one message
+Body = Annotated[bytes, Meta(max_length=LARGEST_BODY)]
 
 
 class Register(msgspec.Struct, frozen=True, tag="register", forbid_unknown_fields=True):
@@ -34,6 +36,16 @@ class Status(msgspec.Struct, frozen=True, tag="status", forbid_unknown_fields=Tr
     """Is anybody there?"""
 
     token: str = ""
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
+    """A question for the agent, in a language that the listener does not know; not from a worker."""
+
+    question: Body
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"Ask({len(self.question)} bytes)"
 
 
 class Ticket(msgspec.Struct, frozen=True, tag="ticket"):
@@ -67,6 +79,13 @@ class Standing(msgspec.Struct, frozen=True, tag="standing"):
     workers: int
     pid: int
     listener_version: str
+    agent: bool = False  # whether an agent serves it, so that questions are answered
+
+
+class Told(msgspec.Struct, frozen=True, tag="told"):
+    """The agent's answer to Ask."""
+
+    answer: Body
 
 
 class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
@@ -87,8 +106,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 T = TypeVar("T")
-Request = Register | Status
-Reply = Ticket | Standing | Incoming | Refused
+Request = Register | Status | Ask
+Reply = Ticket | Standing | Told | Incoming | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

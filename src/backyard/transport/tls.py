@@ -6,6 +6,7 @@ for the right run and worker. TLS 1.3 only, both sides prove themselves, nothing
 
 from __future__ import annotations
 
+import functools
 import os
 import ssl
 import tempfile
@@ -87,6 +88,12 @@ def write_openssl_conf(directory: Path) -> Path:
     return path
 
 
+@functools.lru_cache(maxsize=1024)
+def _anchor(node: NodeId) -> bytes:
+    # An agent makes its contexts anew whenever trust changes, and most nodes stay.
+    return anchor(node)
+
+
 def _context(protocol: int, credentials: WorkerCredentials, trusted: Iterable[NodeId]) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -97,7 +104,7 @@ def _context(protocol: int, credentials: WorkerCredentials, trusted: Iterable[No
     choose = getattr(context, "set_ciphersuites", None)
     if choose is not None:
         choose(":".join(CIPHERS))
-    anchors = b"".join(anchor(node) for node in dict.fromkeys(trusted))
+    anchors = b"".join(_anchor(node) for node in dict.fromkeys(trusted))
     if not anchors:
         raise IdentityError(
             "no node is trusted, so nobody could connect", hint="Name at least this machine's node."

@@ -44,7 +44,7 @@ def test_a_worker_registers_and_is_reached(state: Path) -> None:
     assert (ticket.run, ticket.generation) == ("mnist", 4)
     assert client.receive() is None
     dialled = socket.create_connection(("127.0.0.1", ticket.port), timeout=5)
-    dialled.sendall(encode(Preface(worker=ticket.worker, nonce=os.urandom(16)), ticket.secret))
+    dialled.sendall(encode(Preface(target=ticket.worker, nonce=os.urandom(16)), ticket.secret))
     assert select.select([client], [], [], 5)[0] == [client]
     found = client.receive()
     assert found is not None

@@ -101,7 +101,7 @@ def register(channel: Channel, run: str = "mnist") -> Ticket:
 
 
 def knock_of(ticket: Ticket) -> bytes:
-    return encode(Preface(worker=ticket.worker, nonce=os.urandom(16)), ticket.secret)
+    return encode(Preface(target=ticket.worker, nonce=os.urandom(16)), ticket.secret)
 
 
 def take(channel: Channel) -> tuple[Incoming, socket.socket]:
@@ -206,7 +206,7 @@ def test_another_clusters_secret_gets_no_answer(running: Running) -> None:
     channel = running.local()
     ticket = register(channel)
     dialled = running.dial()
-    dialled.sendall(encode(Preface(worker=ticket.worker, nonce=bytes(16)), b"another secret" * 5))
+    dialled.sendall(encode(Preface(target=ticket.worker, nonce=bytes(16)), b"another secret" * 5))
     assert_silently_closed(dialled)
     channel.close()
 

@@ -21,8 +21,11 @@ from backyard.transport.addresses import (
     source_of,
 )
 from backyard.transport.file_lock import FileLock
+from backyard.transport.handover import LARGEST_MESSAGE
 from backyard.transport.local_socket import LocalDoor, dial_local
 from backyard.transport.registration import (
+    LARGEST_BODY,
+    Ask,
     Incoming,
     Refused,
     Register,
@@ -31,6 +34,7 @@ from backyard.transport.registration import (
     Standing,
     Status,
     Ticket,
+    Told,
     decode_reply,
     decode_request,
     encode_message,
@@ -50,10 +54,11 @@ TICKET = Ticket(
     encryption="tls",
     listener_version="0",
 )
-REQUESTS: list[Request] = [Register(run="mnist", generation=0, pid=1), Status()]
+REQUESTS: list[Request] = [Register(run="mnist", generation=0, pid=1), Status(), Ask(b"how many?")]
 REPLIES: list[Reply] = [
     TICKET,
-    Standing(CREDENTIALS.node, 1, [], "tls", 0, 1, "0"),
+    Standing(CREDENTIALS.node, 1, [], "tls", 0, 1, "0", agent=True),
+    Told(b"three"),
     Incoming(b"W" * 16, "192.0.2.1:5", 1, 1, False),
     Refused("no", "ask again"),
 ]
@@ -96,6 +101,14 @@ def test_any_changed_byte_gives_a_message_or_a_protocol_error(
 def test_nested_messages_do_not_exhaust_the_stack() -> None:
     with pytest.raises(ProtocolError):
         decode_request(b"\x91" * 60_000)
+
+
+def test_the_largest_answer_fits_into_a_message() -> None:
+    for message in (Ask(bytes(LARGEST_BODY), token="t" * 64), Told(bytes(LARGEST_BODY))):
+        assert len(encode_message(message)) <= LARGEST_MESSAGE
+    with pytest.raises(ProtocolError):
+        decode_request(encode_message(Ask(bytes(LARGEST_BODY + 1))))
+    assert "hidden" not in repr(Ask(b"hidden", token="hidden"))
 
 
 def test_a_ticket_shows_no_secret() -> None:

@@ -1,0 +1,178 @@
+"""Real agents on the hosts of a lab, driven as the command line drives them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from backyard.core.errors import BackyardError
+from backyard.local.client import ListenerClient
+from backyard.local.questions import (
+    Done,
+    JoinAsk,
+    OfferTold,
+    PairAsk,
+    Question,
+    RenameAsk,
+    StatusAsk,
+    StatusTold,
+    Told,
+    decode_told,
+    encode,
+)
+from lab import Host, Lab, LabProcess
+
+REPOSITORY = Path(__file__).parents[1]
+T = TypeVar("T", bound=Told)
+_START_S = 30.0
+
+
+class Machines:
+    """One agent a host, each with a state directory of its own that outlives it."""
+
+    def __init__(self, hosts: Iterable[Host]) -> None:
+        self.hosts = list(hosts)
+        # A short path: the local socket's name must fit into 107 bytes.
+        self._room = tempfile.TemporaryDirectory(prefix="by-m-")
+        self.agents: list[LabProcess | None] = [None] * len(self.hosts)
+        self.extra: dict[str, str] = {}  # more for the environment of everything that is started
+        for place in range(len(self.hosts)):
+            self.state(place).mkdir(mode=0o700)
+
+    def __enter__(self) -> Machines:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for place in range(len(self.hosts)):
+            self.kill(place)
+        self._room.cleanup()
+
+    def state(self, place: int) -> Path:
+        return Path(self._room.name) / str(place)
+
+    def environment(self, place: int) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("BACKYARD_")}
+        path = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY)])
+        own = {"BACKYARD_STATE_DIRECTORY": str(self.state(place)), "PYTHONPATH": path}
+        return {**kept, **own, **self.extra}
+
+    # the agents
+
+    def launch(self, place: int, *options: str) -> None:
+        """Start it, without waiting until it answers."""
+        assert self.agents[place] is None
+        command = [sys.executable, "-P", "-m", "backyard.agent", *options]
+        self.agents[place] = self.hosts[place].start(command, env=self.environment(place))
+
+    def start(self, place: int, *options: str) -> None:
+        self.launch(place, *options)
+        self.await_answer(place)
+
+    def await_answer(self, place: int) -> StatusTold:
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                return self.status(place)
+            except BackyardError:
+                if time.monotonic() > deadline:
+                    raise AssertionError(f"agent {place} does not start:\n{self.words(place)}") from None
+                time.sleep(0.02)
+
+    def process(self, place: int) -> LabProcess:
+        process = self.agents[place]
+        assert process is not None
+        return process
+
+    def kill(self, place: int) -> None:
+        """At once, without a goodbye."""
+        process = self.agents[place]
+        if process is not None:
+            process.signal(signal.SIGCONT)
+            process.kill()
+            self.agents[place] = None
+
+    def freeze(self, place: int) -> None:
+        self.process(place).signal(signal.SIGSTOP)
+
+    def thaw(self, place: int) -> None:
+        self.process(place).signal(signal.SIGCONT)
+
+    def words(self, place: int) -> str:
+        """What its log says."""
+        process = self.agents[place]
+        return process.output() if process is not None else ""
+
+    # what the command line does
+
+    def ask(self, place: int, question: Question, expected: type[T], timeout_s: float = 60.0) -> T:
+        with ListenerClient.connect(self.state(place), timeout=5.0) as client:
+            told = decode_told(client.ask(encode(question), timeout_s))
+        assert isinstance(told, expected)
+        return told
+
+    def status(self, place: int) -> StatusTold:
+        return self.ask(place, StatusAsk(), StatusTold, 5.0)
+
+    def pair(self, owner: int, joiner: int, *, guest: bool = False, at: str = "") -> float:
+        """Pair two machines; returns the seconds from the joiner's command to its place in the view."""
+        code = self.ask(owner, PairAsk("guest" if guest else "owner"), OfferTold).code
+        begin = time.monotonic()
+        self.ask(joiner, JoinAsk(code, at=at), Done, 120.0)
+        return time.monotonic() - begin
+
+    def form(self) -> list[float]:
+        """All up, named h0, h1 .., and paired with the first; returns the seconds that each join took."""
+        for place in range(len(self.hosts)):
+            self.launch(place)
+        for place in range(len(self.hosts)):
+            self.await_answer(place)
+            self.ask(place, RenameAsk(f"h{place}"), Done)
+        times = [self.pair(0, place) for place in range(1, len(self.hosts))]
+        everybody = range(len(self.hosts))
+        self.until(lambda: self.agree(everybody), 20.0, "all agree")
+        return times
+
+    def agree(self, places: Iterable[int]) -> bool:
+        """Whether these hold one view, of exactly themselves."""
+        try:
+            told = [self.status(place) for place in places]
+        except BackyardError:
+            return False
+        firsts = [row.node for one in told for row in one.nodes if row.coordinator]
+        views = {(one.branch, one.view, first) for one, first in zip(told, firsts, strict=False)}
+        here = {frozenset(row.node for row in one.nodes if row.seniority is not None) for one in told}
+        return (
+            len(views) == 1
+            and len(here) == 1
+            and len(next(iter(here))) == len(told)
+            and all(one.member and one.decides for one in told)
+        )
+
+    def until(self, truth: Callable[[], bool], seconds: float, what: str) -> float:
+        """Seconds until it came true."""
+        begin = time.monotonic()
+        while not truth():
+            if time.monotonic() > begin + seconds:
+                logs = "\n".join(
+                    f"--- {place}\n{self.words(place)[-3000:]}" for place in range(len(self.hosts))
+                )
+                raise AssertionError(f"waited {seconds:g} s in vain until {what}\n{logs}")
+            time.sleep(0.02)
+        return time.monotonic() - begin
+
+
+def named(told: StatusTold, name: str) -> str | None:
+    """The state of a machine as another shows it."""
+    return next((row.state for row in told.nodes if row.name == name), None)
+
+
+__all__ = ["Lab", "Machines", "named"]

@@ -1,0 +1,449 @@
+"""The agent of a machine: builds its parts and connects them. What they decide is decided elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+
+import msgspec
+
+from backyard import __version__
+from backyard.agent import wire
+from backyard.agent.board import BoardKeeper
+from backyard.agent.house import ClusterHouse
+from backyard.agent.knocking import Knocker
+from backyard.agent.links import Links, Place
+from backyard.agent.naming import machine_name
+from backyard.agent.pairing_desk import PairingDesk
+from backyard.agent.places import Places
+from backyard.agent.search import Search
+from backyard.agent.sleep import watch_sleep
+from backyard.agent.surveyor import Surveyor
+from backyard.core.config import Settings, state_directory
+from backyard.core.errors import AgentError, MembershipError, ProtocolError
+from backyard.identity import NodeId, NodeKey, delegate
+from backyard.identity.private_file import private_directory
+from backyard.identity.trust import SignedEntry, TrustLog, encode_entry
+from backyard.membership.agreement import Record, founded
+from backyard.membership.effects import Changed, Effect, Note, Save, Send
+from backyard.membership.member import TICK_S, Member
+from backyard.membership.storage import FILE_NAME as STORAGE_NAME
+from backyard.membership.storage import Storage
+from backyard.membership.view import Present, first, nowhere
+from backyard.pairing import Peer, Proven
+from backyard.topology import Machine, NodeFacts
+from backyard.transport.addresses import own_addresses
+from backyard.transport.control import AGENT_RUN, AgentTls, ControlLink
+from backyard.transport.doorkeeper import Refusal
+from backyard.transport.listener import Listener
+from backyard.transport.preface import Preface
+
+_NAME_FACT = "name"
+_GOODBYE_S = 2.0
+_HANDOVER_S = 0.4  # whoever keeps the board next may need our copy of it
+_KEPT_EVENTS = 200
+_AGAIN_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class Agent:
+    """Between ``start`` and ``stop`` this machine is part of its cluster."""
+
+    def __init__(self, settings: Settings, *, witness: bool = False) -> None:
+        self.settings = settings
+        self.directory = private_directory(state_directory(settings))
+        self.key = NodeKey.load_or_create(self.directory / "node.key")
+        self.me = self.key.id
+        self.listener = Listener(settings, house=ClusterHouse(self))
+        self.events: deque[str] = deque(maxlen=_KEPT_EVENTS)
+        self.on_event: Callable[[str], None] | None = None
+        self.on_question: Callable[[bytes], Awaitable[bytes]] | None = None
+        self.ended = asyncio.Event()
+        self.removed_by = ""
+        self.leaves_for_good = False
+        self._works = not witness
+        self._tasks: set[asyncio.Future[None]] = set()
+        self._news = asyncio.Event()
+
+    # its life
+
+    async def start(self) -> None:
+        """Listen, look for the others, and take part. ListenerError if another agent is at work here."""
+        self._loop = asyncio.get_running_loop()
+        self.started = self._loop.time()
+        self.incarnation = secrets.token_bytes(16)
+        self.storage = Storage(self.directory)
+        kept = self.storage.fact(_NAME_FACT)
+        self.name = kept.decode() if kept is not None else machine_name()
+        log, record = self.storage.log(), self.storage.record()
+        is_new = log is None or record is None
+        if log is None or record is None:
+            log = TrustLog.found(self.key, self.name)
+            record = founded(first(self.me.raw, self.incarnation, len(log)))
+        self.places = Places(self.storage)
+        self._build_member(log, record)
+        tls = AgentTls(delegate(self.key, run=AGENT_RUN, worker=self.incarnation), lambda: self.log.members)
+        self.links = Links(self.me, tls, self)
+        self.knocker = Knocker(tls, self._place, self.secret_for, self.links.get)
+        self.pairing = PairingDesk(self.key, lambda: self.name, self._admit)
+        self.surveyor = Surveyor(self, self.directory)
+        self.board = BoardKeeper(self)
+        await self.listener.start()
+        if is_new:
+            self.storage.replace_cluster(record, tuple(map(encode_entry, log.entries)))
+        self.search = Search(self)
+        await self.search.start()
+        self.spawn(self._tick())
+        for job in (*self.surveyor.jobs(), self.board.run):
+            self.spawn(job())
+        self.spawn(watch_sleep(self.fall_asleep, self.wake))
+        self.say(f"{self.name} ({self.me.short}) is up in cluster {self.cluster_name}")
+
+    async def stop(self) -> None:
+        """Say goodbye, hand over, and end; never longer than a few seconds."""
+        others = [node for node in self.member.view.nodes if node != self.me.raw]
+        if others and self.links.linked():
+            self._perform(self.member.leave(self._loop.time()))
+            deadline = self._loop.time() + _GOODBYE_S
+            while self.member.is_member and self._loop.time() < deadline:
+                await self._news_within(deadline - self._loop.time())
+            await asyncio.sleep(_HANDOVER_S)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.pairing.close()
+        await self.knocker.close()
+        await self.links.close("the agent ends")
+        await self.search.stop()
+        await self.listener.stop()
+        self.storage.close()
+
+    async def fall_asleep(self) -> None:
+        """The system is about to sleep: hand over first."""
+        self.say("this machine goes to sleep")
+        self._perform(self.member.leave(self._loop.time(), asleep=True))
+        deadline = self._loop.time() + _GOODBYE_S
+        while self.member.is_member and self.links.linked() and self._loop.time() < deadline:
+            await self._news_within(deadline - self._loop.time())
+
+    async def wake(self) -> None:
+        self.say("this machine is awake again")
+        self._perform(self.member.stay(self._loop.time()))
+
+    # what it knows
+
+    @property
+    def log(self) -> TrustLog:
+        return self.member.log
+
+    @property
+    def cluster_name(self) -> str:
+        return self.log.cluster.hex()[:8]
+
+    def name_of(self, node: NodeId) -> str:
+        """What people call it; where two are called alike, the beginning of the id tells them apart."""
+        name = self._own_name(node)
+        alike = [other for other in self.log.members if other != node and self._own_name(other) == name]
+        return f"{name}-{node.short[:4].lower()}" if alike else name
+
+    def _own_name(self, node: NodeId) -> str:
+        if node == self.me:
+            return self.name
+        listed = self.log.members.get(node) or self.log.revoked.get(node)
+        return self.places[node].name or (listed.name if listed is not None else node.short)
+
+    def find(self, text: str) -> NodeId:
+        """A node by name, short id or whole id; MembershipError if it is not exactly one."""
+        wanted = text.strip().lower()
+        found = [
+            node
+            for node in self.log.members
+            if wanted in (self.name_of(node).lower(), str(node).lower(), node.short.lower())
+        ]
+        if len(found) == 1:
+            return found[0]
+        names = ", ".join(f"{self.name_of(node)} ({node.short})" for node in self.log.members)
+        what = "more than one machine is" if found else "no machine of this cluster is"
+        raise MembershipError(f"{what} called {text!r}", hint=f"Choose by the id in brackets: {names}.")
+
+    def say(self, text: str) -> None:
+        """For the log, the display and `status`."""
+        _log.info("%s", text)
+        self.events.append(text)
+        if self.on_event is not None:
+            self.on_event(text)
+
+    # changes that people ask for
+
+    def rename(self, name: str) -> None:
+        self.name = name
+        self.storage.keep_fact(_NAME_FACT, name.encode())
+        self._greet_all()
+
+    async def decide(self, make: Callable[[TrustLog], SignedEntry | None], patience_s: float = 30.0) -> None:
+        """Have an entry in the trust log, signed anew whenever another came first; None means it is there."""
+        deadline = self._loop.time() + patience_s
+        while (entry := make(self.log)) is not None:
+            if self._loop.time() > deadline:
+                raise MembershipError(f"the cluster did not decide in {patience_s:g} s: {self.waiting()}")
+            if self.member.me.votes is False or self.log.role(self.me) != "owner":
+                raise MembershipError(
+                    "this machine is a guest of the cluster and decides nothing",
+                    hint="Do it on a machine that `backyard nodes` shows as owner.",
+                )
+            length = len(self.log)
+            self._perform(self.member.wish(encode_entry(entry), self._loop.time()))
+            again = min(deadline, self._loop.time() + _AGAIN_S)
+            while len(self.log) == length and self._loop.time() < again:
+                await self._news_within(again - self._loop.time())
+
+    def go_on_without(self, nodes: list[NodeId]) -> None:
+        self._perform(self.member.go_on_without([node.raw for node in nodes], self._loop.time()))
+
+    def waiting(self) -> str:
+        """For whom a decision waits, in words; empty if for nobody."""
+        if self.removed_by:
+            return f"{self.removed_by} says that this machine was removed; `backyard leave` starts anew"
+        standing = self.member.standing(self._loop.time())
+        if standing.decides:
+            return ""
+        names = [self.name_of(NodeId(raw)) for raw in standing.needed]
+        one = "one of " if len(names) > 1 else ""
+        return f"waiting for {one}{', '.join(names)}: without it this side is no majority"
+
+    def forsake(self) -> None:
+        """Once ended: forget the cluster and the key under which it knew this machine. Nothing is deleted."""
+        stamp = secrets.token_hex(4)
+        for name in ("node.key", STORAGE_NAME, f"{STORAGE_NAME}-wal", f"{STORAGE_NAME}-shm"):
+            path = self.directory / name
+            if path.exists():
+                path.rename(path.with_name(f"{name}.left-{stamp}"))
+
+    async def enter(self, log: TrustLog, peers: list[Peer], patience_s: float = 20.0) -> None:
+        """Leave this machine's own cluster for the one that admitted it, and wait to be in its view."""
+        self.links.forget_all("this machine joins another cluster")
+        record = founded(nowhere())
+        self.storage.replace_cluster(record, tuple(map(encode_entry, log.entries)))
+        self._build_member(log, record)
+        self.board.begin_anew()
+        self.search.forget()
+        self.places.keep_only(set(log.members))
+        for peer in peers:
+            if peer.id != self.me:
+                self.places.told(peer.id, peer.addresses, peer.port, len(log.secrets))
+        self.search.retag()
+        self.search.dial_all()
+        deadline = self._loop.time() + patience_s
+        while not self.member.is_member:
+            if self._loop.time() > deadline:
+                raise MembershipError(
+                    f"this machine is admitted, but was not taken into the view within {patience_s:g} s",
+                    hint="It goes on trying. See `backyard status`, and `backyard doctor` on both machines.",
+                )
+            await self._news_within(deadline - self._loop.time())
+
+    # what the house asks (see agent.house)
+
+    def pairing_key(self, target: bytes) -> bytes | None:
+        return self.pairing.key_for(target)
+
+    def deliver_pairing(self, preface: Preface, connection: socket.socket, address: str) -> Refusal | None:
+        return self.pairing.deliver(preface, connection, address)
+
+    def deliver_agent(self, preface: Preface, connection: socket.socket, address: str) -> None:
+        self.links.accept(connection, preface, address)
+
+    async def answer(self, question: bytes) -> bytes:
+        if self.on_question is None:
+            raise AgentError("the agent is still starting", hint="Ask again in a moment.")
+        return await self.on_question(question)
+
+    # what the links tell (see agent.links)
+
+    def link_up(self, node: NodeId, link: ControlLink) -> None:
+        link.send(self._greeting())
+        self.surveyor.tell(node)
+        self.search.remember()
+        self._perform(self.member.link_up(node.raw, self._loop.time()))
+
+    def link_down(self, node: NodeId, why: str) -> None:
+        _log.info("the link to %s is down: %s", self.name_of(node), why)
+        self.search.remember()
+        self.links.dial(node, at_once=True)  # a refusal would be evidence that its agent has ended
+
+    def refused(self, node: NodeId) -> None:
+        self._perform(self.member.refused(node.raw, self._loop.time()))
+
+    def received(self, link: ControlLink, message: bytes) -> None:
+        node, kind, body = link.peer.node, message[:1], memoryview(message)[1:]
+        if node not in self.log.members:
+            raise ProtocolError(f"{node.short} is not a member of this cluster any more")
+        if kind == wire.MEMBERSHIP:
+            self._perform(self.member.receive(node.raw, wire.decode_membership(body), self._loop.time()))
+        elif kind == wire.GREETING:
+            self._greeted(node, link, wire.decode_greeting(body))
+        elif kind == wire.BOARD:
+            self.board.received(node, body)
+        elif kind == wire.TRAIN:
+            self.surveyor.received(node, body)
+        elif kind == wire.SURVEY:
+            self.knocker.received(link, body)
+        elif kind == wire.REMOVED and self.log.role(node) == "owner":
+            self.removed_by = self.name_of(node)
+            self.say(
+                f"this machine was removed from the cluster, says {self.removed_by}: see `backyard leave`"
+            )
+        else:
+            raise ProtocolError(f"{node.short} sent a message of an unknown kind")
+
+    def secret_for(self, node: NodeId | None, epoch: int) -> bytes:
+        secrets_known = self.log.secrets
+        return secrets_known[min(epoch, len(secrets_known)) - 1]
+
+    # what the surveyor asks (see agent.surveyor)
+
+    def linked_nodes(self) -> list[NodeId]:
+        return self.links.linked()
+
+    def trip(self, node: NodeId) -> tuple[float, float] | None:
+        peer = self.member.peers.get(node.raw)
+        if peer is None or not peer.health.trips or self.links.get(node) is None:
+            return None
+        # The least of the last ones: busy machines add to the others.
+        return min(peer.health.trips), max(0.0, peer.health.trip.deviation)
+
+    def address(self, node: NodeId) -> str:
+        link = self.links.get(node)
+        return link.address if link is not None else ""
+
+    def facts(self) -> list[NodeFacts]:
+        return [
+            NodeFacts(node=node.raw.hex(), name=self.name_of(node), machine=self.machine_of(node))
+            for node in self.log.members
+        ]
+
+    def send_bulk(self, node: NodeId, message: bytes) -> None:
+        self.links.send_bulk(node, message)
+
+    def machine_changed(self) -> None:
+        self._greet_all()
+
+    def machine_of(self, node: NodeId) -> Machine | None:
+        if node == self.me:
+            return self.surveyor.machine
+        try:
+            return msgspec.msgpack.decode(self.places[node].machine, type=Machine)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            return None
+
+    # how it is done
+
+    def _greet_all(self) -> None:
+        for node in self.links.linked():
+            self.links.send(node, self._greeting())
+
+    def _build_member(self, log: TrustLog, record: Record) -> None:
+        role = log.role(self.me)
+        me = Present(self.me.raw, self.incarnation, votes=role == "owner", works=self._works)
+        self.member = Member(me, record, log, random.Random(), asyncio.get_running_loop().time())
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Save():
+                    self.storage.save(effect.record, effect.log_from, effect.entries)
+                case Send():
+                    self.links.send(NodeId(effect.to), wire.encode_membership(effect.message))
+                case Changed():
+                    self._changed(effect.why)
+                case Note():
+                    self.say(effect.text)
+
+    def _changed(self, why: str) -> None:
+        view = self.member.record.decided
+        names = ", ".join(self.name_of(NodeId(raw)) for raw in self.member.view.nodes)
+        reason = why
+        for node in (*self.log.members, *self.log.revoked):
+            reason = reason.replace(node.raw.hex()[:8], self.name_of(node))
+        self.say(f"view {view.number}: {names} ({reason})")
+        for node in self.links.linked():
+            if node not in self.log.members:
+                self.links.send(node, wire.REMOVED)
+                self.links.cut(node, "it was removed from the cluster")
+        self.places.keep_only(set(self.log.members))
+        self.search.retag()
+        self.search.dial_all()
+        self.board.view_changed()
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _news_within(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._news.wait(), max(0.0, seconds))
+        except TimeoutError:
+            pass
+
+    async def _tick(self) -> None:
+        while True:
+            self._perform(self.member.tick(self._loop.time()))
+            self.search.retag()
+            await asyncio.sleep(TICK_S)
+
+    async def _admit(self, proven: Proven) -> tuple[TrustLog, list[Peer]]:
+        def entry(log: TrustLog) -> SignedEntry | None:
+            if log.role(proven.node) == proven.role:
+                return None
+            return log.admit(self.key, proven.node, proven.role, proven.name)
+
+        await self.decide(entry)
+        # It dials us: before it has the log it would not know our secret.
+        self.places.told(proven.node, proven.addresses, proven.port, len(self.log.secrets))
+        return self.log, self._where_all()
+
+    def _where_all(self) -> list[Peer]:
+        peers = [Peer.of(self.me, self.addresses(), self.listener.port)]
+        for node in self.log.members:
+            place = self.places.place(node)
+            if node != self.me and place is not None:
+                peers.append(Peer.of(node, place.addresses, place.port))
+        return peers
+
+    def _greeting(self) -> bytes:
+        greeting = wire.Greeting(
+            name=self.name,
+            version=__version__,
+            addresses=tuple(self.addresses()[:8]),
+            port=self.listener.port,
+            epoch=len(self.log.secrets),
+            machine=msgspec.msgpack.encode(self.surveyor.machine),
+        )
+        return wire.encode_greeting(greeting)
+
+    def _greeted(self, node: NodeId, link: ControlLink, greeting: wire.Greeting) -> None:
+        self.places.greeted(node, greeting, link.address)
+        place = self.places.place(node)
+        if place is not None:
+            self.links.learn(node, place)
+
+    def _place(self, node: NodeId) -> Place | None:
+        return self.links.place(node) or self.places.place(node)
+
+    def addresses(self) -> list[str]:
+        return list(self.settings.network.addresses) or own_addresses()
+
+    def spawn(self, work: Coroutine[object, object, None] | Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work, loop=self._loop)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Future[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a part of the agent failed", exc_info=task.exception())
+            self.ended.set()

@@ -1,0 +1,309 @@
+"""Measures what this machine and its links can do, tells the others, and keeps the graph to plan from.
+
+Of two machines the one with the smaller node id measures their link, over the bulk route, and tells all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import msgspec
+from msgspec import Meta
+
+from backyard.agent import wire
+from backyard.core.errors import BackyardError
+from backyard.identity import NodeId
+from backyard.topology import (
+    Graph,
+    LinkFacts,
+    Machine,
+    NodeFacts,
+    build_graph,
+    describe_machine,
+    measured_speeds,
+    with_speeds,
+)
+from backyard.topology.graph import Pair, ordered_pair
+from backyard.topology.measure import (
+    MOST_BYTES,
+    MOST_SECONDS,
+    Measured,
+    estimate,
+    next_measurement,
+    send_allowance,
+    why_measure,
+)
+from backyard.topology.probe import remembered_speeds
+
+_PROBE_AFTER_S = 10.0
+_LOOK_S = 2.0
+_SETTLE_S = 5.0
+_CHUNK = 64 * 1024
+_JUDGE_EVERY = 128 * 1024
+_MEASURE_S = MOST_SECONDS + 5.0
+_MOST_LINKS = 2048
+
+_log = logging.getLogger(__name__)
+
+Serial = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
+    """Bytes that say nothing; their arrival is what counts."""
+
+    serial: Serial
+    data: Annotated[bytes, Meta(max_length=_CHUNK)]
+
+
+class Got(msgspec.Struct, frozen=True, array_like=True, tag="got"):
+    """How much has arrived; with ``over`` what it amounts to."""
+
+    serial: Serial
+    received: Annotated[int, Meta(ge=0, le=2 * MOST_BYTES)]
+    over: bool = False
+    mbps: Annotated[float, Meta(ge=0, le=1e7)] | None = None
+    reason: Annotated[str, Meta(max_length=200)] = ""
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
+    """Links that the sender has measured."""
+
+    links: Annotated[tuple[LinkFacts, ...], Meta(max_length=_MOST_LINKS)]
+
+
+Survey = Chunk | Got | Told
+_surveys: msgspec.msgpack.Decoder[Survey] = msgspec.msgpack.Decoder(Survey)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Surroundings(Protocol):
+    """What the surveyor needs of the agent."""
+
+    @property
+    def me(self) -> NodeId: ...
+
+    def linked_nodes(self) -> list[NodeId]: ...
+
+    def trip(self, node: NodeId) -> tuple[float, float] | None:
+        """Round trip and its deviation, as the heartbeats show them."""
+
+    def address(self, node: NodeId) -> str: ...
+
+    def facts(self) -> list[NodeFacts]: ...
+
+    def send_bulk(self, node: NodeId, message: bytes) -> None: ...
+
+    def machine_changed(self) -> None: ...
+
+
+@dataclass
+class _Train:
+    """A measurement that another machine makes of its link to us."""
+
+    serial: int
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    judged: int = 0
+    received: int = 0
+
+
+class Surveyor:
+    """Runs while the agent runs."""
+
+    def __init__(self, around: Surroundings, state: Path) -> None:
+        self._around = around
+        self._state = state
+        self._loop = asyncio.get_running_loop()
+        described = describe_machine()
+        self.machine: Machine = with_speeds(described, remembered_speeds(described, state))
+        self._links: dict[Pair, LinkFacts] = {}
+        self._measured_at: dict[Pair, float] = {}
+        self._last: dict[Pair, Measured] = {}
+        self._asked: set[Pair] = set()
+        self._trains: dict[NodeId, _Train] = {}
+        self._answers: dict[tuple[NodeId, int], asyncio.Queue[Got]] = {}
+        self._serial = 0
+        self.busy: frozenset[str] = frozenset()
+
+    def jobs(self) -> list[Callable[[], Awaitable[None]]]:
+        """What the agent runs for it."""
+        return [self._probe, self._measure_all]
+
+    def graph(self) -> Graph:
+        """All that is known now, frozen."""
+        facts = self._around.facts()
+        known = {one.node for one in facts}
+        links = dict(self._links)
+        for link in self._own_links():
+            pair = (link.a, link.b)
+            old = links.get(pair)
+            if old is not None:
+                link = msgspec.structs.replace(link, mbps=old.mbps, reason=old.reason or link.reason)
+            links[pair] = link
+        now = self._loop.time()
+        kept = []
+        for pair, link in links.items():
+            if pair[0] in known and pair[1] in known:
+                at = self._measured_at.get(pair)
+                ago = now - at if at is not None and link.mbps is not None else None
+                kept.append(msgspec.structs.replace(link, measured_s_ago=ago))
+        return build_graph(facts, kept)
+
+    def measure_now(self) -> None:
+        """A person asks: all links of this machine, also beside a run."""
+        self._asked = {(link.a, link.b) for link in self._own_links()}
+
+    def tell(self, node: NodeId) -> None:
+        """A new link: tell it what we have measured."""
+        own = self._around.me.raw.hex()
+        links = [link for pair, link in self._links.items() if own in pair]
+        if links:
+            self._around.send_bulk(node, _encode(Told(tuple(links))))
+
+    def received(self, node: NodeId, body: bytes | memoryview) -> None:
+        message = wire.decode(_surveys, body)
+        match message:
+            case Chunk():
+                self._on_chunk(node, message)
+            case Got():
+                queue = self._answers.get((node, message.serial))
+                if queue is not None and queue.qsize() < 1000:
+                    queue.put_nowait(message)
+            case Told():
+                self._on_told(node, message)
+
+    def _own_links(self) -> list[LinkFacts]:
+        own = self._around.me.raw.hex()
+        found = []
+        for node in self._around.linked_nodes():
+            trip = self._around.trip(node)
+            if trip is not None:
+                a, b = ordered_pair(own, node.raw.hex())
+                address = self._around.address(node)
+                found.append(
+                    LinkFacts(a=a, b=b, rtt_s=trip[0], rtt_deviation_s=trip[1], address=address[:64])
+                )
+        return found
+
+    # devices
+
+    async def _probe(self) -> None:
+        await asyncio.sleep(_PROBE_AFTER_S)
+        report = await measured_speeds(describe_machine(), self._state)
+        machine = with_speeds(describe_machine(), report)
+        if machine != self.machine:
+            self.machine = machine
+            self._around.machine_changed()
+
+    # links that we measure
+
+    async def _measure_all(self) -> None:
+        await asyncio.sleep(_SETTLE_S)
+        while True:
+            own = self._around.me.raw.hex()
+            mine = [link for link in self._own_links() if link.a == own]
+            graph = build_graph([NodeFacts(node=name, name="x") for name in _ends(mine)], mine)
+            now = self._loop.time()
+            pair = next_measurement(graph, now, self.busy, self._last, asked=self._asked)
+            if pair is None:
+                await asyncio.sleep(_LOOK_S)
+                continue
+            link = graph.link(*pair)
+            assert link is not None
+            why = why_measure(link, self._last.get(pair), now) or "somebody asked"
+            self._asked.discard(pair)
+            await self._measure(pair, link, why)
+            await asyncio.sleep(_LOOK_S / 2)
+
+    async def _measure(self, pair: Pair, link: LinkFacts, why: str) -> None:
+        node = NodeId(bytes.fromhex(pair[1]))
+        mbps = None
+        try:
+            async with asyncio.timeout(_MEASURE_S):
+                mbps = await self._send_train(node)
+        except (TimeoutError, BackyardError) as error:
+            words = error.message if isinstance(error, BackyardError) else "no answer in time"
+            _log.info("the link to %s could not be measured: %s", node.short, words)
+        self._last[pair] = Measured(self._loop.time(), link.rtt_s, mbps is not None)
+        if mbps is None:
+            return
+        facts = msgspec.structs.replace(link, mbps=mbps, reason=f"measured because {why}"[:200])
+        self._links[pair] = facts
+        self._measured_at[pair] = self._loop.time()
+        for other in self._around.linked_nodes():
+            self._around.send_bulk(other, _encode(Told((facts,))))
+
+    async def _send_train(self, node: NodeId) -> float | None:
+        """At most a second of traffic, and never more on the way than the link takes in a moment."""
+        self._serial += 1
+        serial = self._serial
+        queue = self._answers[node, serial] = asyncio.Queue()
+        payload = bytes(_CHUNK)
+        sent = received = 0
+        ended = False
+        begin = self._loop.time()
+        try:
+            while True:
+                while (room := send_allowance(sent, received, self._loop.time() - begin)) > 0:
+                    size = min(room, _CHUNK)
+                    self._around.send_bulk(node, _encode(Chunk(serial, payload[:size])))
+                    sent += size
+                    if room <= _CHUNK:
+                        break
+                    await asyncio.sleep(0)
+                if not ended and (self._loop.time() - begin > MOST_SECONDS or sent >= MOST_BYTES):
+                    ended = True
+                    self._around.send_bulk(node, _encode(Chunk(serial, b"")))
+                got = await queue.get()
+                received = max(received, got.received)
+                if got.over:
+                    return got.mbps
+        finally:
+            del self._answers[node, serial]
+
+    # links that others measure
+
+    def _on_chunk(self, node: NodeId, chunk: Chunk) -> None:
+        train = self._trains.get(node)
+        if train is None or train.serial != chunk.serial:
+            train = self._trains[node] = _Train(chunk.serial)
+        size = len(chunk.data)
+        if train.received + size > MOST_BYTES:
+            return
+        train.received += size
+        train.arrivals.append((self._loop.time(), size))
+        last = not size
+        if not last and train.received - train.judged < _JUDGE_EVERY:
+            self._around.send_bulk(node, _encode(Got(train.serial, train.received)))
+            return
+        train.judged = train.received
+        so_far = estimate(train.arrivals)
+        over = last or so_far.enough
+        got = Got(train.serial, train.received, over, so_far.mbps if over else None, so_far.reason[:200])
+        self._around.send_bulk(node, _encode(got))
+        if over:
+            self._trains[node] = _Train(-1)
+
+    def _on_told(self, node: NodeId, told: Told) -> None:
+        name = node.raw.hex()
+        known = {one.node for one in self._around.facts()}
+        for link in told.links:
+            pair = (link.a, link.b)
+            # A machine speaks for its own links only.
+            if name not in pair or not known.issuperset(pair):
+                continue
+            if len(self._links) < _MOST_LINKS or pair in self._links:
+                self._links[pair] = link
+                self._measured_at[pair] = self._loop.time() - (link.measured_s_ago or 0.0)
+
+
+def _encode(message: Survey) -> bytes:
+    return wire.TRAIN + _encoder.encode(message)
+
+
+def _ends(links: list[LinkFacts]) -> set[str]:
+    return {name for link in links for name in (link.a, link.b)}

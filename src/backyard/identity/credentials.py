@@ -1,0 +1,23 @@
+"""What one incarnation of a worker or agent proves itself with. No cryptography is loaded to hold it."""
+
+from __future__ import annotations
+
+import msgspec
+
+WORKER_BYTES = 16
+
+
+class WorkerCredentials(msgspec.Struct, frozen=True):
+    """Made by ``delegate``; whoever holds it never sees the node key."""
+
+    certificate_pem: bytes
+    key_pem: bytes
+    worker: bytes
+    run: str
+    node: bytes
+
+    def __repr__(self) -> str:
+        return f"WorkerCredentials(worker={self.worker.hex()}, run={self.run!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        return [("worker", self.worker.hex()), ("run", self.run)]

@@ -1,0 +1,41 @@
+"""What a member wants done: in the order given, the saving before the sending."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from backyard.membership.agreement import Record
+from backyard.membership.messages import Message
+
+
+class Save(NamedTuple):
+    """Put this on disk, synced, before doing anything that follows.
+
+    ``entries`` extend the kept trust log from ``log_from`` on; what it had beyond that is dropped.
+    """
+
+    record: Record
+    log_from: int = 0
+    entries: tuple[bytes, ...] = ()
+
+
+class Send(NamedTuple):
+    """To a peer, if there is a link; nothing is kept for later."""
+
+    to: bytes
+    message: Message
+
+
+class Changed(NamedTuple):
+    """A new view or trust log is in force."""
+
+    why: str
+
+
+class Note(NamedTuple):
+    """For the log and the display."""
+
+    text: str
+
+
+Effect = Save | Send | Changed | Note

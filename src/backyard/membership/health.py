@@ -1,0 +1,107 @@
+"""How long a peer may be silent before it is suspected: learnt from its own rhythm. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping
+
+BEAT_S = 0.5
+LEAST_SILENCE_S = 1.5
+MOST_SILENCE_S = 8.0
+_WATCH_ALL = 16
+_NEIGHBOURS = 4
+_MEAN_GAIN = 1 / 8
+_DEVIATION_GAIN = 1 / 4
+_DEVIATIONS = 4.0
+_TRIPS = 32
+
+
+class Estimate:
+    """Moving average and mean deviation of a quantity."""
+
+    __slots__ = ("deviation", "mean")
+
+    def __init__(self, mean: float, deviation: float) -> None:
+        self.mean = mean
+        self.deviation = deviation
+
+    def add(self, value: float) -> None:
+        error = value - self.mean
+        self.mean += _MEAN_GAIN * error
+        self.deviation += _DEVIATION_GAIN * (abs(error) - self.deviation)
+
+
+class Health:
+    """What one peer's beats tell. It counts as silent when it is not heard, or does not hear us."""
+
+    __slots__ = ("echoed", "gap", "heard", "patience", "trip", "trips")
+
+    def __init__(self, now: float) -> None:
+        self.heard = now
+        self.echoed = now
+        self.gap = Estimate(BEAT_S, BEAT_S / 8)
+        self.trip = Estimate(0.0, 0.0)
+        self.trips: deque[float] = deque(maxlen=_TRIPS)
+        self.patience = LEAST_SILENCE_S
+
+    def beat(self, now: float) -> None:
+        # A pause that ended in suspicion says nothing of the usual rhythm.
+        if now - self.heard < MOST_SILENCE_S:
+            self.gap.add(now - self.heard)
+        self.heard = now
+        self._learn()
+
+    def echo(self, now: float, sent: float, trip: float) -> None:
+        """The peer had ours, sent at that time, after this round trip."""
+        self.echoed = max(self.echoed, sent, now - 2 * BEAT_S)
+        if trip < 0:
+            return
+        if not self.trips:
+            self.trip = Estimate(trip, trip / 2)
+        else:
+            self.trip.add(trip)
+        self.trips.append(trip)
+        self._learn()
+
+    def forgive(self, now: float) -> None:
+        """We were asleep ourselves: its silence proves nothing."""
+        self.heard = self.echoed = now
+
+    def is_silent(self, now: float) -> bool:
+        return now - self.heard > self.patience or now - self.echoed > self.patience
+
+    def _learn(self) -> None:
+        """A queue that delays beats makes them irregular first; that stretches our patience in time."""
+        gap, trip = self.gap, self.trip
+        wanted = gap.mean + trip.mean + _DEVIATIONS * (gap.deviation + trip.deviation)
+        self.patience = min(MOST_SILENCE_S, max(LEAST_SILENCE_S, wanted))
+
+
+def watched(nodes: Collection[bytes], me: bytes) -> frozenset[bytes]:
+    """Whom ``me`` exchanges beats with: all in a small cluster, the nearest on a ring in a large one."""
+    if len(nodes) <= _WATCH_ALL:
+        return frozenset(node for node in nodes if node != me)
+    ring = sorted({*nodes, me})
+    place = ring.index(me)
+    steps = [*range(-_NEIGHBOURS, 0), *range(1, _NEIGHBOURS + 1)]
+    return frozenset(ring[(place + step) % len(ring)] for step in steps) - {me}
+
+
+def judged_dead(
+    nodes: Collection[bytes], mine: Collection[bytes], others: Mapping[bytes, Collection[bytes]]
+) -> frozenset[bytes]:
+    """Who is dead as far as can be told: suspected by two who are not suspected themselves.
+
+    One observer is enough where there is no second one left to ask. ``mine`` is whom we suspect ourselves,
+    ``others`` whom the others say they suspect.
+    """
+    if not mine and not any(others.values()):
+        return frozenset()
+    witnesses = [node for node in others if node in nodes and node not in mine]
+    dead = set()
+    for node in nodes:
+        count = (node in mine) + sum(node in others[witness] for witness in witnesses if witness != node)
+        askable = sum(witness != node for witness in witnesses)
+        if count >= 2 or (count == 1 and node in mine and not askable):
+            dead.add(node)
+    return frozenset(dead)

@@ -1,0 +1,86 @@
+"""What a member knows of the others from their beats. Pure."""
+
+from __future__ import annotations
+
+from backyard.membership.agreement import Position
+from backyard.membership.health import BEAT_S, Health
+from backyard.membership.messages import Beat
+from backyard.membership.view import Present
+
+_REPORT_S = 6 * BEAT_S
+_MOST_HOLD_S = 30.0
+_FORGET_S = 60.0
+
+
+class Peer:
+    """One other node, linked or not."""
+
+    __slots__ = (
+        "_evicted",
+        "_reported",
+        "asked",
+        "beat",
+        "gone",
+        "got",
+        "health",
+        "held_off",
+        "leaving",
+        "serial",
+        "told",
+    )
+
+    def __init__(self, now: float) -> None:
+        self.health = Health(now)
+        self.beat: Beat | None = None
+        self.serial = 0
+        self.got = now
+        self.gone = False
+        self.leaving: bytes | None = None
+        self.told = self.asked = -1e9
+        self.held_off = -1e9
+        self._reported = -1e9
+        self._evicted: list[float] = []
+
+    def heard(self, beat: Beat, now: float) -> None:
+        if self.beat is not None and beat.me.incarnation != self.beat.me.incarnation:
+            self.health, self.serial = Health(now), 0
+        if beat.serial <= self.serial:  # a late or doubled one
+            return
+        self.beat, self.serial, self.got, self.gone = beat, beat.serial, now, False
+        self.health.beat(now)
+        self._reported = now
+
+    @property
+    def position(self) -> Position:
+        return Position(self.beat.branch, self.beat.number) if self.beat is not None else Position(0, 0)
+
+    @property
+    def log_length(self) -> int:
+        return self.beat.log_length if self.beat is not None else 0
+
+    def present(self, now: float) -> Present | None:
+        """Its incarnation, if it is alive as far as we can hear ourselves."""
+        if self.beat is None or self.gone or self.health.is_silent(now):
+            return None
+        return self.beat.me
+
+    def is_suspect(self, now: float) -> bool:
+        return self.gone or self.health.is_silent(now)
+
+    def suspects(self, now: float) -> tuple[bytes, ...] | None:
+        """Whom it misses; None if it has not said so lately."""
+        if self.beat is None or now - self._reported > _REPORT_S:
+            return None
+        return self.beat.suspects
+
+    def visitors(self, now: float) -> tuple[Present, ...]:
+        if self.beat is None or now - self._reported > _REPORT_S:
+            return ()
+        return self.beat.visitors
+
+    def evicted(self, now: float) -> None:
+        """Who is evicted again and again waits longer each time before it is let in: 0, 1, 2, 4 .. 30 s."""
+        self._evicted = [then for then in self._evicted if now - then < _FORGET_S]
+        count = len(self._evicted)
+        self._evicted.append(now)
+        self.held_off = now + (min(_MOST_HOLD_S, 2.0 ** (count - 1)) if count else 0.0)

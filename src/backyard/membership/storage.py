@@ -1,0 +1,132 @@
+"""What an agent must not forget, in SQLite: synced to disk before any answer that depends on it leaves.
+
+A node that loses this file must become a new node: its promises are part of what others rely on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from backyard.core.errors import BackyardError, MembershipError
+from backyard.identity.private_file import private_directory
+from backyard.identity.trust import TrustLog, decode_entry
+from backyard.membership.agreement import Record
+
+FILE_NAME = "cluster.db"
+VIEWS = "views"
+_FORM = 1
+_records = msgspec.msgpack.Decoder(Record)
+_TABLES = """
+CREATE TABLE IF NOT EXISTS chain (name TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS trust (place INTEGER PRIMARY KEY, entry BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+"""
+
+
+class Storage:
+    """One agent's file. Every method that writes returns only when the disk has it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = private_directory(directory) / FILE_NAME
+        try:
+            with contextlib.suppress(FileExistsError):  # made for us alone before SQLite opens it
+                os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            self._base = sqlite3.connect(self._path, isolation_level=None, timeout=5.0)
+            self._base.execute("PRAGMA journal_mode=WAL")
+            self._base.execute("PRAGMA synchronous=FULL")
+            if sys.platform == "darwin":  # there a plain fsync leaves data in the drive's own memory
+                self._base.execute("PRAGMA fullfsync=1")
+                self._base.execute("PRAGMA checkpoint_fullfsync=1")
+            self._base.executescript(_TABLES)
+            form = self._base.execute("PRAGMA user_version").fetchone()[0]
+            if form > _FORM:
+                raise MembershipError(
+                    f"{self._path} was written by a newer Backyard",
+                    hint="Install the newer version on this machine again: pip install --upgrade backyard",
+                )
+            self._base.execute(f"PRAGMA user_version={_FORM}")
+        except sqlite3.Error as error:
+            raise self._broken(error) from error
+
+    def close(self) -> None:
+        self._base.close()
+
+    def record(self, chain: str = VIEWS) -> Record | None:
+        """The kept record of a chain."""
+        row = self._row("SELECT record FROM chain WHERE name = ?", chain)
+        if row is None:
+            return None
+        try:
+            return _records.decode(row)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise self._broken(error) from error
+
+    def log(self) -> TrustLog | None:
+        """The kept trust log, verified anew."""
+        rows = self._base.execute("SELECT entry FROM trust ORDER BY place").fetchall()
+        if not rows:
+            return None
+        try:
+            return TrustLog.read(decode_entry(row[0]) for row in rows)
+        except BackyardError as error:
+            raise self._broken(error) from error
+
+    def save(
+        self, record: Record, log_from: int = 0, entries: tuple[bytes, ...] = (), chain: str = VIEWS
+    ) -> None:
+        """In one transaction; ``entries`` replace what the log has from ``log_from`` on."""
+        encoded = msgspec.msgpack.encode(record)
+        with self._transaction():
+            self._base.execute("INSERT OR REPLACE INTO chain VALUES (?, ?)", (chain, encoded))
+            if entries:
+                self._base.execute("DELETE FROM trust WHERE place >= ?", (log_from,))
+                places = enumerate(entries, log_from)
+                self._base.executemany("INSERT INTO trust VALUES (?, ?)", list(places))
+
+    def replace_cluster(self, record: Record, entries: tuple[bytes, ...]) -> None:
+        """Forget the cluster that this machine was in, for another."""
+        with self._transaction():
+            self._base.execute("DELETE FROM chain")
+            self._base.execute("DELETE FROM trust")
+            encoded = msgspec.msgpack.encode(record)
+            self._base.execute("INSERT INTO chain VALUES (?, ?)", (VIEWS, encoded))
+            self._base.executemany("INSERT INTO trust VALUES (?, ?)", list(enumerate(entries)))
+
+    def fact(self, name: str) -> bytes | None:
+        """Something that is good to know again after a restart, such as an address."""
+        return self._row("SELECT value FROM fact WHERE name = ?", name)
+
+    def keep_fact(self, name: str, value: bytes) -> None:
+        with self._transaction():
+            self._base.execute("INSERT OR REPLACE INTO fact VALUES (?, ?)", (name, value))
+
+    def _row(self, query: str, *values: object) -> bytes | None:
+        row = self._base.execute(query, values).fetchone()
+        return None if row is None else bytes(row[0])
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            self._base.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._base.execute("ROLLBACK")
+                raise
+            self._base.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: Exception) -> MembershipError:
+        return MembershipError(
+            f"{self._path} cannot be used: {error}",
+            hint="Free some disk space if it is full. If the file is damaged, move it and node.key away: "
+            "this machine then is a new node; unpair the old one and pair again.",
+        )

@@ -1,0 +1,483 @@
+"""The board's copies under a fake clock and network: what was answered once is true for ever.
+
+Messages are delayed, lost, doubled and reordered; machines freeze, crash and come back with nothing; views
+change all the time, each decided by a quorum of the one before. Clients count, write, append and queue, and
+repeat what was not answered. `pytest tests/sim/test_board.py --seed N` replays one schedule.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from backyard.local.board_messages import (
+    Add,
+    Append,
+    Denied,
+    Done,
+    Get,
+    Operation,
+    Pop,
+    Push,
+    Result,
+    Scope,
+    Set,
+    Watch,
+)
+from backyard.runs.leading import Reign
+from backyard.runs.replica import TICK_S, Replica
+from backyard.runs.replication import (
+    Answer,
+    Effect,
+    Message,
+    Note,
+    ReplicaView,
+    Send,
+    decode_message,
+    encode_message,
+)
+
+SCHEDULES = 300
+SCOPE = Scope("simulated", 3)
+COUNTERS = ("first", "second")
+STORM_S = 6.0
+
+
+def is_quorum(view: ReplicaView, agreeing: set[bytes]) -> bool:
+    voters = [node for node in view.members if node in view.voters]
+    yes = sum(node in agreeing for node in voters)
+    return 2 * yes > len(voters) or (2 * yes == len(voters) > 0 and voters[0] in agreeing)
+
+
+class Node:
+    """A machine: its copy while it is up, and what its disk remembers."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.replica: Replica | None = None
+        self.life = 0
+        self.told = 0
+        self.accepted = 0
+        self.frozen_until = 0.0
+
+
+class Asked:
+    """One operation of a client, from the first try to its answer."""
+
+    def __init__(self, operation: Operation | Watch, began: float) -> None:
+        self.operation = operation
+        self.began = began
+        self.ended = float("inf")
+        self.result: Result | None = None
+
+    @property
+    def done(self) -> Done | None:
+        return self.result if isinstance(self.result, Done) else None
+
+
+class Client:
+    """Asks one thing after the other at its machine, and dies with it."""
+
+    def __init__(self, world: World, node: Node, number: int) -> None:
+        self.world = world
+        self.node = node
+        self.life = node.life
+        self.name = number.to_bytes(16, "big")
+        self.number = number
+        self.serial = 0
+        self.version = 0
+        self.founding = b""
+        self.asked: Asked | None = None
+        self.ended = False
+
+    def start(self) -> None:
+        if self.is_dead or self.ended or self.asked is not None or self.world.quiet:
+            return
+        self.serial += 1
+        self.asked = Asked(self.choose(), self.world.now)
+        self.world.history.append(self.asked)
+        self.ask()
+
+    @property
+    def is_dead(self) -> bool:
+        return self.node.life != self.life or self.node.replica is None
+
+    def choose(self) -> Operation | Watch:
+        rng, head = self.world.rng, (SCOPE, self.name, self.serial, self.founding)
+        what = rng.random()
+        if what < 0.3:
+            return Add(*head, rng.choice(COUNTERS), 1)
+        if what < 0.5:
+            self.version += 1
+            return Set(*head, f"register {self.number}", str(self.version).encode())
+        if what < 0.75:
+            return Get(*head, f"register {rng.choice(self.world.clients).number}")
+        if what < 0.83:
+            return Append(*head, "list", f"{self.number}.{self.serial},".encode())
+        if what < 0.89:
+            return Push(*head, "queue", f"{self.number}.{self.serial}".encode())
+        if what < 0.95:
+            return Pop(*head, "queue")
+        return Watch(*head, (f"register {rng.choice(self.world.clients).number}", "list"), True)
+
+    def ask(self) -> None:
+        asked = self.asked
+        if asked is None or self.is_dead:
+            return
+        patience = 4.0 if isinstance(asked.operation, Watch) else 1.5
+        assert self.node.replica is not None
+        ticket = (self.number, self.serial)
+        effects = self.node.replica.request(asked.operation, ticket, self.world.now, patience)
+        self.world.perform(self.node, effects)
+
+    def answered(self, serial: int, result: Result) -> None:
+        if self.asked is None or serial != self.serial:
+            return
+        if isinstance(result, Denied):
+            if result.reason == "late":  # it may have happened or not: ask again, with the same serial
+                self.world.at(self.world.now + 0.01, self.ask)
+                return
+            assert result.reason == "lost", result
+            self.ended = True
+        else:
+            assert not self.founding or result.founding == self.founding
+            self.founding = result.founding
+        self.asked.result, self.asked.ended = result, self.world.now
+        self.asked = None
+        self.world.at(self.world.now + self.world.rng.expovariate(12.0), self.start)
+
+
+class World:
+    """``harsh``: machines lose their memory; otherwise they only freeze and lose sight of each other."""
+
+    def __init__(self, seed: int, *, harsh: bool) -> None:
+        self.rng = random.Random(seed)
+        self.harsh = harsh
+        self.now = 0.0
+        self.calm = self.quiet = False
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.order = itertools.count()
+        self.nodes = {
+            name: Node(name) for name in (bytes([65 + i]) * 4 for i in range(self.rng.randint(2, 5)))
+        }
+        self.names = list(self.nodes)
+        self.cuts: set[tuple[bytes, bytes]] = set()
+        self.loss = self.rng.choice((0.0, 0.02, 0.1))
+        self.pace = self.rng.choice((2.0, 4.0, 8.0))
+        self.doubling = self.rng.choice((0.0, 0.05))
+        self.history: list[Asked] = []
+        self.clients: list[Client] = []
+        self.notes: list[str] = []
+        self.lives: dict[int, dict[bytes, int]] = {}
+        count = self.rng.randint(1, len(self.names))
+        first = tuple(self.names[:count])
+        self.views = {1: ReplicaView(1, first, frozenset(first))}
+        self.lives[1] = dict.fromkeys(first, 1)
+        for node in self.nodes.values():
+            self.boot(node)
+        for number in range(self.rng.randint(3, 6)):
+            self.add_client(number)
+        self.at(0.0, self.storm)
+
+    # time
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (when, next(self.order), what))
+
+    def run(self, until: float) -> None:
+        while self.events and self.events[0][0] <= until:
+            self.now, _, what = heapq.heappop(self.events)
+            what()
+        self.now = until
+
+    # machines
+
+    def boot(self, node: Node) -> None:
+        node.life += 1
+        nonce = node.name + node.life.to_bytes(12, "big")
+        node.replica = Replica(node.name, is_quorum, nonce, last_view=node.told)
+        if node.told:
+            self.perform(node, node.replica.view_changed(self.views[node.told], self.now))
+        elif node.name in self.views[1].members:
+            self.tell(node, node.life, 1)
+        self.at(self.now + TICK_S * self.rng.random(), lambda life=node.life: self.tick(node, life))
+
+    def tick(self, node: Node, life: int) -> None:
+        if node.life != life or node.replica is None:
+            return
+        if node.frozen_until <= self.now:
+            self.perform(node, node.replica.tick(self.now))
+        self.at(max(self.now, node.frozen_until) + TICK_S, lambda: self.tick(node, life))
+
+    def perform(self, node: Node, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                self.send(node.name, effect.to, effect.message)
+            elif isinstance(effect, Answer):
+                assert isinstance(effect.ticket, tuple)
+                number, serial = effect.ticket
+                self.clients[number].answered(serial, effect.result)
+            else:
+                assert isinstance(effect, Note)
+                self.notes.append(effect.text)
+
+    def send(self, source: bytes, target: bytes, message: Message) -> None:
+        rng = self.rng
+        if (source, target) in self.cuts or rng.random() < self.loss:
+            return
+        if rng.random() < 0.03:
+            assert decode_message(encode_message(message)) == message
+        for _ in range(1 + (rng.random() < self.doubling)):
+            delay = rng.expovariate(200.0) + (rng.random() < 0.03) * rng.uniform(0.05, 1.5)
+            self.at(self.now + delay, lambda: self.deliver(source, target, message))
+
+    def deliver(self, source: bytes, target: bytes, message: Message) -> None:
+        node = self.nodes[target]
+        if node.replica is None:
+            return
+        if node.frozen_until > self.now:
+            self.at(node.frozen_until, lambda: self.deliver(source, target, message))
+            return
+        self.perform(node, node.replica.receive(source, message, self.now))
+
+    # what goes wrong
+
+    def storm(self) -> None:
+        if self.calm:
+            return
+        rng = self.rng
+        what = rng.random()
+        node = self.nodes[rng.choice(self.names)]
+        if what < 0.35:
+            self.decide(node)
+        elif what < 0.5:
+            node.frozen_until = self.now + rng.uniform(0.1, 3.0)
+        elif what < 0.65:
+            side = set(rng.sample(self.names, rng.randint(1, len(self.names))))
+            pairs = itertools.permutations(self.names, 2)
+            one_way = rng.random() < 0.3
+            self.cuts = {
+                (a, b)
+                for a, b in pairs
+                if (a in side) > (b in side) or (not one_way and (a in side) < (b in side))
+            }
+        elif what < 0.8:
+            self.cuts = set()
+        elif what < 0.87 and self.harsh:
+            node.replica = None
+        elif self.harsh:
+            down = [one for one in self.nodes.values() if one.replica is None]
+            if down:
+                self.boot(rng.choice(down))
+        if sum(not client.is_dead for client in self.clients) < 4:
+            self.add_client(len(self.clients))
+        self.at(self.now + rng.expovariate(self.pace), self.storm)
+
+    def add_client(self, number: int) -> None:
+        up = [node for node in self.nodes.values() if node.replica is not None]
+        if up:
+            client = Client(self, self.rng.choice(up), number)
+            self.clients.append(client)
+            self.at(self.now + self.rng.random(), client.start)
+
+    def reaches(self, one: Node, other: Node) -> bool:
+        up = one.replica is not None and other.replica is not None
+        thawed = max(one.frozen_until, other.frozen_until) <= self.now
+        return up and thawed and not {(one.name, other.name), (other.name, one.name)} & self.cuts
+
+    def decide(self, proposer: Node) -> None:
+        """The next view, if a quorum of the last one takes part; who is reached is told sooner or later."""
+        last = self.views[max(self.views)]
+        around = [node for node in self.nodes.values() if self.reaches(proposer, node) or node is proposer]
+        if proposer.replica is None or proposer.frozen_until > self.now:
+            return
+        if any(node.accepted == last.number for node in around):  # as Paxos would find out
+            for node in around:
+                self.tell_soon(node, last.number)
+        acceptors = [node for node in around if node.told == last.number]
+        if not is_quorum(last, {node.name for node in acceptors}):
+            return
+        lives, here = self.lives[last.number], {node.name: node for node in around}
+        stay = [name for name in last.members if name in here and here[name].life == lives[name]]
+        back = [name for name in here if name not in stay and (self.calm or self.rng.random() < 0.7)]
+        members = (*stay, *self.rng.sample(back, len(back)))
+        voters = {name for name in members if self.calm or name in last.voters or self.rng.random() < 0.9}
+        if not voters:
+            return
+        number = last.number + 1
+        self.views[number] = ReplicaView(number, members, frozenset(voters))
+        self.lives[number] = {name: here[name].life for name in members}
+        for node in acceptors:
+            node.accepted = number
+        for node in around:
+            self.tell_soon(node, number)
+
+    def tell_soon(self, node: Node, number: int) -> None:
+        delay = self.rng.expovariate(30.0) + (self.rng.random() < 0.1) * self.rng.random()
+        self.at(self.now + delay, lambda life=node.life: self.tell(node, life, number))
+
+    def tell(self, node: Node, life: int, number: int) -> None:
+        if node.replica is None or node.life != life or node.told >= number or node.frozen_until > self.now:
+            return
+        node.told = node.accepted = number
+        self.perform(node, node.replica.view_changed(self.views[number], self.now))
+
+    # the end
+
+    def heal(self) -> None:
+        self.calm, self.cuts, self.loss, self.doubling = True, set(), 0.0, 0.0
+        for node in self.nodes.values():
+            node.frozen_until = 0.0
+            if node.replica is None:
+                self.boot(node)
+        for _ in self.nodes:
+            self.add_client(len(self.clients))
+
+    def settle(self) -> None:
+        """Views as the membership would decide them in peace, until all are in."""
+        for _ in range(12):
+            last = max(self.views)
+            if all(node.told == last for node in self.nodes.values()):
+                lives = {node.name: node.life for node in self.nodes.values()}
+                if self.lives[last] == lives and self.views[last].voters == set(lives):
+                    break
+            newest = max(self.nodes.values(), key=lambda node: node.told)
+            self.decide(newest)
+            self.run(self.now + 0.8)
+
+    def unanswered(self) -> list[Asked]:
+        asked = [client.asked for client in self.clients if client.asked and not client.is_dead]
+        return [one for one in asked if not isinstance(one.operation, Watch)]
+
+
+def check_answers(world: World) -> None:
+    """Counters, registers with one writer, and the queue, for each history of the board by itself."""
+    answers = [(asked, asked.done) for asked in world.history if asked.done is not None]
+    for founding in {done.founding for _, done in answers if done is not None}:
+        mine = [(asked, done) for asked, done in answers if done is not None and done.founding == founding]
+        for key in COUNTERS:
+            adds = [(a, d) for a, d in mine if isinstance(a.operation, Add) and a.operation.key == key]
+            sums = [done.count for _, done in adds]
+            assert len(set(sums)) == len(sums), f"two additions to {key} gave one sum: {sorted(sums)}"
+            in_order((a.began, a.ended, done.count) for a, done in adds)
+        writers = {a.operation.key for a, _ in mine if isinstance(a.operation, Set)}
+        for key in writers:
+            check_register(world, mine, key)
+        popped = Counter(d.value for a, d in mine if isinstance(a.operation, Pop) and d.value is not None)
+        assert not [value for value, count in popped.items() if count > 1]
+
+
+def check_register(world: World, mine: list[tuple[Asked, Done]], key: str) -> None:
+    """A read sees at least what was answered before it began, and nothing that came after it ended."""
+    seen: list[tuple[float, float, int]] = []
+    for asked, done in mine:
+        operation = asked.operation
+        if isinstance(operation, Set) and operation.key == key:
+            seen.append((asked.began, asked.ended, int(operation.value)))
+        elif isinstance(operation, Get) and operation.key == key:
+            seen.append((asked.began, asked.ended, int(done.value or 0)))
+        elif isinstance(operation, Watch) and operation.keys[0] == key and done.values:
+            seen.append((asked.began, asked.ended, int(done.values[0])))
+    in_order(seen)
+    written = sorted(
+        a.began for a in world.history if isinstance(a.operation, Set) and a.operation.key == key
+    )
+    for _, ended, version in seen:
+        assert bisect.bisect_right(written, ended) >= version, f"{key} was read before it was written"
+
+
+def in_order(seen: Iterable[tuple[float, float, int]]) -> None:
+    """What began after another had ended has no smaller value."""
+    rows = sorted(seen)
+    ends = sorted((ended, value) for _, ended, value in rows)
+    highest, place = -1, 0
+    for began, _, value in rows:
+        while place < len(ends) and ends[place][0] < began:
+            highest = max(highest, ends[place][1])
+            place += 1
+        assert value >= highest, f"{value} was answered after {highest}"
+
+
+def check_end(world: World) -> None:
+    """The final board has everything that was answered in its history, exactly once."""
+    reader = Client(world, next(iter(world.nodes.values())), len(world.clients))
+    world.clients.append(reader)
+    reader.serial = 1
+    names = [f"register {client.number}" for client in world.clients]
+    finals: dict[str, bytes] = {}
+    founding = b""
+    for key in (*COUNTERS, "list", *names):
+        reader.asked = asked = Asked(Get(SCOPE, reader.name, 1, b"", key), world.now)
+        reader.ask()
+        patience = world.now + 2.0
+        while asked.result is None and world.now < patience:
+            world.run(world.now + 0.02)
+        assert asked.done is not None, "the end cannot be read in peace"
+        finals[key], founding = asked.done.value or b"", asked.done.founding
+        reader.asked = None
+    mine = [asked for asked in world.history if asked.done is not None and asked.done.founding == founding]
+    for key in COUNTERS:
+        answered = [a for a in mine if isinstance(a.operation, Add) and a.operation.key == key]
+        asked_for = [a for a in world.history if isinstance(a.operation, Add) and a.operation.key == key]
+        assert len(answered) <= int(finals[key] or 0) <= len(asked_for)
+    tokens = Counter(finals["list"].split(b",")[:-1])
+    assert not [token for token, count in tokens.items() if count > 1], "appended twice"
+    for asked in mine:
+        if isinstance(asked.operation, Append):
+            assert asked.operation.value[:-1] in tokens, "an answered append is gone"
+        if isinstance(asked.operation, Set):
+            assert int(finals[asked.operation.key] or 0) >= int(asked.operation.value), (
+                "an answered write is gone"
+            )
+
+
+def schedule(seed: int) -> World:
+    harsh = seed % 3 != 0
+    world = World(seed, harsh=harsh)
+    world.run(STORM_S)
+    check_answers(world)
+    world.heal()
+    world.settle()
+    world.quiet = True
+    patience = world.now + 8.0  # long enough to give up on those who left
+    while world.unanswered() and world.now < patience:
+        world.run(world.now + 0.5)
+    assert not world.unanswered(), "no answer in peace"
+    check_answers(world)
+    check_end(world)
+    if not harsh:
+        foundings = {asked.done.founding for asked in world.history if asked.done is not None}
+        assert len(foundings) == 1, "memory was given up although nobody lost it"
+        assert not world.notes
+    return world
+
+
+def test_what_was_answered_stays_true(request: pytest.FixtureRequest) -> None:
+    one = request.config.getoption("--seed", default=None)
+    count = request.config.getoption("--seeds", default=None)
+    answered = 0
+    for seed in [one] if one is not None else range(count or SCHEDULES):
+        try:
+            world = schedule(seed)
+        except Exception as error:
+            error.add_note(f"again: pytest tests/sim/test_board.py --seed {seed}")
+            raise
+        answered += sum(asked.done is not None for asked in world.history)
+    assert one is not None or answered > 50 * (count or SCHEDULES)
+
+
+def test_an_answer_before_a_quorum_holds_it_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks above can fail: here is a primary that does not wait for the others."""
+    monkeypatch.setattr(Reign, "_held_by_quorum", lambda reign, is_quorum: reign._copy.number)
+    for seed in range(SCHEDULES):
+        try:
+            schedule(seed)
+        except AssertionError:
+            return
+    pytest.fail("nothing was noticed")

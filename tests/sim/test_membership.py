@@ -1,0 +1,231 @@
+"""The membership under random faults on a fake clock; see benchmarks.schedules for how to replay a seed."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Collection, Iterator
+
+import msgspec
+import pytest
+
+from backyard.identity.trust import encode_entry
+from backyard.membership import agreement, history, member
+from backyard.membership.agreement import Answer, Prepare, Promise, Record
+from backyard.membership.effects import Note
+from benchmarks.schedules import forming_time, message_cost, run_many, run_schedule
+from benchmarks.simulated_cluster import Cluster, keys
+
+_SABOTEURS = 400
+
+
+def _faults(count: int = _SABOTEURS) -> Iterator[str]:
+    return (fault for seed in range(count) if (fault := run_schedule(seed).fault) is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_thousand_schedules() -> None:
+    first = int(os.environ.get("SCHEDULES_FIRST", "0"))
+    faults = [outcome for outcome in run_many(range(first, first + 10_000)) if outcome.fault is not None]
+    assert not faults, [
+        f"python -m benchmarks.schedules --verbose --seed {outcome.seed}" for outcome in faults
+    ]
+
+
+def test_some_schedules() -> None:
+    assert list(_faults(100)) == []
+
+
+def test_a_seed_says_everything() -> None:
+    assert [run_schedule(seed) for seed in range(20)] == [run_schedule(seed) for seed in range(20)]
+
+
+def test_two_halves_that_both_decide_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedules can fail: with a wrong quorum they do."""
+
+    def half(voters: Collection[bytes], agreeing: Collection[bytes], absent: Collection[bytes] = ()) -> bool:
+        return 2 * sum(node in agreeing for node in voters) >= len(voters)
+
+    monkeypatch.setattr(agreement, "is_quorum", half)
+    assert any("two views" in fault for fault in _faults())
+
+
+def test_a_forgotten_vote_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = agreement.answer_prepare
+
+    def forgetful(record: Record, me: bytes, question: Prepare) -> Answer:
+        reply, kept = honest(record, me, question)
+        if isinstance(reply, Promise):
+            reply = msgspec.structs.replace(reply, accepted=None)
+        return Answer(reply, kept)
+
+    monkeypatch.setattr(agreement, "answer_prepare", forgetful)
+    assert any("two views" in fault for fault in _faults(3000))
+
+
+def test_a_vote_that_is_not_on_disk_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "Save", lambda record, *rest: Note("not kept"))
+    assert any(_faults(50))
+
+
+@pytest.mark.parametrize("sides", [([0, 1], [2, 3]), ([0, 1, 2], [3]), ([0], [1, 2, 3])])
+def test_only_the_right_side_of_a_split_goes_on(sides: tuple[list[int], list[int]]) -> None:
+    cluster = Cluster(1, 4)
+    cluster.run(3.0)
+    before = len(cluster.decided)
+    cluster.split(*sides)
+    cluster.run(6.0)
+    right = sides[0] if len(sides[0]) > 1 else sides[1]
+    for node in cluster.nodes:
+        assert node.member is not None
+        standing = node.member.standing(cluster.now)
+        if node.index in right:
+            assert [cluster.by_raw[raw].index for raw in node.member.view.nodes] == right
+            assert standing.decides
+        else:
+            assert not standing.decides
+            assert standing.needed
+    assert len(cluster.decided) == before + 1
+    cluster.heal()
+    cluster.run(5.0)
+    assert cluster.agreed()
+
+
+def test_two_machines_survive_the_death_of_either() -> None:
+    """The senior goes on alone; the junior waits, unless the senior said goodbye or the user says so."""
+    cluster = Cluster(1, 2)
+    cluster.run(2.0)
+    senior, junior = cluster.nodes
+    cluster.crash(junior, refuses=False)
+    cluster.run(4.0)
+    assert senior.member is not None
+    assert senior.member.view.nodes == (senior.raw,)
+    cluster.start(junior)
+    cluster.run(4.0)
+    assert cluster.agreed()
+    cluster.crash(senior, refuses=False)
+    cluster.run(4.0)
+    assert junior.member is not None
+    assert junior.member.view.nodes == (senior.raw, junior.raw)
+    assert junior.member.standing(cluster.now).needed == (senior.raw,)
+    cluster.perform(junior, junior.member.go_on_without, [senior.raw])
+    assert junior.member.view.nodes == (junior.raw,)
+    assert junior.member.record.decided.branch == 1
+    cluster.start(senior)
+    cluster.run(4.0)
+    assert cluster.agreed()
+    assert junior.member.view.nodes == (junior.raw, senior.raw)
+
+
+def test_a_goodbye_hands_over_seniority() -> None:
+    cluster = Cluster(1, 2)
+    cluster.run(2.0)
+    senior, junior = cluster.nodes
+    cluster.leave(senior)
+    cluster.run(0.5)
+    assert junior.member is not None
+    assert junior.member.view.nodes == (junior.raw,)
+
+
+def test_a_branch_opened_by_the_user_beats_what_the_absent_decided() -> None:
+    cluster = Cluster(1, 2)
+    cluster.run(2.0)
+    senior, junior = cluster.nodes
+    cluster.split([0], [1])
+    cluster.run(5.0)
+    assert senior.member is not None
+    assert senior.member.view.nodes == (senior.raw,)
+    assert junior.member is not None
+    cluster.perform(junior, junior.member.go_on_without, [senior.raw])
+    cluster.heal()
+    cluster.run(5.0)
+    assert cluster.agreed()
+    assert senior.member.record.decided.branch == 1
+    assert any("dropped" in text for _, index, text in cluster.notes if index == 0)
+
+
+def test_a_stopped_coordinator_is_replaced_and_comes_back() -> None:
+    times = []
+    for seed in range(30):
+        cluster = Cluster(seed, 4)
+        cluster.run(3.0 + random.Random(seed).random())
+        victim = cluster.nodes[0]
+        begin = cluster.now
+        cluster.stall(victim, 8.0)
+        others = cluster.nodes[1:]
+        while any(node.member is not None and victim.raw in node.member.view.nodes for node in others):
+            cluster.run(0.05)
+            assert cluster.now < begin + 5.0
+        times.append(cluster.now - begin)
+        cluster.run(12.0)
+        assert cluster.agreed()
+    assert sorted(times)[15] < 3.0
+
+
+def test_a_flapping_link_between_two_of_four_evicts_nobody() -> None:
+    cluster = Cluster(5, 4)
+    cluster.run(3.0)
+    before = len(cluster.decided)
+    for _ in range(6):
+        cluster.cut = {(0, 2), (2, 0)}
+        cluster.run(3.0)
+        cluster.cut = set()
+        cluster.run(7.0)
+    assert len(cluster.decided) == before
+    assert cluster.agreed()
+
+
+def test_a_power_cut_comes_back_by_itself() -> None:
+    cluster = Cluster(3, 5)
+    cluster.run(2.0)
+    for node in cluster.nodes:
+        cluster.crash(node, refuses=False)
+    cluster.run(5.0)
+    for node in cluster.nodes:
+        cluster.later(cluster.rng.uniform(0.0, 2.0), lambda node=node: cluster.start(node))  # type: ignore[misc]
+    cluster.run(8.0)
+    assert cluster.agreed()
+
+
+def test_a_guest_neither_votes_nor_decides() -> None:
+    cluster = Cluster(4, 3, guests=1)
+    cluster.run(3.0)
+    guest = cluster.nodes[2]
+    owner = cluster.nodes[0]
+    assert guest.member is not None
+    assert owner.member is not None
+    assert guest.raw not in owner.member.view.voters
+    number = owner.member.record.decided.number
+    forged = member.Decided(msgspec.structs.replace(owner.member.record.decided, number=number + 1))
+    cluster.perform(owner, owner.member.receive, guest.raw, forged)
+    assert owner.member.record.decided.number == number
+    assert any("guest" in text for _, _, text in cluster.notes)
+
+
+def test_who_is_revoked_is_evicted_first_and_never_returns() -> None:
+    cluster = Cluster(6, 3)
+    cluster.run(3.0)
+    owner, out = cluster.nodes[0], cluster.nodes[2]
+    assert owner.member is not None
+    assert out.member is not None
+    entry = owner.member.log.revoke(keys(3)[0], keys(3)[2].id)
+    cluster.wish(owner, encode_entry(entry))
+    cluster.run(4.0)
+    assert owner.member.log.role(keys(3)[2].id) is None
+    assert out.raw not in owner.member.view.nodes
+    assert len(out.member.log.entries) == 3, "the removed one was shown the new secret"
+    cluster.run(10.0)
+    assert out.raw not in owner.member.view.nodes
+
+
+def test_large_clusters_form_and_stay_cheap() -> None:
+    assert forming_time(8) < 3.0
+    assert message_cost(8) < 20
+    assert message_cost(64) < 20
+
+
+@pytest.mark.slow
+def test_two_hundred_form_a_view() -> None:
+    assert forming_time(200) < 30.0
+    assert message_cost(200) < 20

@@ -1,0 +1,52 @@
+"""The system's words about sleep reach the agent, and the lock is let go after the goodbye."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from backyard.agent.sleep import watch_sleep
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="logind is Linux's")
+
+_MONITOR = """
+import sys, time
+print("Monitoring signals", flush=True)
+for word in ("true", "false"):
+    time.sleep(0.3)
+    print(f"/org/freedesktop/login1: org.freedesktop.login1.Manager.PrepareForSleep ({word},)", flush=True)
+"""
+_HOLD = """
+import sys
+open(sys.argv[1], "a").write("held ")
+sys.stdin.read()
+open(sys.argv[1], "a").write("let go ")
+"""
+
+
+def test_sleep_and_waking(tmp_path: Path) -> None:
+    told: list[str] = []
+    trail = tmp_path / "trail"
+
+    async def asleep() -> None:
+        told.append("asleep, " + trail.read_text())
+
+    async def awake() -> None:
+        told.append("awake")
+
+    async def run() -> None:
+        monitor = [sys.executable, "-c", _MONITOR]
+        await watch_sleep(asleep, awake, monitor, [sys.executable, "-c", _HOLD, str(trail)])
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert told == ["asleep, held ", "awake"]
+
+
+def test_a_system_without_the_tools_is_left_alone() -> None:
+    async def never() -> None:
+        raise AssertionError
+
+    asyncio.run(asyncio.wait_for(watch_sleep(never, never, ["no-such-tool"]), 5))

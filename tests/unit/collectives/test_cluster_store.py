@@ -1,0 +1,317 @@
+"""torch on the board: a store like torch's own, and ranks without any address."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.rendezvous import _rendezvous_handlers, rendezvous
+
+import backyard
+from backyard.collectives import cluster_store
+from backyard.collectives.autoload import register
+from backyard.collectives.cluster_store import ClusterStore, _given
+from backyard.collectives.messages import Member
+from backyard.collectives.rendezvous import exchange_members
+from backyard.core.errors import ConfigError, ListenerError, OperationTimeout
+from backyard.local.board import BoardClient, agent_at
+from backyard.local.board_messages import Scope
+from tests.unit.runs.board_server import BoardServers
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
+
+SHORT = timedelta(milliseconds=300)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[BoardServers]:
+    with tempfile.TemporaryDirectory(prefix="by-") as directory, BoardServers(Path(directory)) as servers:
+        yield servers
+
+
+@pytest.fixture
+def store(servers: BoardServers, request: pytest.FixtureRequest) -> ClusterStore:
+    return make(servers, request.node.name)
+
+
+def make(servers: BoardServers, run: str, timeout: timedelta = timedelta(seconds=20)) -> ClusterStore:
+    return ClusterStore(BoardClient(agent_at(servers.directories[0]), Scope(run[:100], 1)), timeout)
+
+
+def both(store: ClusterStore) -> list[dist.Store]:
+    return [store, dist.PrefixStore("prefix", store)]
+
+
+def test_it_is_a_store_in_python_and_in_cpp(store: ClusterStore) -> None:
+    for number, one in enumerate(both(store)):
+        one.set("text", "v")
+        one.set("bytes", b"\xff\x00")  # type: ignore[arg-type]
+        assert (one.get("text"), one.get("bytes")) == (b"v", b"\xff\x00")
+        assert (one.add("n", 2), one.add("n", 3), one.get("n")) == (2, 5, b"5")
+        assert one.compare_set("text", "v", "w") == b"w"
+        assert one.compare_set("text", "v", "x") == b"w"
+        one.append("text", "!")  # type: ignore[attr-defined]
+        assert one.multi_get(["text", "n"]) == [b"w!", b"5"]
+        one.multi_set(["a", "b"], ["1", "2"])  # type: ignore[attr-defined]
+        assert one.check(["a", "b"])
+        assert not one.check(["a", "none"])
+        one.wait(["a", "b"])
+        one.wait(["a", "b"], SHORT)
+        assert one.delete_key("a")
+        assert not one.delete_key("a")
+        assert one.num_keys() == 4 * (number + 1)
+        assert one.has_extended_api()  # type: ignore[attr-defined]
+
+
+def test_queues(store: ClusterStore) -> None:
+    store.queue_push("q", "1")
+    store.queue_push("q", b"2")
+    assert store.queue_len("q") == 2
+    assert store.check(["q"])
+    assert [store.queue_pop("q"), store.queue_pop("q", block=False)] == [b"1", b"2"]
+    with pytest.raises(dist.QueueEmptyError):
+        store.queue_pop("q", block=False)
+    threading.Timer(0.2, store.queue_push, ("q", "late")).start()
+    assert store.queue_pop("q") == b"late"
+
+
+def test_errors_are_those_of_torch(store: ClusterStore) -> None:
+    store.set_timeout(SHORT)
+    assert store.timeout == SHORT  # type: ignore[attr-defined]
+    waits: list[Callable[[dist.Store], object]] = [
+        lambda one: one.get("none"),
+        lambda one: one.wait(["none"]),
+        lambda one: one.wait(["none"], SHORT),
+        lambda one: one.multi_get(["none"]),
+    ]
+    for one in both(store):
+        for wait in waits:
+            with pytest.raises(dist.DistStoreError, match="none' did not appear") as caught:
+                wait(one)
+            assert isinstance(caught.value, RuntimeError)
+        one.set("text", "abc")
+        with pytest.raises(dist.DistStoreError, match="no number"):
+            one.add("text", 1)
+        with pytest.raises(dist.DistStoreError, match="would have"):
+            one.set("big", "x" * (1 << 20))
+    with pytest.raises(dist.DistStoreError, match="'empty' did not appear"):
+        store.queue_pop("empty")
+
+
+def test_it_lives_as_long_as_torch_holds_it(servers: BoardServers) -> None:
+    prefixed = dist.PrefixStore("p", make(servers, "lives"))
+    copy = prefixed.clone()  # type: ignore[attr-defined]
+    gc.collect()
+    prefixed.set("k", "v")
+    assert copy.get("k") == b"v"
+
+
+keys = st.sampled_from(["a", "b"])
+texts = st.sampled_from(["", "1", "x", "1x"])
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), keys, texts),
+        st.tuples(st.just("append"), keys, texts),
+        st.tuples(st.just("add"), st.just("n"), st.integers(-9, 9)),
+        st.tuples(st.just("compare_set"), keys, texts, texts),
+        st.tuples(st.just("delete_key"), keys),
+        st.tuples(st.just("num_keys")),
+        st.tuples(st.just("check"), st.lists(keys, max_size=2)),
+        st.tuples(st.just("queue_push"), st.just("q"), texts),
+        st.tuples(st.just("queue_pop"), st.just("q"), st.just(False)),
+        st.tuples(st.just("queue_len"), st.just("q")),
+    ),
+    max_size=15,
+)
+names = iter(range(1_000_000))
+
+
+@given(steps)
+@settings(max_examples=40, deadline=None)
+def test_it_does_what_torchs_own_does(servers: BoardServers, calls: list[tuple[object, ...]]) -> None:
+    ours, theirs = make(servers, f"same {next(names)}"), dist.HashStore()
+    for name, *fields in calls:
+        outcomes = []
+        for one in (ours, theirs):
+            try:
+                outcomes.append(getattr(one, str(name))(*fields))
+            except dist.QueueEmptyError:
+                outcomes.append("empty")
+        assert outcomes[0] == outcomes[1], (name, fields)
+    ours._board.drop()
+    cluster_store._alive.remove(ours)
+
+
+def test_gloo_and_our_members_meet_through_it(servers: BoardServers) -> None:
+    results: dict[int, float] = {}
+    members: dict[int, object] = {}
+
+    def run(rank: int) -> None:
+        own = make(servers, "gloo")
+        members[rank] = exchange_members(
+            own, rank, 3, Member(bytes([rank]) * 16, 1 + rank, ("10.0.0.1",)), 20
+        )
+        group = dist.ProcessGroupGloo(dist.PrefixStore("g", own), rank, 3, timedelta(seconds=20))
+        tensor = torch.tensor([float(rank)])
+        group.allreduce([tensor]).wait()
+        results[rank] = tensor.item()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    assert results == {0: 3.0, 1: 3.0, 2: 3.0}
+    assert members[0] == members[1] == members[2]
+
+
+def test_the_missing_ranks_are_named(store: ClusterStore) -> None:
+    with pytest.raises(OperationTimeout, match="rank 1 did not come"):
+        exchange_members(store, 0, 2, Member(bytes(16), 1, ()), 0.5)
+
+
+# ranks without an address
+
+USUAL = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "WORLD_SIZE",
+    "BACKYARD_RUN",
+    "BACKYARD_WORLD",
+    "BACKYARD_GENERATION",
+)
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in USUAL:
+        monkeypatch.delenv(name, raising=False)
+    register()
+    return monkeypatch
+
+
+def test_what_was_given(clean: pytest.MonkeyPatch) -> None:
+    clean.setattr(sys, "argv", ["/home/me/train.py", "--lr"])
+    assert _given("env://") == ("train.py", None, None, None)
+    assert _given("env://?rank=1&world_size=4") == ("train.py", 1, 4, None)
+    assert _given("env://?world_size=-1") == ("train.py", None, None, None)
+    assert _given("backyard://my%20run?generation=5") == ("my run", None, None, 5)
+    clean.setenv("BACKYARD_RUN", "mnist")
+    clean.setenv("BACKYARD_WORLD", "3")
+    clean.setenv("RANK", "2")
+    assert _given("env://") == ("mnist", 2, 3, None)
+    clean.setenv("WORLD_SIZE", "many")
+    with pytest.raises(ConfigError, match="WORLD_SIZE is 'many'"):
+        _given("env://")
+
+
+def test_without_an_agent_torch_says_what_it_always_said(clean: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clean.setenv("BACKYARD_STATE_DIRECTORY", str(tmp_path))
+    with pytest.raises(ValueError, match="environment variable RANK expected, but not set"):
+        next(rendezvous("env://"))
+    with pytest.raises(ListenerError, match="no listener answers"):
+        next(rendezvous("backyard://"))
+
+
+def test_with_an_address_nothing_of_ours_is_asked(clean: pytest.MonkeyPatch, servers: BoardServers) -> None:
+    clean.setenv("BACKYARD_STATE_DIRECTORY", str(servers.directories[0]))
+    clean.setattr(cluster_store, "ask_cluster", lambda *_: pytest.fail("it was asked"))
+    clean.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(ValueError, match="environment variable RANK expected"):
+        next(rendezvous("env://"))
+    clean.setenv("MASTER_PORT", "0")
+    store, rank, world = next(rendezvous("env://", 0, 1))
+    assert (type(store), rank, world) == (dist.TCPStore, 0, 1)
+
+
+def test_ranks_of_a_launcher_are_kept_and_only_the_address_is_ours(
+    clean: pytest.MonkeyPatch, servers: BoardServers
+) -> None:
+    clean.setenv("BACKYARD_STATE_DIRECTORY", str(servers.directories[0]))
+    clean.setenv("BACKYARD_GENERATION", "6")
+    store, rank, world = next(rendezvous("env://", 2, 3))
+    assert isinstance(store, ClusterStore)
+    assert (rank, world, store.scope.generation) == (2, 3, 6)
+    store, rank, world = next(rendezvous("backyard://named", 0, 1))
+    assert isinstance(store, ClusterStore)
+    assert (rank, world, store.scope) == (0, 1, Scope("named", 6))
+
+
+def test_registering_twice_wraps_once(clean: pytest.MonkeyPatch) -> None:
+    before = _rendezvous_handlers["env"]
+    register()
+    assert _rendezvous_handlers["env"] is before
+
+
+SCRIPT = """
+import sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from backyard.collectives.autoload import register
+from backyard.collectives.cluster_store import ClusterStore
+register()
+for again in range(2):
+    dist.init_process_group("backyard", timeout=timedelta(seconds=60))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    inner = dist.distributed_c10d._get_default_store()
+    while isinstance(inner, dist.PrefixStore):
+        inner = inner.underlying_store
+    total = torch.tensor([float(rank + 1)])
+    dist.all_reduce(total)
+    assert total.item() == world * (world + 1) / 2
+    model = DistributedDataParallel(torch.nn.Linear(4, 2))
+    model(torch.ones(3, 4)).sum().backward()
+    sharded = fully_shard(torch.nn.Linear(4, 2))
+    sharded(torch.ones(3, 4)).sum().backward()
+    gloo = dist.new_group(backend="gloo")
+    dist.all_reduce(total, group=gloo)
+    dist.barrier()
+    print(again, rank, world, isinstance(inner, ClusterStore), inner.scope.generation, flush=True)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(110)
+def test_two_processes_become_a_group_with_no_address_rank_or_port(
+    servers: BoardServers, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    source = str(Path(backyard.__file__).parents[1])
+    environment = {name: value for name, value in os.environ.items() if name not in USUAL}
+    environment |= {
+        "BACKYARD_STATE_DIRECTORY": str(servers.directories[0]),
+        "BACKYARD_WORLD": "2",
+        "PYTHONPATH": source,
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, str(tmp_path / "train.py")]
+    processes = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    lines = []
+    for process in processes:
+        out, errors = process.communicate(timeout=100)
+        assert process.returncode == 0, errors
+        lines += [line.split() for line in out.splitlines()]
+    for again in "01":
+        mine = sorted(line for line in lines if line[0] == again)
+        assert [line[1:4] for line in mine] == [["0", "2", "True"], ["1", "2", "True"]]
+        assert mine[0][4] == mine[1][4], "both are in one generation"
+    assert len({line[4] for line in lines}) == 2, "the second group is another one"

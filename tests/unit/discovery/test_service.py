@@ -1,0 +1,116 @@
+"""The service runs all finders and lets news through; a broken one does not stop the others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from backyard.core.errors import DiscoveryError
+from backyard.discovery import UNTAGGED, Discovery, Finder, Sighting
+from backyard.discovery.port import OnSighting
+from tests.unit.discovery.ways import OURS, THEIRS, Notebook
+
+
+class _Finder:
+    """Says what the test tells it to say, and writes down what it is told."""
+
+    def __init__(self, name: str, *, strangers: bool = True, broken: bool = False) -> None:
+        self.name = name
+        self.finds_strangers = strangers
+        self.broken = broken
+        self.trouble: str | None = None
+        self.told: list[object] = []
+        self.say: OnSighting = lambda sighting: None
+
+    async def start(self, on_sighting: OnSighting) -> None:
+        if self.broken:
+            raise RuntimeError("broken on purpose")
+        self.say = on_sighting
+
+    def advertise(self, tags: frozenset[str], port: int) -> None:
+        self.told.append((tags, port))
+
+    def watch(self, tags: frozenset[str]) -> None:
+        self.told.append(tags)
+
+    def refresh(self) -> None:
+        self.told.append("refresh")
+
+    def seen(self, tag: str) -> None:
+        self.told.append(tag)
+
+    async def stop(self) -> None:
+        self.told.append("stop")
+        if self.broken:
+            raise RuntimeError("broken on purpose")
+
+    def health(self) -> str | None:
+        return self.trouble
+
+
+def test_all_finders_are_one() -> None:
+    async def body() -> None:
+        first, second = _Finder("first"), _Finder("second", strangers=False)
+        finders: list[Finder] = [first, second]
+        discovery, heard = Discovery(finders, addresses=lambda: ["192.0.2.1"]), Notebook()
+        await discovery.start(heard)
+        discovery.advertise(frozenset({OURS}), 9)
+        discovery.watch(frozenset({OURS}))
+        news = Sighting("192.0.2.2", 9, OURS, "first")
+        for sighting in (
+            news,
+            Sighting("192.0.2.2", 9, OURS, "second"),
+            Sighting("192.0.2.1", 9, OURS, "first"),
+            Sighting("192.0.2.3", 9, THEIRS, "first"),
+        ):
+            first.say(sighting)
+        assert heard.sightings == [news]
+        assert second.told == [(frozenset({OURS}), 9), frozenset({OURS}), OURS]
+        second.say(Sighting("192.0.2.2", 9, UNTAGGED, "second"))
+        assert len(heard.sightings) == 2
+        assert second.told[-1] == OURS, "a place without a tag proves nothing about a tag"
+        discovery.refresh()
+        first.say(news)
+        assert heard.sightings[-1] == news
+        assert len(heard.sightings) == 3
+        assert news in discovery.places()
+        await discovery.stop()
+        first.say(Sighting("192.0.2.9", 9, OURS, "first"))
+        assert len(heard.sightings) == 3
+        assert second.told[-3:] == ["refresh", OURS, "stop"]
+
+    asyncio.run(body())
+
+
+def test_a_broken_finder_does_not_stop_the_others() -> None:
+    async def body() -> None:
+        broken, well = _Finder("broken", broken=True), _Finder("well")
+        discovery, heard = Discovery([broken, well], addresses=list), Notebook()
+        await discovery.start(heard)
+        discovery.watch(frozenset({OURS}))
+        well.say(Sighting("192.0.2.2", 9, OURS, "well"))
+        assert len(heard.sightings) == 1
+        health = discovery.health()
+        assert health["well"] is None
+        assert "broken on purpose" in (health["broken"] or "")
+        discovery.check()
+        await discovery.stop()
+        assert well.told[-1] == "stop"
+
+    asyncio.run(body())
+
+
+def test_to_be_blind_is_an_error_that_names_the_reasons() -> None:
+    async def body() -> None:
+        first, known = _Finder("first"), _Finder("known", strangers=False)
+        discovery = Discovery([first, known])
+        await discovery.start(Notebook())
+        discovery.check()
+        first.trouble = "the moon is full"
+        with pytest.raises(DiscoveryError, match="first: the moon is full") as caught:
+            discovery.check()
+        assert "--at HOST" in caught.value.hint
+        await discovery.stop()
+
+    asyncio.run(body())

@@ -1,0 +1,36 @@
+"""What the tests of the finders share: a notebook of sightings, and waiting with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from backyard.discovery import Sighting, namespace_tag
+
+OURS = namespace_tag(b"o" * 32)
+THEIRS = namespace_tag(b"t" * 32)
+
+
+def loopback() -> list[str]:
+    return ["127.0.0.1"]
+
+
+class Notebook:
+    """Keeps what was sighted; give it to `start`."""
+
+    def __init__(self) -> None:
+        self.sightings: list[Sighting] = []
+
+    def __call__(self, sighting: Sighting) -> None:
+        self.sightings.append(sighting)
+
+    def places(self) -> set[tuple[str, int, str]]:
+        return {(sighting.address, sighting.port, sighting.tag) for sighting in self.sightings}
+
+
+async def until(condition: Callable[[], bool], patience: float = 10.0) -> None:
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.01)

@@ -1,0 +1,429 @@
+"""The trust log: only owners change it, nothing can be cut out, swapped or added, who is out stays out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backyard.core.errors import TrustError
+from backyard.identity import (
+    Admit,
+    Found,
+    Member,
+    NodeKey,
+    Revoke,
+    Role,
+    SignedEntry,
+    TrustLog,
+    decode_entry,
+    encode_entry,
+)
+from backyard.identity import trust as module
+
+VECTORS: dict[str, Any] = json.loads(
+    (Path(__file__).parents[2] / "vectors" / "trust.json").read_text(encoding="utf-8")
+)
+DOMAIN = b"backyard trust log entry 1\0"
+
+
+def _key(number: int) -> NodeKey:
+    return NodeKey(Ed25519PrivateKey.from_private_bytes(number.to_bytes(32, "big")))
+
+
+MAC, PC, GUEST, STRANGER, LAPTOP = map(_key, range(1, 6))
+
+
+def _with(log: TrustLog, by: NodeKey, node: NodeKey, role: Role, name: str) -> TrustLog:
+    return log.extended(log.admit(by, node.id, role, name))
+
+
+def _cluster() -> TrustLog:
+    """mac and pc are owners, a guest is in."""
+    log = _with(TrustLog.found(MAC, "mac"), MAC, PC, "owner", "pc")
+    return _with(log, PC, GUEST, "guest", "guest")
+
+
+def _forged(by: NodeKey, log: TrustLog, body: Admit | Revoke | Found, **changes: object) -> SignedEntry:
+    """An entry signed as the rules of the wire say, by somebody who does not ask the rules of the log."""
+    fields = {"index": len(log), "previous": log.head, "body": body, "signer": by.id.raw, **changes}
+    message = DOMAIN + msgspec.msgpack.encode(
+        {"index": fields["index"], "previous": fields["previous"], "body": body, "signer": fields["signer"]}
+    )
+    return SignedEntry(**fields, signature=by.sign(message))  # type: ignore[arg-type]
+
+
+def _admission(node: NodeKey, role: Role = "owner", name: str = "box") -> Admit:
+    return Admit(node=node.id.raw, role=role, name=name)
+
+
+def test_members_in_order_of_admission_and_their_roles() -> None:
+    log = _cluster()
+    assert list(log.members.items()) == [
+        (MAC.id, Member("owner", "mac")),
+        (PC.id, Member("owner", "pc")),
+        (GUEST.id, Member("guest", "guest")),
+    ]
+    assert log.owners == (MAC.id, PC.id)
+    assert [log.role(key.id) for key in (MAC, GUEST, STRANGER)] == ["owner", "guest", None]
+    assert log.revoked == {}
+    assert len(log) == 3
+
+
+def test_a_log_never_changes_under_its_reader() -> None:
+    log = _cluster()
+    head, members = log.head, log.members
+    log.members.clear()
+    longer = log.extended(log.revoke(MAC, GUEST.id))
+    assert (log.head, log.members, log.role(GUEST.id)) == (head, members, "guest")
+    assert longer.role(GUEST.id) is None
+    with pytest.raises(AttributeError):
+        log.entries = ()  # type: ignore[misc]
+
+
+def test_extending_verifies_one_entry_and_not_the_log_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = _cluster()
+    entry = log.admit(MAC, LAPTOP.id, "guest", "laptop")
+    seen: list[int] = []
+    check = module._check_signature
+
+    def counted(entry: SignedEntry) -> None:
+        seen.append(entry.index)
+        check(entry)
+
+    monkeypatch.setattr(module, "_check_signature", counted)
+    log.extended(entry)
+    assert seen == [3]
+    seen.clear()
+    TrustLog.read(log.entries)
+    assert seen == [0, 1, 2]
+
+
+def test_cluster_and_heads() -> None:
+    log = _cluster()
+    assert log.cluster == hashlib.sha3_256(encode_entry(log.entries[0])).digest()[:16]
+    assert log.head_at(0) == bytes(32)
+    assert log.head_at(3) == log.head
+    assert [log.head_at(n) for n in (1, 2)] == [TrustLog.read(log.entries[:n]).head for n in (1, 2)]
+    assert [entry.previous for entry in log.entries] == [log.head_at(n) for n in range(3)]
+    for count in (-1, 4):
+        with pytest.raises(TrustError, match="3 entries"):
+            log.head_at(count)
+    assert TrustLog.found(MAC, "mac").cluster != TrustLog.found(MAC, "mac").cluster
+
+
+def test_reading_from_scratch_gives_the_same_log() -> None:
+    log = _cluster()
+    log = log.extended(log.revoke(PC, MAC.id))
+    again = TrustLog.read(decode_entry(encode_entry(entry)) for entry in log.entries)
+    assert again == log
+    assert hash(again) == hash(log)
+    assert (again.members, again.revoked, again.secrets) == (log.members, log.revoked, log.secrets)
+    assert again != _cluster()
+    assert log != "log"
+
+
+def test_revocation_rotates_the_secret_and_is_for_ever() -> None:
+    log = _cluster()
+    first = log.secret
+    log = log.extended(log.revoke(MAC, PC.id))
+    assert log.secret != first
+    assert log.secrets == (first, log.secret)
+    assert len(log.secret) == 32
+    assert list(log.revoked.items()) == [(PC.id, Member("owner", "pc"))]
+    with pytest.raises(TrustError, match="never returns"):
+        log.admit(MAC, PC.id, "guest", "pc")
+    with pytest.raises(TrustError, match="never returns"):
+        log.extended(_forged(MAC, log, _admission(PC)))
+    with pytest.raises(TrustError, match="no owner"):
+        log.extended(_forged(PC, log, _admission(STRANGER)))
+    with pytest.raises(TrustError, match="no member"):
+        log.revoke(MAC, PC.id)
+
+
+def test_a_guest_or_a_stranger_admits_and_removes_nobody() -> None:
+    log = _cluster()
+    for key in (GUEST, STRANGER):
+        with pytest.raises(TrustError, match="no owner"):
+            log.admit(key, STRANGER.id, "owner", "box")
+        for body in (_admission(LAPTOP), _admission(key), Revoke(node=MAC.id.raw, secret=bytes(32))):
+            with pytest.raises(TrustError, match="no owner"):
+                log.extended(_forged(key, log, body))
+
+
+def test_the_signature_must_be_the_signers() -> None:
+    log = _cluster()
+    good = log.admit(MAC, LAPTOP.id, "guest", "laptop")
+    assert log.extended(good).role(LAPTOP.id) == "guest"
+    for changed in (
+        msgspec.structs.replace(good, body=_admission(LAPTOP, "owner", "laptop")),
+        msgspec.structs.replace(good, body=_admission(STRANGER, "guest", "laptop")),
+        msgspec.structs.replace(good, signer=PC.id.raw),
+        msgspec.structs.replace(good, signature=bytes(64)),
+        _forged(STRANGER, log, _admission(LAPTOP), signer=MAC.id.raw),
+    ):
+        with pytest.raises(TrustError, match="not signed by the machine that it names"):
+            log.extended(changed)
+
+
+def test_a_signature_is_good_for_one_place_of_one_log() -> None:
+    one, other = _cluster(), _cluster()
+    wish = one.admit(MAC, LAPTOP.id, "owner", "laptop")
+    with pytest.raises(TrustError, match="another trust log"):
+        other.extended(wish)
+    with pytest.raises(TrustError, match="not signed"):
+        other.extended(msgspec.structs.replace(wish, previous=other.head))
+
+
+def test_a_member_is_admitted_once() -> None:
+    log = _cluster()
+    with pytest.raises(TrustError, match="member already, as guest"):
+        log.admit(MAC, GUEST.id, "owner", "guest")
+    with pytest.raises(TrustError, match="member already"):
+        log.extended(_forged(MAC, log, _admission(PC)))
+
+
+def test_the_last_owner_stays() -> None:
+    log = TrustLog.found(MAC, "mac")
+    log = _with(log, MAC, GUEST, "guest", "guest")
+    with pytest.raises(TrustError, match="last owner"):
+        log.revoke(MAC, MAC.id)
+    with pytest.raises(TrustError, match="last owner"):
+        log.extended(_forged(MAC, log, Revoke(node=MAC.id.raw, secret=bytes(32))))
+    log = _with(log, MAC, PC, "owner", "pc")
+    assert log.extended(log.revoke(MAC, MAC.id)).owners == (PC.id,)
+
+
+def test_founding_is_first_and_once_and_by_oneself() -> None:
+    log = _cluster()
+    again = Found(node=MAC.id.raw, name="mac", secret=bytes(32), nonce=bytes(16))
+    with pytest.raises(TrustError, match="founded once"):
+        log.extended(_forged(MAC, log, again))
+    nothing: dict[str, object] = {"index": 0, "previous": bytes(32)}
+    with pytest.raises(TrustError, match="own signature"):
+        TrustLog.read([_forged(STRANGER, log, again, **nothing)])
+    with pytest.raises(TrustError, match="first entry of a trust log founds"):
+        TrustLog.read([_forged(MAC, log, _admission(PC), **nothing)])
+    with pytest.raises(TrustError, match="at least one entry"):
+        TrustLog.read([])
+
+
+def test_splicing_cutting_and_reordering_are_refused() -> None:
+    log = _cluster()
+    log = log.extended(log.revoke(MAC, GUEST.id))
+    foreign = _cluster().entries
+    first, second, third, fourth = log.entries
+    for entries in (
+        [second, third, fourth],
+        [first, third, fourth],
+        [first, second, fourth],
+        [first, third, second, fourth],
+        [first, second, second],
+        [foreign[0], second, third],
+        [first, foreign[1]],
+        [first, second, foreign[2]],
+    ):
+        with pytest.raises(TrustError):
+            TrustLog.read(entries)
+    cut = TrustLog.read([first, second, third])
+    assert cut != log, "a shorter log is valid by itself; its head tells"
+    assert cut.head == log.head_at(3)
+
+
+def test_a_fork_is_seen_by_its_heads_and_refused() -> None:
+    log = _cluster()
+    one = log.extended(log.admit(MAC, LAPTOP.id, "owner", "laptop"))
+    other = log.extended(log.revoke(PC, MAC.id))
+    assert one.head_at(3) == other.head_at(3)
+    assert one.head_at(4) != other.head_at(4)
+    with pytest.raises(TrustError, match="two different entries for place 3"):
+        one.extended(other.entries[3])
+    with pytest.raises(TrustError, match="in the trust log already"):
+        one.extended(one.entries[3])
+    with pytest.raises(TrustError, match="next entry is 3, this is 4"):
+        log.extended(one.extended(one.admit(MAC, STRANGER.id, "guest", "x")).entries[-1])
+
+
+def test_the_loser_of_a_race_signs_anew() -> None:
+    log = _cluster()
+    wish = log.admit(PC, LAPTOP.id, "guest", "laptop")
+    won = log.extended(log.revoke(MAC, GUEST.id))
+    anew = won.resign(PC, wish)
+    assert anew is not None
+    assert (anew.index, anew.previous, anew.body) == (4, won.head, wish.body)
+    done = won.extended(anew)
+    assert done.role(LAPTOP.id) == "guest"
+    assert done.resign(PC, wish) is None
+
+
+def test_a_revocation_signed_anew_has_a_fresh_secret() -> None:
+    """The removed machine may have seen the first one, while it was still a member."""
+    log = _cluster()
+    wish = log.revoke(PC, GUEST.id)
+    won = _with(log, MAC, LAPTOP, "owner", "laptop")
+    anew = won.resign(PC, wish)
+    assert anew is not None
+    assert isinstance(anew.body, Revoke)
+    assert isinstance(wish.body, Revoke)
+    assert anew.body.node == wish.body.node
+    assert anew.body.secret != wish.body.secret
+    assert won.extended(anew).resign(PC, wish) is None
+
+
+def test_what_cannot_be_signed_anew() -> None:
+    log = _cluster()
+    wish = log.admit(PC, LAPTOP.id, "owner", "laptop")
+    with pytest.raises(TrustError, match="only that machine"):
+        log.resign(MAC, wish)
+    with pytest.raises(TrustError, match="not signed"):
+        log.resign(PC, msgspec.structs.replace(wish, body=_admission(STRANGER)))
+    with pytest.raises(TrustError, match="first entry"):
+        log.resign(MAC, log.entries[0])
+    with pytest.raises(TrustError, match="no owner"):
+        log.extended(log.revoke(MAC, PC.id)).resign(PC, wish)
+    with pytest.raises(TrustError, match="member already, as guest"):
+        _with(log, MAC, LAPTOP, "guest", "laptop").resign(PC, wish)
+
+
+def test_two_owners_who_remove_each_other() -> None:
+    log = _cluster()
+    by_mac, by_pc = log.revoke(MAC, PC.id), log.revoke(PC, MAC.id)
+    won = log.extended(by_mac)
+    with pytest.raises(TrustError, match="no owner"):
+        won.resign(PC, by_pc)
+    assert won.owners == (MAC.id,)
+
+
+def test_room_is_kept_to_remove_every_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOG_ENTRIES", 8)
+    log = TrustLog.found(MAC, "mac")
+    for number in range(10, 13):
+        log = _with(log, MAC, _key(number), "guest", f"box {number}")
+    assert len(log) == 4
+    with pytest.raises(TrustError, match="full"):
+        log.admit(MAC, PC.id, "owner", "pc")
+    for number in range(10, 13):
+        log = log.extended(log.revoke(MAC, _key(number).id))
+    assert len(log) == 7
+
+
+def test_no_more_entries_than_the_bound() -> None:
+    entry = msgspec.structs.replace(_cluster().entries[1], index=module.LOG_ENTRIES)
+    with pytest.raises(TrustError):
+        encode_entry(entry)
+
+
+@pytest.mark.parametrize("name", ["", " ", " mac", "mac ", "a\nb", "\x1b[2J", "a\u202eb", "x" * 65, "\ud800"])
+def test_names_that_cannot_be_shown(name: str) -> None:
+    log = _cluster()
+    with pytest.raises(TrustError):
+        TrustLog.found(MAC, name)
+    with pytest.raises(TrustError):
+        log.admit(MAC, LAPTOP.id, "guest", name)
+    if name != "\ud800":
+        with pytest.raises(TrustError):
+            log.extended(_forged(MAC, log, _admission(LAPTOP, "guest", name)))
+
+
+def test_the_longest_entry_fits() -> None:
+    log = TrustLog.found(MAC, "🐙" * 64)
+    entry = log.admit(MAC, PC.id, "owner", "🐙" * 64)
+    widest = msgspec.structs.replace(entry, index=module.LOG_ENTRIES - 1)
+    assert len(encode_entry(widest)) <= module.ENTRY_BYTES
+
+
+def test_secrets_are_not_shown() -> None:
+    log = _cluster()
+    log = log.extended(log.revoke(MAC, GUEST.id))
+    shown = repr(log) + repr(log.entries) + "".join(map(str, log.entries))
+    shown += "".join(str(list(entry.body.__rich_repr__())) for entry in log.entries)
+    for secret in log.secrets:
+        assert repr(secret)[2:-1] not in shown
+        assert secret.hex() not in shown
+    assert log.cluster.hex()[:8] in repr(log)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=600))
+def test_any_bytes_are_an_entry_or_a_trust_error(data: bytes) -> None:
+    try:
+        entry = decode_entry(data)
+    except TrustError:
+        return
+    assert encode_entry(entry) == data
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 3), st.data())
+def test_no_changed_byte_passes(which: int, data: st.DataObject) -> None:
+    """Whatever byte of whatever entry is changed, cut or added, the log is not accepted."""
+    entries = [encode_entry(entry) for entry in FOUR.entries]
+    target = bytearray(entries[which])
+    place = data.draw(st.integers(0, len(target) - 1))
+    how = data.draw(st.sampled_from(["change", "cut", "add"]))
+    if how == "change":
+        target[place] ^= data.draw(st.integers(1, 255))
+    elif how == "cut":
+        del target[place]
+    else:
+        target.insert(place, data.draw(st.integers(0, 255)))
+    entries[which] = bytes(target)
+    with pytest.raises(TrustError):
+        TrustLog.read(map(decode_entry, entries))
+
+
+def _four() -> TrustLog:
+    log = _cluster()
+    return log.extended(log.revoke(MAC, GUEST.id))
+
+
+FOUR = _four()
+
+
+def test_only_one_byte_form_is_read() -> None:
+    entry = FOUR.entries[1]
+    data = encode_entry(entry)
+    fields = msgspec.msgpack.decode(data)
+    assert decode_entry(data) == entry
+    turned = msgspec.msgpack.encode(dict(reversed(fields.items())))
+    wide = data.replace(b"\xa5index\x01", b"\xa5index\xcc\x01")
+    more = msgspec.msgpack.encode({**fields, "more": 1})
+    nested = b"\x85\xa1a" + b"\x91" * 570
+    assert len({data, turned, wide, more}) == 4
+    for odd in (turned, wide, more, data + b"\0", data[:-1], b"", nested, bytes(module.ENTRY_BYTES + 1)):
+        with pytest.raises(TrustError):
+            decode_entry(odd)
+    fields["body"]["role"] = "king"
+    with pytest.raises(TrustError):
+        decode_entry(msgspec.msgpack.encode(fields))
+
+
+def test_golden_vectors() -> None:
+    """Every byte of the log is fixed: what is hashed, what is signed, and the cluster's id."""
+    entries = [decode_entry(bytes.fromhex(vector["bytes"])) for vector in VECTORS["entries"]]
+    log = TrustLog.read(entries)
+    assert log.cluster.hex() == VECTORS["cluster"]
+    owner = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(VECTORS["private_keys"]["owner"]))
+    for vector, entry in zip(VECTORS["entries"], entries, strict=True):
+        raw = bytes.fromhex(vector["bytes"])
+        assert encode_entry(entry) == raw
+        assert hashlib.sha3_256(raw).hexdigest() == vector["head"] == log.head_at(entry.index + 1).hex()
+        hexes = {"node", "secret", "nonce"}
+        fields = {
+            "index": vector["index"],
+            "previous": bytes.fromhex(vector["previous"]),
+            "body": {k: bytes.fromhex(v) if k in hexes else v for k, v in vector["body"].items()},
+            "signer": bytes.fromhex(vector["signer"]),
+        }
+        assert owner.sign(DOMAIN + msgspec.msgpack.encode(fields)) == entry.signature
+        assert msgspec.msgpack.encode({**fields, "signature": entry.signature}) == raw
+    guest = NodeKey(Ed25519PrivateKey.from_private_bytes(bytes.fromhex(VECTORS["private_keys"]["guest"])))
+    made = TrustLog.read(entries[:1]).admit(NodeKey(owner), guest.id, "guest", "Küche")
+    assert encode_entry(made).hex() == VECTORS["entries"][1]["bytes"]

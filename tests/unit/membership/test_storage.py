@@ -1,0 +1,111 @@
+"""What an agent must not forget: kept, private, and on the disk before anybody is told."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+
+from backyard.core.errors import MembershipError
+from backyard.identity import NodeKey
+from backyard.identity.trust import TrustLog, encode_entry
+from backyard.membership.agreement import Ballot, Record, founded
+from backyard.membership.storage import FILE_NAME, Storage
+from backyard.membership.view import first
+from tests.unit.membership.power_cut import Disk, trace
+
+_ROOT = Path(__file__).parents[3]
+
+
+def _record(number: int = 0) -> Record:
+    record = founded(first(bytes(32), bytes(16), 1))
+    return Record(record.decided, record.digest, Ballot(number, bytes(32)))
+
+
+def test_it_comes_back(tmp_path: Path) -> None:
+    key = NodeKey.generate()
+    log = TrustLog.found(key, "one")
+    longer = log.extended(log.admit(key, NodeKey.generate().id, "owner", "two"))
+    storage = Storage(tmp_path)
+    assert storage.record() is None
+    assert storage.log() is None
+    storage.save(_record(1), 0, tuple(map(encode_entry, log.entries)))
+    storage.save(_record(2), 1, (encode_entry(longer.entries[1]),))
+    storage.keep_fact("name", b"mac")
+    storage.close()
+    again = Storage(tmp_path)
+    assert again.record() == _record(2)
+    assert again.log() == longer
+    assert again.fact("name") == b"mac"
+    assert again.fact("other") is None
+    again.replace_cluster(_record(3), tuple(map(encode_entry, log.entries)))
+    assert again.log() == log
+    again.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of files are Unix's")
+def test_nobody_else_may_read_it(tmp_path: Path) -> None:
+    Storage(tmp_path).close()
+    assert (tmp_path / FILE_NAME).stat().st_mode & 0o077 == 0
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"no database" * 1000)
+    with pytest.raises(MembershipError, match="cannot be used"):
+        Storage(tmp_path)
+
+
+def test_a_newer_form_is_not_touched(tmp_path: Path) -> None:
+    Storage(tmp_path).close()
+    base = sqlite3.connect(tmp_path / FILE_NAME)
+    base.execute("PRAGMA user_version=99")
+    base.close()
+    with pytest.raises(MembershipError, match="newer"):
+        Storage(tmp_path)
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from tests.unit.membership.test_storage import _record
+from backyard.membership.storage import Storage
+storage = Storage(Path(sys.argv[1]))
+for number in range(1, 30):
+    storage.save(_record(number))
+    sys.stdout.write(f"answered {number}\\n")
+    sys.stdout.flush()
+"""
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace to see what was synced")
+def test_a_power_cut_forgets_nothing_that_was_answered(tmp_path: Path) -> None:
+    """The writes of a real process, replayed without those that no sync followed, at every answer it gave."""
+    state, trail = tmp_path / "state", tmp_path / "trace"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)])}
+    calls = trace([sys.executable, "-c", _WRITER, str(state)], trail, environment)
+    disk, answered, checked = Disk(), 0, 0
+    for call in calls:
+        disk.do(call)
+        if call.name == "write" and call.data.startswith(b"answered "):
+            answered = int(call.data.split()[1])
+            survivor = tmp_path / f"after-{answered}"
+            disk.after_a_power_cut(survivor)
+            storage = Storage(survivor / "state")
+            record = storage.record()
+            storage.close()
+            assert record is not None
+            assert record.promised is not None
+            assert record.promised.round >= answered
+            checked += 1
+    assert checked == 29
+    lost = Disk(ignore_syncs=True)  # the check can fail: without syncs the writes are gone
+    for call in calls:
+        lost.do(call)
+    lost.after_a_power_cut(tmp_path / "lost")
+    storage = Storage(tmp_path / "lost" / "state")
+    assert storage.record() is None
+    storage.close()

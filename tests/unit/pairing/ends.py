@@ -1,0 +1,65 @@
+"""Two machines at the two ends of a pairing, with nothing between them but lists of bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from backyard.identity import NodeKey, Role, TrustLog
+from backyard.pairing import Code, Introduction, Joiner, Offer, Offerer, Peer, Proven, Psk
+
+CODE = Code(7, "crossover", "clockwork")
+WRONG = Code(7, "crossover", "zebra")
+PC = Introduction("pc", "Windows 11", ("192.168.1.20", "fd00::20"), 52416)
+
+
+@dataclass
+class House:
+    """An owner with its cluster."""
+
+    key: NodeKey = field(default_factory=NodeKey.generate)
+    log: TrustLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.log = TrustLog.found(self.key, "mac")
+
+    def offer(self, secret: Code | Psk = CODE, role: Role = "owner", now: float = 0.0) -> Offer:
+        return Offer(secret, role, key=self.key, name="mac", now=now)
+
+    def taken(self, secret: Code | Psk = CODE, role: Role = "owner") -> Offerer:
+        return taken(self.offer(secret, role))
+
+    def grant(self, offerer: Offerer, proven: Proven) -> bytes:
+        """What an agent does once its cluster has decided."""
+        entry = self.log.admit(self.key, proven.node, proven.role, proven.name)
+        peers = [Peer.of(self.key.id, ["192.168.1.10"], 52416)]
+        data = offerer.grant(self.log, entry, peers)
+        self.log = self.log.extended(entry)
+        return data
+
+
+def taken(offer: Offer, now: float = 0.0) -> Offerer:
+    offerer = offer.take(now)
+    assert isinstance(offerer, Offerer), offerer
+    return offerer
+
+
+def joiner(secret: Code | Psk = CODE, key: NodeKey | None = None, role: Role | None = None) -> Joiner:
+    return Joiner(secret, key or NodeKey.generate(), PC, role=role)
+
+
+def sent(data: bytes | None) -> bytes:
+    assert data is not None
+    return data
+
+
+def proven(data: object) -> Proven:
+    assert isinstance(data, Proven)
+    return data
+
+
+def to_proof(end: Joiner, offerer: Offerer) -> Proven:
+    """Run both up to the pause."""
+    hello = sent(end.begin().send)
+    answer = sent(offerer.receive(hello).send)
+    proof = sent(end.receive(answer).send)
+    return proven(offerer.receive(proof).done)

@@ -1,0 +1,198 @@
+"""What a stranger sends is read strictly or refused with our own error; sealed messages keep their order."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backyard.core.errors import PairingError
+from backyard.pairing import messages
+from backyard.pairing.channel import Channel, Exchange
+from backyard.pairing.messages import Answer, Done, Grant, Hello, Peer, Proof, Refusal, Unable
+from tests.unit.pairing.ends import CODE, WRONG, House, joiner, sent, taken
+
+KEY, SIGNATURE, SPAKE = bytes(32), bytes(64), bytes(33)
+PROOF = Proof(
+    node=KEY, name="pc", platform="Linux", addresses=("10.0.0.1", "fd00::1"), port=1, signature=SIGNATURE
+)
+PEER = Peer(node=KEY, addresses=("10.0.0.1",), port=1)
+GRANT = Grant(node=KEY, name="mac", role="guest", log=(b"entry",), peers=(PEER,), signature=SIGNATURE)
+EVERY = [
+    Hello(versions=(1, 2), spake=SPAKE),
+    Answer(version=1, spake=SPAKE),
+    Unable(versions=(1,)),
+    PROOF,
+    GRANT,
+    Refusal(reason="no"),
+    Done(head=bytes(32)),
+]
+LIMIT = 1 << 20
+KINDS = [type(message) for message in EVERY]
+
+
+@pytest.mark.parametrize("message", EVERY, ids=lambda message: type(message).__name__)
+def test_each_message_reads_back_as_itself_and_as_nothing_else(message: messages.Message) -> None:
+    data = messages.encode(message, LIMIT)
+    assert messages.decode(data, type(message), limit=LIMIT) == message
+    for kind in KINDS:
+        if kind is not type(message):
+            with pytest.raises(PairingError, match="came too early"):
+                messages.decode(data, kind, limit=LIMIT)
+    with pytest.raises(PairingError, match="at most"):
+        messages.decode(data, type(message), limit=len(data) - 1)
+    with pytest.raises(PairingError, match="cannot be read"):
+        messages.decode(data + b"\0", type(message), limit=LIMIT)
+    more = msgspec.msgpack.encode({**msgspec.msgpack.decode(data), "more": 1})
+    with pytest.raises(PairingError, match="cannot be read"):
+        messages.decode(more, type(message), limit=LIMIT)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        msgspec.structs.replace(PROOF, node=bytes(31)),
+        msgspec.structs.replace(PROOF, signature=bytes(63)),
+        msgspec.structs.replace(PROOF, name=""),
+        msgspec.structs.replace(PROOF, name="x" * 65),
+        msgspec.structs.replace(PROOF, name="\x1b[2J"),
+        msgspec.structs.replace(PROOF, platform="x" * 201),
+        msgspec.structs.replace(PROOF, platform="a\nb"),
+        msgspec.structs.replace(PROOF, port=0),
+        msgspec.structs.replace(PROOF, port=65536),
+        msgspec.structs.replace(PROOF, addresses=("10.0.0.1",) * 17),
+        msgspec.structs.replace(PROOF, addresses=("example.com",)),
+        msgspec.structs.replace(PROOF, addresses=("fe80::1%eth0",)),
+        msgspec.structs.replace(PROOF, addresses=("0.0.0.0",)),
+        msgspec.structs.replace(PROOF, addresses=("ff02::1",)),
+        msgspec.structs.replace(GRANT, role="king"),
+        msgspec.structs.replace(GRANT, log=()),
+        msgspec.structs.replace(GRANT, log=(bytes(577),)),
+        msgspec.structs.replace(GRANT, log=(b"x",) * 4097),
+        msgspec.structs.replace(GRANT, peers=(PEER,) * 257),
+        msgspec.structs.replace(GRANT, peers=(msgspec.structs.replace(PEER, addresses=("x.org",)),)),
+        msgspec.structs.replace(GRANT, name=" mac"),
+        Hello(versions=(), spake=SPAKE),
+        Hello(versions=(0,), spake=SPAKE),
+        Hello(versions=(1,) * 17, spake=SPAKE),
+        Hello(versions=(1,), spake=bytes(32)),
+        Hello(versions=(1,), spake=bytes(34)),
+        Answer(version=0, spake=SPAKE),
+        Refusal(reason="\x07"),
+        Refusal(reason="x" * 201),
+        Done(head=bytes(31)),
+    ],
+)
+def test_what_breaks_a_bound_is_neither_sent_nor_read(broken: messages.Message) -> None:
+    with pytest.raises(PairingError):
+        messages.encode(broken, LIMIT)
+    with pytest.raises(PairingError):
+        messages.decode(msgspec.msgpack.encode(broken), type(broken), limit=LIMIT)
+
+
+def test_a_deep_nest_is_a_pairing_error() -> None:
+    """The decoder gives up on it with an error of Python's own."""
+    nested = b"\x82\xa1a" + b"\x91" * 1000
+    assert len(nested) <= messages.HELLO_BYTES
+    with pytest.raises(PairingError, match="cannot be read"):
+        taken(House().offer()).receive(nested)
+    with pytest.raises(PairingError, match="cannot be read"):
+        messages.decode(b"\x82\xa1a" + b"\x91" * 100_000, Grant, limit=LIMIT)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300), st.sampled_from(KINDS))
+def test_any_bytes_are_a_message_or_a_pairing_error(data: bytes, kind: type[Proof]) -> None:
+    try:
+        message = messages.decode(data, kind, limit=LIMIT)
+    except PairingError:
+        return
+    assert isinstance(message, kind)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 70000) | st.text(max_size=8) | st.binary(max_size=65),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(EVERY), st.data())
+def test_a_field_of_any_other_value_is_a_message_or_a_pairing_error(
+    message: messages.Message, data: st.DataObject
+) -> None:
+    fields = msgspec.msgpack.decode(messages.encode(message, LIMIT))
+    fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(values)
+    try:
+        read = messages.decode(msgspec.msgpack.encode(fields), type(message), limit=LIMIT)
+    except PairingError:
+        return
+    assert messages.encode(read, LIMIT)
+
+
+def test_a_grant_shows_no_log() -> None:
+    assert repr(GRANT) == "Grant(0000-0000, guest, 1 entries)"
+    assert "entry" not in str(GRANT.__rich_repr__())
+
+
+def _channels() -> tuple[Channel, Channel]:
+    one, other = (
+        Exchange("joiner", CODE.password, CODE.tag),
+        Exchange("offerer", CODE.password, CODE.tag),
+    )
+    key, same = one.finish(other.message), other.finish(one.message)
+    assert key == same
+    said = {"tag": CODE.tag, "hello": b"hello", "answer": b"answer"}
+    return Channel("joiner", key, **said), Channel("offerer", same, **said)
+
+
+def test_sealed_messages_keep_order_and_direction() -> None:
+    joins, offers = _channels()
+    first, second = joins.seal(b"first"), joins.seal(b"second")
+    assert joins.open(first) is None, "what one sends is not taken by itself"
+    assert offers.open(first) == b"first"
+    assert offers.open(first) is None, "not twice"
+    joins, offers = _channels()
+    first, second = joins.seal(b"first"), joins.seal(b"second")
+    assert offers.open(second) is None, "not out of order"
+    assert offers.open(b"") is None
+    assert first != offers.seal(b"first")
+
+
+@pytest.mark.parametrize("part", ["tag", "hello", "answer", "key"])
+def test_keys_and_signatures_depend_on_all_that_was_said(part: str) -> None:
+    said = {"key": bytes(32), "tag": CODE.tag, "hello": b"hello", "answer": b"answer"}
+    changed = {**said, part: said[part][:-1] + b"\1"}
+    one, other = Channel("joiner", **said), Channel("offerer", **changed)
+    assert other.open(one.seal(b"word")) is None
+    assert one.to_sign("joiner", b"word") != other.to_sign("joiner", b"word")
+    assert one.to_sign("joiner", b"word") != one.to_sign("offerer", b"word")
+    assert one.to_sign("joiner", b"wo", b"rd") != one.to_sign("joiner", b"w", b"ord")
+
+
+def test_another_code_or_tag_gives_another_key() -> None:
+    for password, tag in ((WRONG.password, CODE.tag), (CODE.password, bytes(16))):
+        one = Exchange("joiner", CODE.password, CODE.tag)
+        other = Exchange("offerer", password, tag)
+        assert one.finish(other.message) != other.finish(one.message)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.binary(max_size=200))
+def test_garbage_under_the_right_key_is_refused_and_spends_the_code(data: bytes) -> None:
+    """Somebody who knows the code but keeps no rules."""
+    offer = HOUSE.offer()
+    offerer = taken(offer)
+    end = joiner()
+    end.receive(sent(offerer.receive(sent(end.begin().send)).send))
+    assert end._channel is not None
+    fresh = end._channel
+    fresh._sent = 0
+    with pytest.raises(PairingError):
+        offerer.receive(fresh.seal(data))
+    assert offer.state(0.0) == "burned"
+
+
+HOUSE = House()

@@ -1,0 +1,112 @@
+"""An offer is open for a while and for one guess, and says what became of it; so does a pairing."""
+
+from __future__ import annotations
+
+import pytest
+
+from backyard.core.errors import PairingError
+from backyard.pairing import LIFETIME_S, Offer, Offerer, granted, new_psk, offer_tag
+from tests.unit.pairing.ends import CODE, House, joiner, sent, taken, to_proof
+
+HOUSE = House()
+
+
+def test_it_expires() -> None:
+    offer = HOUSE.offer(now=1000.0)
+    assert offer.tag == offer_tag(7)
+    assert offer.open_at(1000.0)
+    assert offer.seconds_left(1000.0) == LIFETIME_S == 600.0
+    assert offer.open_at(1599.9)
+    assert isinstance(offer.take(1599.9), Offerer)
+    assert not offer.open_at(1600.0)
+    assert offer.seconds_left(1600.0) == 0.0
+    assert offer.state(1600.0) == "expired"
+    reason = offer.take(1600.0)
+    assert isinstance(reason, str)
+    assert "expired after 600 s" in reason
+
+
+def test_a_used_code_does_not_expire_afterwards() -> None:
+    offer = HOUSE.offer()
+    to_proof(joiner(), taken(offer))
+    assert offer.state(1e6) == "used"
+    assert offer.take(1e6) == "The code was used by pc."
+
+
+def test_its_sentences() -> None:
+    offer = HOUSE.offer()
+    assert offer.sentence(0.0) == "The code is open."
+    offerer = taken(offer)
+    offerer.receive(sent(joiner().begin().send))
+    assert offer.sentence(0.0) == "A machine is using the code now."
+    offer.withdraw()
+    assert offer.state(0.0) == "answered", "what was answered cannot be taken back"
+    offerer.lost()
+    assert offer.sentence(0.0).startswith("The code is burned: the other machine left")
+
+
+def test_it_can_be_withdrawn() -> None:
+    offer = HOUSE.offer()
+    offerer = taken(offer)
+    offer.withdraw()
+    assert not offer.open_at(0.0)
+    assert offer.take(0.0) == "The code was withdrawn."
+    with pytest.raises(PairingError, match="spent"):
+        offerer.receive(sent(joiner().begin().send))
+
+
+def test_garbage_is_no_guess_but_not_endless_either() -> None:
+    """Each costs us some milliseconds; whoever sends many only wants that."""
+    offer = HOUSE.offer()
+    for _ in range(31):
+        with pytest.raises(PairingError):
+            taken(offer).receive(b"garbage")
+    assert offer.open_at(0.0)
+    with pytest.raises(PairingError):
+        taken(offer).receive(b"garbage")
+    assert offer.state(0.0) == "burned"
+    assert "no joining machine sends" in offer.sentence(0.0)
+
+
+def test_garbage_after_a_good_guess_changes_nothing() -> None:
+    offer = HOUSE.offer()
+    late = [taken(offer) for _ in range(40)]
+    to_proof(joiner(), taken(offer))
+    for offerer in late:
+        with pytest.raises(PairingError, match="one guess"):
+            offerer.receive(b"garbage")
+    assert offer.state(0.0) == "used"
+
+
+def test_a_pre_shared_key_stays_open() -> None:
+    offer = HOUSE.offer(new_psk("owner"))
+    assert offer.open_at(1e9)
+    for _ in range(40):
+        with pytest.raises(PairingError):
+            taken(offer).receive(b"garbage")
+    assert offer.open_at(1e9)
+    assert offer.sentence(0.0) == "The pre-shared key is open."
+    offer.withdraw()
+    assert offer.take(0.0) == "The pre-shared key was withdrawn."
+
+
+def test_its_repr_keeps_the_words_back() -> None:
+    assert repr(Offer(CODE, "guest", key=HOUSE.key, name="mac", now=0.0)) == "Offer(Code(7), guest, open)"
+
+
+def test_both_sides_read_what_an_owner_may() -> None:
+    here = granted("owner", "joiner", "mac", user="anna")
+    there = granted("owner", "offerer", "pc", user="ben")
+    assert "may now run code on this machine as user anna" in here
+    assert "may run code on this machine as user ben" in there
+    assert "Undo: backyard unpair mac" in here
+    assert "Undo: backyard unpair pc" in there
+
+
+def test_both_sides_read_what_a_guest_may_not() -> None:
+    here, there = granted("guest", "joiner", "mac"), granted("guest", "offerer", "pc")
+    assert "may not run code on the cluster's machines" in here
+    assert "may not run code on this machine" in there
+    for text in (here, there):
+        assert "only to runs that it accepts" in text or "contributes to runs that it accepts" in text
+        assert "admit nobody" in text

@@ -1,0 +1,95 @@
+"""A pre-shared key is random, reads back exactly, and cannot be made up or changed by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backyard.core.errors import PairingError
+from backyard.pairing import Psk, new_psk, parse_psk, psk_preface_key, psk_tag
+from backyard.pairing.psk import PSK_BYTES
+
+keys = st.builds(Psk, st.sampled_from(["owner", "guest"]), st.binary(min_size=32, max_size=32))
+FIXED = Psk("guest", bytes(range(32)))
+LINE = "backyard-psk-1 guest 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f 0c7efbde"
+
+
+def test_the_form_is_fixed() -> None:
+    assert str(FIXED) == LINE
+    assert psk_tag(FIXED).hex() == "bd7e7d7e19d8a86651de17b1e4c4962f"
+    assert psk_preface_key(FIXED).hex() == "92c9210ac996470c0c5cdeb3e3f4c4f99d8472aa6ce69750a8636ed77a623d13"
+
+
+def test_new_keys_are_random() -> None:
+    made = {new_psk("owner").key for _ in range(50)}
+    assert len(made) == 50
+    assert {len(key) for key in made} == {PSK_BYTES}
+
+
+@settings(deadline=None)
+@given(keys)
+def test_prints_and_parses(psk: Psk) -> None:
+    assert parse_psk(f"{psk}\n") == psk
+    assert parse_psk(f"  {psk}\r\n") == psk
+
+
+@settings(deadline=None)
+@given(keys, st.data())
+def test_any_changed_character_is_found(psk: Psk, data: st.DataObject) -> None:
+    text = str(psk)
+    place = data.draw(st.integers(0, len(text) - 1))
+    letter = data.draw(st.characters(codec="utf-8"))
+    changed = text[:place] + letter + text[place + 1 :]
+    if changed.strip() == text:
+        return
+    with pytest.raises(PairingError):
+        parse_psk(changed)
+
+
+def test_the_role_cannot_be_changed_by_hand() -> None:
+    with pytest.raises(PairingError, match="check at the end"):
+        parse_psk(str(FIXED).replace("guest", "owner"))
+
+
+def test_what_people_think_up_is_refused() -> None:
+    hexadecimal = FIXED.key.hex()
+    for text in (
+        "",
+        "hunter2",
+        hexadecimal,
+        f"backyard-psk-1 owner {hexadecimal}",
+        str(FIXED).upper(),
+        str(FIXED).replace("-1 ", "-2 "),
+        str(FIXED).replace("guest", "admin"),
+        str(FIXED).replace(" ", "  "),
+        f"{FIXED}\n{FIXED}",
+        str(FIXED) + "0",
+        " " * 400 + str(FIXED),
+    ):
+        with pytest.raises(PairingError) as caught:
+            parse_psk(text)
+        assert "backyard psk new" in caught.value.hint
+    with pytest.raises(PairingError):
+        Psk("owner", b"short")
+
+
+@settings(deadline=None)
+@given(st.text(max_size=420))
+def test_any_text_is_a_key_or_a_pairing_error(text: str) -> None:
+    with pytest.raises(PairingError):
+        parse_psk(text)
+
+
+def test_everything_derived_depends_on_key_and_role_and_differs() -> None:
+    others = [FIXED, Psk("owner", FIXED.key), Psk("guest", bytes(32))]
+    derived = [psk_tag(psk) for psk in others]
+    derived += [psk_preface_key(psk)[:16] for psk in others] + [psk.password[:16] for psk in others]
+    derived += [psk.key[:16] for psk in others[1:]]
+    assert len(set(derived)) == len(derived)
+    assert len(psk_preface_key(FIXED)) == 32
+    assert len(psk_tag(FIXED)) == 16
+
+
+def test_the_key_stays_out_of_logs() -> None:
+    assert repr(FIXED) == "Psk(guest)"

@@ -1,0 +1,171 @@
+"""Processes that meet in the lobby: who becomes which rank, whoever died before."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from backyard.core.errors import BackyardError, ConfigError, OperationTimeout
+from backyard.local.board import BoardClient, agent_at
+from backyard.local.board_messages import LOBBY, Scope
+from backyard.runs import arrival
+from backyard.runs.arrival import Arrival, Claim, Place
+from tests.unit.runs.board_server import BoardServers
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[BoardServers]:
+    monkeypatch.setattr(arrival, "CALL_S", 1.0)
+    with tempfile.TemporaryDirectory(prefix="by-") as directory, BoardServers(Path(directory)) as servers:
+        yield servers
+
+
+class Crowd:
+    """Processes as threads; each claims what it is told to."""
+
+    def __init__(self, servers: BoardServers) -> None:
+        self.servers = servers
+        self.results: dict[str, Place | BackyardError] = {}
+        self.threads: list[threading.Thread] = []
+        self.words: list[str] = []
+
+    def lobby(self) -> BoardClient:
+        return BoardClient(agent_at(self.servers.directories[0]), Scope("script.py", LOBBY), 20.0)
+
+    def come(self, name: str, claim: Callable[[], Claim], timeout_s: float = 25.0) -> None:
+        def run() -> None:
+            coming = Arrival(self.lobby(), name, claim, time.monotonic, self.words.append)
+            try:
+                self.results[name] = coming.arrive(timeout_s)
+            except BackyardError as error:
+                self.results[name] = error
+
+        self.threads.append(threading.Thread(target=run))
+        self.threads[-1].start()
+
+    def all(self) -> dict[str, Place | BackyardError]:
+        for thread in self.threads:
+            thread.join(30)
+        results, self.results, self.threads = self.results, {}, []
+        return results
+
+    def places(self) -> dict[str, Place]:
+        found = {}
+        for name, result in self.all().items():
+            assert isinstance(result, Place), result
+            found[name] = result
+        return found
+
+
+@pytest.fixture
+def crowd(servers: BoardServers) -> Crowd:
+    return Crowd(servers)
+
+
+def claims(world: int, *, fixed: bool = False, rank: int | None = None) -> Callable[[], Claim]:
+    return lambda: Claim(world, fixed, rank)
+
+
+def test_all_at_once_get_ranks_of_one_generation_and_the_next_start_a_later_one(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrival, "CALL_S", 20.0)
+    monkeypatch.setattr(arrival, "_KEPT", 4)
+    generations = []
+    for _ in range(3):
+        for name in "abcd":
+            crowd.come(name, claims(4))
+        places = crowd.places().values()
+        assert sorted(place.rank for place in places) == [0, 1, 2, 3]
+        assert {place.world for place in places} == {4}
+        (generation,) = {place.generation for place in places}
+        generations.append(generation)
+    assert generations == sorted(set(generations))
+    assert crowd.lobby().count() < 20, "the lobby is swept"
+
+
+def test_one_alone_does_not_wait(crowd: Crowd) -> None:
+    crowd.come("a", claims(1))
+    assert crowd.places()["a"][1:] == (0, 1)
+
+
+def test_given_ranks_stay(crowd: Crowd) -> None:
+    crowd.come("c", claims(3, fixed=True, rank=2))
+    crowd.come("a", claims(3, fixed=True, rank=0))
+    crowd.come("x", claims(5))
+    places = crowd.places()
+    assert {name: place.rank for name, place in places.items()} == {"c": 2, "a": 0, "x": 1}
+
+
+def leave_a_seat(crowd: Crowd, claim: Callable[[], Claim]) -> None:
+    """A process that sat down and was killed."""
+    killed = Arrival(crowd.lobby(), "killed", claim, time.monotonic, crowd.words.append)
+    killed._sit_down(arrival._Table(), b"")
+
+
+@pytest.mark.parametrize("claim", [claims(2), claims(5), claims(7, fixed=True), claims(2, rank=0)])
+def test_the_seat_of_the_dead_is_given_away(crowd: Crowd, claim: Callable[[], Claim]) -> None:
+    leave_a_seat(crowd, claim)
+    crowd.come("a", claims(2, fixed=True, rank=0))
+    crowd.come("b", claims(2, fixed=True, rank=1))
+    places = crowd.places()
+    assert {name: place.rank for name, place in places.items()} == {"a": 0, "b": 1}
+
+
+def test_the_world_follows_the_view(crowd: Crowd) -> None:
+    worlds = {"a": 3, "b": 3}
+    crowd.come("a", lambda: Claim(worlds["a"], False, None))
+    crowd.come("b", lambda: Claim(worlds["b"], False, None))
+    time.sleep(0.5)
+    assert not crowd.results
+    worlds.update(a=2, b=2)
+    assert {place.world for place in crowd.places().values()} == {2}
+
+
+def test_the_living_who_contradict_each_other_are_told(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrival, "CALL_S", 20.0)
+    crowd.come("a", claims(3, fixed=True, rank=1), 4.0)
+    time.sleep(0.5)
+    crowd.come("b", claims(3, fixed=True, rank=1))
+    crowd.come("c", claims(4, fixed=True))
+    crowd.come("d", claims(3, rank=7))
+    results = crowd.all()
+    assert isinstance(results["b"], ConfigError)
+    assert "given rank 1" in results["b"].message
+    assert isinstance(results["c"], ConfigError)
+    assert "a world of 4, another one of 3" in results["c"].message
+    assert isinstance(results["d"], ConfigError)
+    assert "rank 7" in results["d"].message
+    assert isinstance(results["a"], OperationTimeout)
+
+
+def test_too_few_is_said_and_leaves_no_seat_behind(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrival, "_FIRST_WORD_S", 0.5)
+    crowd.come("a", claims(3), 2.0)
+    (result,) = crowd.all().values()
+    assert isinstance(result, OperationTimeout)
+    assert result.message == "1 of 3 processes came to the rendezvous within 2 s"
+    assert crowd.words == ["1 of 3 processes are here; waiting for the others"]
+    began = time.monotonic()
+    crowd.come("b", claims(2))
+    crowd.come("c", claims(2))
+    assert len(crowd.places()) == 2
+    assert time.monotonic() - began < 20
+
+
+def test_more_than_fit_form_two_generations(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrival, "CALL_S", 20.0)
+    for name in "abcd":
+        crowd.come(name, claims(2))
+    places = crowd.places().values()
+    generations = {place.generation for place in places}
+    assert len(generations) == 2
+    assert sorted((place.rank) for place in places) == [0, 0, 1, 1]

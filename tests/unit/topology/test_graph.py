@@ -1,0 +1,131 @@
+"""The graph: one canonical form, bounded, the same for everybody."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backyard.core.errors import ProtocolError
+from backyard.topology import Device, Graph, LinkFacts, NodeFacts, build_graph
+from backyard.topology.graph import decode_graph, encode_graph, ordered_pair
+from tests.unit.topology.graphs import mesh, node, parts
+
+
+@settings(max_examples=40, deadline=None)
+@given(parts())
+def test_a_graph_comes_back_from_its_bytes(made: tuple[list[NodeFacts], list[LinkFacts]]) -> None:
+    graph = build_graph(*made)
+    assert decode_graph(encode_graph(graph)) == graph
+    assert msgspec.json.decode(msgspec.json.encode(graph), type=Graph) == graph
+    assert hash(decode_graph(encode_graph(graph))) == hash(graph)
+
+
+@settings(max_examples=40, deadline=None)
+@given(parts(), st.randoms(use_true_random=False))
+def test_the_order_of_reports_does_not_matter(
+    made: tuple[list[NodeFacts], list[LinkFacts]], chance: random.Random
+) -> None:
+    nodes, links = made
+    graph = build_graph(nodes, links)
+    chance.shuffle(nodes)
+    chance.shuffle(links)
+    again = build_graph(nodes, links)
+    assert again == graph
+    assert encode_graph(again) == encode_graph(graph)
+    assert again.digest() == graph.digest()
+
+
+@settings(max_examples=40, deadline=None)
+@given(parts())
+def test_every_pair_is_linked_or_missing(made: tuple[list[NodeFacts], list[LinkFacts]]) -> None:
+    graph = build_graph(*made)
+    count = len(graph.nodes)
+    missing = graph.missing_pairs()
+    assert len(missing) + len(graph.links) == count * (count - 1) // 2
+    for a, b in missing:
+        assert graph.link(a, b) is None
+    for link in graph.links:
+        assert graph.link(link.a, link.b) is graph.link(link.b, link.a) is link
+    for facts in graph.nodes:
+        assert graph.node(facts.node) is facts
+    assert graph.node("ff" * 32) is None or any(facts.node == "ff" * 32 for facts in graph.nodes)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_graph_or_a_protocol_error(data: bytes) -> None:
+    try:
+        graph = decode_graph(data)
+    except ProtocolError:
+        return
+    assert build_graph(graph.nodes, graph.links) == graph
+
+
+def test_the_newest_measurement_counts() -> None:
+    nodes = [NodeFacts(node=node(number), name="") for number in range(2)]
+
+    def link(mbps: float | None, age: float | None) -> LinkFacts:
+        return LinkFacts(a=node(0), b=node(1), rtt_s=0.001, mbps=mbps, measured_s_ago=age)
+
+    reports = [link(None, None), link(100, 60), link(90, 5), link(None, 1)]
+    assert build_graph(nodes, reports).links[0].mbps == 90
+    strange = LinkFacts(a=node(0), b=node(9), rtt_s=0.001)
+    assert build_graph(nodes, [strange]).links == (), "a link to nobody is left out"
+
+
+def test_the_slowest_link() -> None:
+    graph = mesh(3)
+    assert build_graph(graph.nodes).slowest() is None
+    unmeasured = mesh(3, mbps=None)
+    slow = msgspec.structs.replace(unmeasured.links[1], rtt_s=0.5)
+    far = build_graph(unmeasured.nodes, [unmeasured.links[0], slow])
+    assert far.slowest() == slow
+    measured = msgspec.structs.replace(unmeasured.links[0], mbps=5.0)
+    slower = msgspec.structs.replace(unmeasured.links[2], mbps=4.0)
+    assert build_graph(graph.nodes, [measured, slow, slower]).slowest() == slower
+
+
+def test_the_digest_names_the_facts_and_not_the_moment() -> None:
+    graph = mesh(3)
+    later = [msgspec.structs.replace(link, measured_s_ago=9999.0) for link in graph.links]
+    assert build_graph(graph.nodes, later).digest() == graph.digest()
+    faster = msgspec.structs.replace(graph.links[0], mbps=941.0)
+    assert build_graph(graph.nodes, [faster, *graph.links[1:]]).digest() != graph.digest()
+
+
+def test_what_a_peer_may_not_say() -> None:
+    graph = mesh(3)
+    raw = msgspec.to_builtins(graph)
+    wrong = [
+        {**raw, "nodes": raw["nodes"][::-1]},
+        {**raw, "nodes": [*raw["nodes"], raw["nodes"][-1]]},
+        {**raw, "links": raw["links"][::-1]},
+        {**raw, "links": [{**raw["links"][0], "a": raw["links"][0]["b"], "b": raw["links"][0]["a"]}]},
+        {**raw, "links": [{**raw["links"][0], "b": "ff" * 32}]},
+        {**raw, "links": [{**raw["links"][0], "mbps": float("nan")}]},
+        {**raw, "links": [{**raw["links"][0], "rtt_s": float("inf")}]},
+        {**raw, "links": [{**raw["links"][0], "rtt_s": -1.0}]},
+        {**raw, "links": [{**raw["links"][0], "reason": "x" * 301}]},
+        {**raw, "nodes": [{**raw["nodes"][0], "name": "x" * 129}], "links": []},
+        {**raw, "nodes": [{**raw["nodes"][0], "node": "../etc"}], "links": []},
+        {**raw, "nodes": [{"node": f"{number:04x}", "name": ""} for number in range(257)], "links": []},
+    ]
+    for document in wrong:
+        with pytest.raises(ProtocolError):
+            decode_graph(msgspec.msgpack.encode(document))
+    assert decode_graph(msgspec.msgpack.encode(raw)) == graph
+    with pytest.raises(ProtocolError, match="larger"):
+        decode_graph(bytes(17 << 20))
+
+
+def test_devices_have_finite_figures() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        Device("cpu", 0, "", 0, float("nan"))
+
+
+def test_ordered_pair() -> None:
+    assert ordered_pair("b", "a") == ordered_pair("a", "b") == ("a", "b")

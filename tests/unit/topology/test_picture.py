@@ -1,0 +1,117 @@
+"""The picture can be read, for two machines and for twenty, and nobody's name can steer the terminal."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from backyard.topology import Device, LinkFacts, NodeFacts, build_graph
+from backyard.topology.picture import describe_device, draw_graph, link_table, main_device
+from tests.unit.topology.graphs import machine, mesh, node, parts
+
+
+def test_four_machines() -> None:
+    cards = {
+        0: machine(Device("cpu", 0, "Apple M3 Ultra", 96 << 30), Device("mps", 0, "Apple M3 GPU", 96 << 30)),
+        1: machine(Device("cpu", 0, "AMD", 64 << 30, 1.0), Device("cuda", 0, "RTX 4090", 24 << 30, 61.25)),
+    }
+    names = ["mac-studio", "gaming-pc", "nas", "laptop"]
+    nodes = [
+        NodeFacts(node=node(number), name=name, machine=cards.get(number))
+        for number, name in enumerate(names)
+    ]
+
+    def link(a: int, b: int, mbps: float | None, rtt_s: float) -> LinkFacts:
+        return LinkFacts(a=node(a), b=node(b), mbps=mbps, rtt_s=rtt_s)
+
+    links = [
+        link(0, 1, 2350, 0.0003),
+        link(0, 2, 941, 0.0004),
+        link(1, 2, 94.1, 0.0021),
+        link(1, 3, 22.5, 0.012),
+        link(2, 3, None, 0.009),
+    ]
+    assert draw_graph(build_graph(nodes, links)) == "\n".join(
+        [
+            "A  mac-studio  Apple M3 GPU (mps), 96 GiB",
+            "B  gaming-pc   RTX 4090 (cuda), 24 GiB, 61.2 TFLOPS",
+            "C  nas",
+            "D  laptop",
+            "",
+            "A     B     C     D",
+            "●═════●     │     │   2.35 Gbit/s   300 µs",
+            "●═════╪═════●     │    941 Mbit/s   400 µs",
+            "│     ●─────●     │   94.1 Mbit/s   2.1 ms",
+            "│     ●╌╌╌╌╌┼╌╌╌╌╌●   22.5 Mbit/s    12 ms  slowest",
+            "│     │     ●·····●  not measured     9 ms",
+            "○     │     │     ○       no link",
+        ]
+    )
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_a_few_are_drawn(count: int) -> None:
+    text = draw_graph(mesh(count))
+    assert all(f"box-{number}" in text for number in range(count))
+    assert text.count("940 Mbit/s") == count * (count - 1) // 2
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_many_are_a_matrix() -> None:
+    text = draw_graph(mesh(20))
+    lines = text.splitlines()
+    assert "Mbit/s above the diagonal" in lines[0]
+    rows = [line.split() for line in lines if "box-" in line and "slowest" not in line]
+    assert len(rows) == 20
+    for number, row in enumerate(rows):
+        assert row[2:] == ["0.4"] * number + ["\\"] + ["940"] * (19 - number)
+
+
+@settings(max_examples=40, deadline=None)
+@given(parts(most=10))
+def test_any_graph_can_be_drawn(made: tuple[list[NodeFacts], list[LinkFacts]]) -> None:
+    graph = build_graph(*made)
+    text = draw_graph(graph)
+    assert all(sign.isprintable() or sign == "\n" for sign in text)
+    assert draw_graph(graph, plain=True).isascii()
+    count = len(graph.nodes)
+    rows = link_table(graph)
+    assert len(rows) == count * (count - 1) // 2
+    assert all(field.isprintable() for row in rows for field in row)
+
+
+def test_a_name_cannot_steer_the_terminal_or_pass_for_another() -> None:
+    evil = "\x1b[2J\x1b]0;owned\x07" + "x" * 100
+    nodes = [NodeFacts(node=node(1), name=evil), NodeFacts(node=node(2), name="nas")]
+    nodes.append(NodeFacts(node=node(3), name="nas"))
+    text = draw_graph(build_graph(nodes))
+    assert "\x1b" not in text
+    assert f"nas ({node(2)[:8]})" in text
+    assert f"nas ({node(3)[:8]})" in text
+
+
+def test_the_table_begins_with_the_slowest() -> None:
+    graph = mesh(3)
+    slow = msgspec.structs.replace(
+        graph.links[2], mbps=12.0, rtt_deviation_s=0.001, address="192.168.1.7", reason="WiFi, the only one"
+    )
+    rows = link_table(build_graph(graph.nodes, [graph.links[0], slow]))
+    assert rows[0] == (
+        "box-1",
+        "box-2",
+        "12 Mbit/s",
+        "400 µs ± 1 ms",
+        "60 s ago",
+        "192.168.1.7",
+        "WiFi, the only one",
+    )
+    assert rows[1].rate == "940 Mbit/s"
+    assert rows[2][:3] == ("box-0", "box-2", "no link")
+
+
+def test_devices_in_words() -> None:
+    assert describe_device(Device("cpu", 0, "", 0)) == "unknown (cpu)"
+    assert main_device(machine()) is None
+    slow, fast = Device("cuda", 0, "GT 1030", 2 << 30, 1.0), Device("cuda", 1, "RTX 4090", 24 << 30, 61.0)
+    assert main_device(machine(Device("cpu", 0, "", 0, 99.0), slow, fast)) == fast
