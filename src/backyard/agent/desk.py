@@ -241,7 +241,9 @@ def _state(agent: Agent, node: NodeId, now: float) -> State:
     if member is None:
         return "joining" if agent.links.get(node) is not None else "away"
     peer = agent.member.peers.get(node.raw)
-    return "silent" if peer is None or peer.is_suspect(now) else "here"
+    if peer is None or peer.is_suspect(now):
+        return "silent"
+    return "here" if peer.beat is not None else "joining"
 
 
 def _sentence(rows: tuple[NodeRow, ...]) -> str:

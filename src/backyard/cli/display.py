@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 
 import click
@@ -45,6 +46,9 @@ class Display:
                 "Ctrl-C leaves. `backyard pair` in another terminal lets a machine in.",
             ]
         )
+        # A line that the terminal breaks would be two, and the next picture would begin too low.
+        columns = shutil.get_terminal_size().columns
+        text = "\n".join(line[: columns - 1] for line in text.splitlines())
         if text != self._shown:
             lines = self._shown.count("\n") + 1 if self._shown else 0
             # Back to where the last picture began, and clear what it leaves.
