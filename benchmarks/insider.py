@@ -1,16 +1,16 @@
-"""Attacks by a guest of the cluster: its key and its links are good, what it says is not.
+"""Attacks by guests of the cluster: their keys and links are good, what they say is not.
 
-Run by ``benchmarks.attacks``. A guest may say where it is and that it lives; it decides nothing, speaks for
-nobody else, and is believed nothing about others.
+Run by ``benchmarks.attacks``. A guest may say that it lives and where; it decides nothing, speaks for nobody
+else, and is believed nothing about others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import struct
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,20 +31,19 @@ from backyard.membership.agreement import (
     Refuse,
 )
 from backyard.membership.messages import Beat, Behind, Decided, Goodbye, Message, Wish
-from backyard.membership.view import Present, View, decide
+from backyard.membership.view import Present, View, decide, read_view
 from backyard.topology import LinkFacts
 from backyard.transport.agent_tls import AGENT_RUN, AgentTls
 from backyard.transport.control import ControlLink, dial_agent
 from backyard.transport.control_frames import Kind, encode_control
 from backyard.transport.preface import ROUTE_AGENT, target_of
+from benchmarks.toolbox import READY, Result, attack
 
-READY = "ready"
 _BEAT_S = 0.3
 _HUGE = 2**53
 
-Result = dict[str, Any]
 Agents = Sequence[tuple[str, int, str]]
-ATTACKS: dict[str, Callable[..., Awaitable[Result]]] = {}
+Lie = Callable[[], dict[str, Any]]
 
 
 class Guest:
@@ -58,8 +57,11 @@ class Guest:
         self.incarnation = os.urandom(16)
         self.links: dict[NodeId, ControlLink] = {}
         self.heard: dict[NodeId, Beat] = {}
+        self.members: tuple[bytes, ...] = ()
+        credentials = delegate(self.key, run=AGENT_RUN, worker=self.incarnation)
+        self.tls = AgentTls(credentials, lambda: self.agents)
         self.dialled = 0
-        self.lies: Callable[[], dict[str, Any]] = dict
+        self.lies: Lie = dict
         self._serials = itertools.count(1)
 
     @property
@@ -68,7 +70,6 @@ class Guest:
 
     async def dial(self, node: NodeId) -> ControlLink:
         host, port = self.agents[node]
-        credentials = delegate(self.key, run=AGENT_RUN, worker=self.incarnation)
         self.dialled += 1
         return await dial_agent(
             host,
@@ -76,26 +77,38 @@ class Guest:
             route=ROUTE_AGENT,
             target=target_of(node),
             secret=self.log.secret,
-            tls=AgentTls(credentials, lambda: self.agents),
+            tls=self.tls,
             expect=node,
             on_message=self._received,
             on_closed=lambda link, why: None,
         )
-
-    async def link(self, node: NodeId) -> ControlLink:
-        """The link to this agent, made anew if it was cut."""
-        found = self.links.get(node)
-        if found is None or found.closed is not None:
-            found = self.links[node] = await self.dial(node)
-        return found
 
     def _received(self, link: ControlLink, message: bytes) -> None:
         if message[:1] == wire.MEMBERSHIP:
             found = wire.decode_membership(message[1:])
             if isinstance(found, Beat):
                 self.heard[link.peer.node] = found
+            elif isinstance(found, Decided):
+                self.members = read_view(found.decision).nodes
 
-    def beat(self, node: NodeId) -> bytes | None:
+    async def enter(self) -> None:
+        """Into the view, as an honest guest would."""
+        for _ in range(50):
+            await self.live(0.1, 0.1)
+            if self.key.id.raw in self.members:
+                return
+
+    async def live(self, seconds: float, pause_s: float = _BEAT_S) -> None:
+        """Beat, with the lies of the moment."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while loop.time() < end:
+            for node in self.agents:
+                words = self._beat(node)
+                await self.say(node, [] if words is None else [words])
+            await asyncio.sleep(pause_s)
+
+    def _beat(self, node: NodeId) -> bytes | None:
         """What it says to this agent now; nothing before the agent has beaten first."""
         heard = self.heard.get(node)
         if heard is None:
@@ -113,18 +126,12 @@ class Guest:
         )
         return wire.encode_membership(msgspec.structs.replace(honest, **self.lies()))
 
-    async def live(self, seconds: float, pause_s: float = _BEAT_S) -> None:
-        """Beat, with the lies of the moment."""
-        end = asyncio.get_running_loop().time() + seconds
-        while asyncio.get_running_loop().time() < end:
-            for node in self.agents:
-                words = self.beat(node) if node in self.links else None
-                await self.say(node, [] if words is None else [words])
-            await asyncio.sleep(pause_s)
-
     async def say(self, node: NodeId, messages: Iterable[bytes]) -> None:
+        """Over the link to this agent, made anew if it was cut."""
         try:
-            link = await self.link(node)
+            link = self.links.get(node)
+            if link is None or link.closed is not None:
+                link = self.links[node] = await self.dial(node)
             for message in messages:
                 link.send(message)
                 if link.queued > 1 << 20:
@@ -143,22 +150,16 @@ class Guest:
             link.close("it leaves")
 
 
-def attack(function: Callable[..., Awaitable[Result]]) -> Callable[..., Awaitable[Result]]:
-    ATTACKS[function.__name__] = function
-    return function
-
-
 @attack
 async def guest_decides(keep: str, agents: Agents, friend: str, times: int) -> Result:
-    """Act as an owner: propose, vote, announce, admit a friend, remove the others, and remove its host."""
+    """Act as an owner: propose, vote, announce, admit a friend, remove others, and tell them so."""
     guest = Guest(keep, agents)
-    await guest.live(1.5)
+    await guest.enter()
     for _ in range(times):
         for node in guest.agents:
             words = _decisions(guest, node, bytes.fromhex(friend))
             await guest.say(node, map(wire.encode_membership, words))
-        await guest.live(0.01)
-    # What only an owner may say ends the link.
+        await guest.live(0.01, 0.01)
     for node in guest.agents:
         await guest.say(node, [wire.REMOVED])
     await guest.live(1.0)
@@ -167,12 +168,10 @@ async def guest_decides(keep: str, agents: Agents, friend: str, times: int) -> R
 
 
 def _decisions(guest: Guest, node: NodeId, friend: bytes) -> list[Message]:
-    heard, key = guest.heard[node], guest.key
-    log = guest.log
+    heard, key, log = guest.heard[node], guest.key, guest.log
     ballot = Ballot(_HUGE, key.id.raw)
     alone = View((Present(key.id.raw, guest.incarnation, votes=True),), len(log), (), why="because I say so")
-    last = Decision(heard.branch, heard.number, bytes(32), (), b"")
-    coup = decide(last, heard.view, alone)
+    coup = decide(Decision(heard.branch, heard.number, bytes(32), (), b""), heard.view, alone)
     branch = msgspec.structs.replace(coup, branch=heard.branch + 1)
     admits = _signed(key, len(log), log.head, Admit(node=friend, role="owner", name="friend"))
     removes = _signed(key, len(log), log.head, Revoke(node=node.raw, secret=os.urandom(32)))
@@ -191,120 +190,138 @@ def _decisions(guest: Guest, node: NodeId, friend: bytes) -> list[Message]:
 
 
 @attack
-async def guests_lie(keeps: Sequence[str], agents: Agents, away: str, seconds: float) -> Result:
-    """Two guests say the same untruths in their beats, one kind after the other."""
+async def guests_lie(keeps: Sequence[str], agents: Agents, away: str, lie: str, cue: str) -> Result:
+    """Several guests tell one kind of untruth in their beats, until the cue is there."""
     guests = [Guest(keep, agents) for keep in keeps]
-    await _together(guest.live(2.0) for guest in guests)
-    owners = tuple(sorted(node.raw for node in guests[0].agents))
-    absent = Present(bytes.fromhex(away), os.urandom(16))
+    await _together(guest.enter() for guest in guests)
+    for guest in guests:
+        guest.lies = _lie(guest, bytes.fromhex(away), lie)
+    READY.get()()
+    pause = {"another history": 0.05, "another self": 0.2}.get(lie, _BEAT_S)
+    for _ in range(24):
+        await _together(guest.live(0.5, pause) for guest in guests)
+        if Path(cue).exists():
+            break
+    await _together(guest.leave() for guest in guests)
+    return {"dialled": sum(guest.dialled for guest in guests)}
+
+
+def _lie(guest: Guest, away: bytes, lie: str) -> Lie:
+    owners = tuple(node.raw for node in guest.agents)
     nobody = Present(os.urandom(32), os.urandom(16))
     again = tuple(Present(node, os.urandom(16)) for node in owners)
-    lies: dict[str, Callable[[], dict[str, Any]]] = {
-        "suspects everybody": lambda: {"suspects": owners},
-        "visitors that are not there": lambda: {"visitors": (nobody, absent, *again)},
-        "a later view": lambda: {"number": _HUGE, "view": os.urandom(32), "log_length": 4096},
-        "a later branch": lambda: {"branch": _HUGE, "log_length": 4096, "log_head": os.urandom(32)},
-        "another view": lambda: {"view": os.urandom(32)},
-        "another log": lambda: {"log_head": os.urandom(32), "log_length": 1},
-        "time": lambda: {"held_us": _HUGE, "echo": _HUGE, "serial": _HUGE},
+    visitors = (nobody, Present(away, os.urandom(16)), *again)
+    turns = itertools.count()
+    histories: list[dict[str, Any]] = [
+        {"number": _HUGE, "view": os.urandom(32), "log_length": 4096},
+        {},
+        {"branch": _HUGE, "log_length": 4096, "log_head": os.urandom(32)},
+        {"view": os.urandom(32)},
+        {},
+        {"log_head": os.urandom(32), "log_length": 1},
+    ]
+    masks = [*owners[1:], away, nobody.node]
+
+    def other_self() -> dict[str, Any]:
+        # To each agent the same, and for longer than one that gathers arrivals waits.
+        turn = next(turns) // len(owners)
+        return {"me": msgspec.structs.replace(guest.me, works=bool(turn % 2))}
+
+    kinds: dict[str, Lie] = {
+        "one is dead": lambda: {"suspects": owners[1:2]},
+        "all are dead": lambda: {"suspects": tuple(sorted(owners))},
+        "visitors": lambda: {"visitors": visitors},
+        "another history": lambda: histories[next(turns) % len(histories)],
+        "another name": lambda: {"me": Present(masks[next(turns) // 12 % len(masks)], os.urandom(16))},
+        "another self": other_self,
+        "another time": lambda: {"held_us": _HUGE, "echo": _HUGE},
     }
-    for lie in lies.values():
-        for guest in guests:
-            guest.lies = lie
-        await _together(guest.live(seconds) for guest in guests)
-    await _together(guest.leave() for guest in guests)
-    return {"dialled": sum(guest.dialled for guest in guests), "lies": list(lies)}
+    return kinds[lie]
 
 
 @attack
-async def guest_poses(keep: str, agents: Agents, away: str, seconds: float) -> Result:
-    """Beat in the name of others, and as ever new incarnations of itself."""
+async def guest_babbles(keep: str, agents: Agents, times: int) -> Result:
+    """What no agent sends: unknown kinds, nests, lengths. Each ends the link, and the guest comes again."""
     guest = Guest(keep, agents)
+    deep = b"\x91" * 100_000 + b"\xc0"
+    kinds = (wire.MEMBERSHIP, wire.GREETING, wire.TRAIN, wire.SURVEY, wire.BOARD)
+    words = [b"", b"\x00", b"zzz", *(kind + deep for kind in kinds), *kinds]
+    words += [kind + b"\xff" * 200 for kind in kinds]
+    frames = [encode_control(Kind.MESSAGE, word) for word in words]
+    frames += [struct.pack("<IB", 2**31, 0), struct.pack("<IB", 2**32 - 1, 1), struct.pack("<IB", 5, 77)]
+    frames += [encode_control(Kind.OPEN, bytes(7))]
+    left_open = 0
+    for _ in range(times):
+        for frame in frames:
+            ends = await asyncio.gather(*(_is_cut_for(guest, node, frame) for node in guest.agents))
+            left_open += ends.count(False)
+    return {"said": times * len(frames), "left_open": left_open}
+
+
+async def _is_cut_for(guest: Guest, node: NodeId, frame: bytes) -> bool:
+    link = await guest.dial(node)
+    assert link._transport is not None
+    link._transport.write(link._session.encrypt(frame))
+    for _ in range(100):
+        if link.closed is not None:
+            return True
+        await asyncio.sleep(0.01)
+    link.close("it took it")
+    return False
+
+
+@attack
+async def guest_links(keep: str, agents: Agents, links: int) -> Result:
+    """Open ever more links with one key."""
+    guest = Guest(keep, agents)
+    await guest.enter()
+    opened: list[ControlLink] = []
+    for _ in range(links):
+        with contextlib.suppress(BackyardError):
+            opened += await asyncio.gather(*map(guest.dial, guest.agents))
+        await guest.live(0.01, 0.01)
     await guest.live(1.5)
-    others = itertools.cycle([*(node.raw for node in guest.agents), bytes.fromhex(away), os.urandom(32)])
-    name = next(others)
-    guest.lies = lambda: {"me": Present(name, os.urandom(16), votes=True)}
-    for _ in range(5):
-        name = next(others)
-        await guest.live(seconds / 5, 0.1)
-    works = itertools.cycle((True, False))
-    guest.lies = lambda: {"me": msgspec.structs.replace(guest.me, works=next(works))}
-    await guest.live(seconds, 0.05)
+    still = sum(link.closed is None for link in opened)
+    for link in opened:
+        link.close("over")
+    await guest.leave()
+    return {"opened": len(opened), "open_still": still}
+
+
+@attack
+async def guest_measures(keep: str, agents: Agents, crumbs: int) -> Result:
+    """A measurement in crumbs, answers that nobody asked for, and figures of others' links."""
+    guest = Guest(keep, agents)
+    await guest.enter()
+    victim, names = next(iter(guest.agents)), sorted(node.raw.hex() for node in guest.agents)
+    facts = [LinkFacts(a=a, b=b, rtt_s=99.0, mbps=0.1) for a, b in itertools.combinations(names, 2)]
+    crumb = surveyor._encode(surveyor.Chunk(7, b"x"))
+    strange = [surveyor._encode(surveyor.Got(1, 1)), surveyor._encode(surveyor.Told(tuple(facts)))]
+    for _ in range(crumbs // 500):
+        await guest.say(victim, [crumb] * 500 + strange)
+        with contextlib.suppress(BackyardError):
+            await guest.links[victim].ping(5.0)  # no faster than it is taken
+        await guest.live(0.001, 0.001)
+    await guest.live(0.5)
     await guest.leave()
     return {"dialled": guest.dialled}
 
 
 @attack
-async def guest_babbles(keep: str, agents: Agents, times: int) -> Result:
-    """What no agent sends: unknown kinds, nests, lengths, names that are no names."""
+async def guest_greets(keep: str, agents: Agents, names: int) -> Result:
+    """Ever new names, each of which others keep on their disks, and some that command a terminal."""
     guest = Guest(keep, agents)
-    await guest.live(1.0)
-    deep = b"\x91" * 100_000 + b"\xc0"
-    kinds = (wire.MEMBERSHIP, wire.GREETING, wire.TRAIN, wire.SURVEY, wire.BOARD)
-    words = [b"", b"\x00", b"zzz", *(kind + deep for kind in kinds), *kinds]
-    words += [kind + os.urandom(200) for kind in kinds]
-    ended = Counter[str]()
-    for _ in range(times):
+    await guest.enter()
+    addresses = tuple(f"192.0.2.{number}" for number in range(16))
+    for number in range(names):
+        name = f"\x1b[31mh{number}\x07" if number % 4 == 3 else f"guest {number}"
+        greeting = wire.encode_greeting(wire.Greeting(name, "9.9", addresses, 9, 4096))
         for node in guest.agents:
-            for message in words:
-                await guest.say(node, [message])
-                await asyncio.sleep(0)
-    frames = [struct.pack("<IB", 2**31, 0), struct.pack("<IB", 2**32 - 1, 1), struct.pack("<IB", 5, 77)]
-    frames += [encode_control(Kind.OPEN, bytes(7)), encode_control(Kind.MESSAGE, b"")]
-    for node in guest.agents:
-        for frame in frames:
-            link = await guest.dial(node)
-            link._transport.write(link._session.encrypt(frame))  # type: ignore[union-attr]
-            for _ in range(100):
-                if link.closed is not None:
-                    break
-                await asyncio.sleep(0.02)
-            ended["closed" if link.closed is not None else "open"] += 1
-            link.close("over")
-    await guest.live(0.5)
-    await guest.leave()
-    return {"dialled": guest.dialled, "frames": dict(ended)}
-
-
-@attack
-async def guest_fills(keep: str, agents: Agents, links: int, chunks: int, names: int) -> Result:
-    """Take what there is to take: links, memory of measurements, the disk of whoever notes its name."""
-    guest = Guest(keep, agents)
+            await guest.say(node, [greeting])
+        await guest.live(0.01, 0.01)
     await guest.live(1.0)
-    many = []
-    for node in guest.agents:
-        for _ in range(links):
-            try:
-                many.append(await guest.dial(node))
-            except BackyardError:
-                break
-    kept = [link for link in many if link.closed is None]
-    live = asyncio.ensure_future(guest.live(20.0))
-    for node in guest.agents:
-        crumbs = [surveyor._encode(surveyor.Chunk(7, b"x"))] * chunks
-        facts = [surveyor._encode(surveyor.Told(tuple(_facts(guest.agents)))) for _ in range(20)]
-        greetings = [
-            wire.encode_greeting(wire.Greeting(f"\x1b[31mh{number}", "\x07", ("192.0.2.1",) * 16, 9, 4096))
-            for number in range(names)
-        ]
-        for batch in (crumbs, facts, greetings):
-            await guest.say(node, batch)
-    await asyncio.sleep(1.0)
-    print(READY, flush=True)
-    await asyncio.sleep(4.0)
-    still = sum(link.closed is None for link in kept)
-    live.cancel()
-    for link in kept:
-        link.close("over")
     await guest.leave()
-    return {"opened": len(many), "open_still": still, "dialled": guest.dialled}
-
-
-def _facts(nodes: Iterable[NodeId]) -> list[LinkFacts]:
-    """About links that are not its own."""
-    names = sorted(node.raw.hex() for node in nodes)
-    pairs = itertools.combinations(names, 2)
-    return [LinkFacts(a=a, b=b, rtt_s=99.0, mbps=0.1, reason="x" * 100) for a, b in pairs]
+    return {"dialled": guest.dialled}
 
 
 async def _together(works: Iterable[Awaitable[None]]) -> None:

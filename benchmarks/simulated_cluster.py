@@ -142,6 +142,9 @@ class Cluster:
     def crash(self, node: Node, *, refuses: bool = True) -> None:
         """Its disk stays. ``refuses``: the machine is still on and says that nobody listens."""
         node.member = None
+        for other in self.nodes:
+            if refuses and other.member is not None and not self.is_cut(node, other):
+                other.member.link_down(node.raw)
         if refuses:
             for other in self.nodes:
                 if other.member is not None and not self.is_cut(node, other):
@@ -241,7 +244,7 @@ class Cluster:
             match effect:
                 case Save():
                     node.disk.record = effect.record
-                    if effect.entries:
+                    if effect.log_from is not None:
                         del node.disk.entries[effect.log_from :]
                         node.disk.entries += effect.entries
                 case Send():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from backyard.core.errors import AgentError
+from backyard.identity.private_file import create_private
 from backyard.local.questions import (
     ContinueAsk,
     Done,
@@ -19,6 +21,7 @@ from backyard.local.questions import (
     RenameAsk,
     UnpairAsk,
 )
+from backyard.pairing import new_psk
 from benchmarks.machines import Machines, named
 from lab import Lab
 
@@ -167,16 +170,23 @@ def test_codes_and_roles() -> None:
 
 def test_machines_with_a_shared_key_need_no_person() -> None:
     with Lab(hosts=3) as lab, Machines(lab.hosts) as machines:
-        from backyard.identity.private_file import create_private
-        from backyard.pairing import new_psk
-
         key = machines.state(0).parent / "key"
         create_private(key, str(new_psk("owner")).encode())
-        machines.start(0, "--psk-file", str(key))
-        time.sleep(5.0)
-        for place in (1, 2):
-            machines.start(place, "--psk-file", str(key))
-        machines.until(lambda: machines.agree(range(3)), 40.0, "all have joined")
+        for place in range(3):  # all at once, and nobody was there before
+            machines.launch(place, "--psk-file", str(key))
+        machines.until(lambda: machines.agree(range(3)), 60.0, "all have joined")
+
+
+def test_a_machine_that_lost_its_memory_is_a_new_node(two: tuple[Lab, Machines]) -> None:
+    _, machines = two
+    before = machines.status(1).nodes
+    machines.kill(1)
+    for file in machines.state(1).glob("cluster.db*"):
+        file.unlink()
+    machines.start(1)
+    told = machines.status(1)
+    assert [row.state for row in told.nodes] == ["this"]
+    assert told.nodes[0].node not in {row.node for row in before}
 
 
 def test_a_saturated_slow_link_looks_like_no_death() -> None:
@@ -207,6 +217,4 @@ while time.monotonic() < end: link.sendall(bytes(1 << 16))
 
 
 def _python(code: str, *words: object) -> list[str]:
-    import sys
-
     return [sys.executable, "-S", "-c", code, *map(str, words)]

@@ -16,7 +16,7 @@ from backyard.membership.view import View
 from backyard.runs import Answer, Effect, Note, Replica, ReplicaView, Send, decode_message, encode_message
 
 _TICK_S = 0.2
-_BRANCH = 1 << 32  # a view of a later branch is newer than any of an earlier one
+_BRANCH = 1 << 24  # a view of a later branch is newer than any of an earlier one
 
 _log = logging.getLogger(__name__)
 

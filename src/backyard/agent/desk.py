@@ -38,6 +38,7 @@ from backyard.local.questions import (
     decode_question,
     encode,
 )
+from backyard.membership.agreement import BRANCH_BITS
 from backyard.pairing import granted, new_psk
 from backyard.topology import Graph, Machine
 from backyard.topology.graph import ordered_pair
@@ -81,7 +82,7 @@ async def _answer(agent: Agent, question: Question) -> Told:
             _check_owner(agent, "make a pre-shared key")
             psk = new_psk(question.role)
             agent.pairing.use_psk(psk)
-            return Done(f"whoever has this key is admitted as {psk.role}", str(psk))
+            return Done(f"whoever has this key is admitted as {psk.role} while this agent runs", str(psk))
         case MeasureAsk():
             agent.surveyor.measure_now()
             return Done("the links of this machine are measured anew, one after the other")
@@ -141,7 +142,10 @@ async def _unpair(agent: Agent, text: str) -> str:
     def entry(log: TrustLog) -> SignedEntry | None:
         return None if log.role(node) is None else log.revoke(agent.key, node)
 
-    await agent.decide(entry)
+    try:
+        await agent.decide(entry)
+    finally:
+        agent.go_on_without([])
     return f"{name} ({node.short}) is removed for ever; the cluster's secret was changed"
 
 
@@ -162,6 +166,7 @@ async def _continue(agent: Agent, texts: list[str]) -> str:
             number = agent.member.record.decided.number
             return f"view {number} goes on without {', '.join(map(agent.name_of, nodes))}"
         await asyncio.sleep(0.1)
+    agent.go_on_without([])  # a word that did not help now must not surprise anybody later
     raise MembershipError(f"still no majority: {agent.waiting()}")
 
 
@@ -176,7 +181,7 @@ def status(agent: Agent) -> StatusTold:
     offer = agent.pairing.offer
     return StatusTold(
         cluster=agent.cluster_name,
-        branch=decided.branch,
+        branch=decided.branch >> BRANCH_BITS,
         view=decided.number,
         member=agent.member.is_member,
         decides=standing.decides,

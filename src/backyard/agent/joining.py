@@ -6,6 +6,7 @@ import asyncio
 import platform
 import socket
 
+from backyard.agent.admission import enter
 from backyard.agent.node import Agent
 from backyard.agent.pairing_desk import join_by
 from backyard.core.errors import PairingError
@@ -90,5 +91,5 @@ async def _pair(agent: Agent, secret: Code | Psk, address: str, port: int, role:
     joiner = Joiner(secret, agent.key, introduction, role=role)
     joined = await join_by(joiner, secret, address, port)
     agent.say(f"paired with {joined.offerer_name} as {joined.role}")
-    await agent.enter(joined.log, list(joined.peers))
+    await enter(agent, joined.log, list(joined.peers))
     return joined

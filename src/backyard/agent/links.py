@@ -13,7 +13,7 @@ import socket
 from collections.abc import Coroutine, Iterable
 from typing import NamedTuple, Protocol
 
-from backyard.core.errors import BackyardError
+from backyard.core.errors import BackyardError, HandshakeError
 from backyard.identity import NodeId
 from backyard.transport.control import AgentTls, ControlLink, accept_agent, was_refused
 from backyard.transport.paths import Choice, dial_best
@@ -21,7 +21,9 @@ from backyard.transport.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, Preface
 
 _OTHER_FIRST_S = 0.4  # how long the larger node id waits for the smaller one's call
 _MOST_KEPT = 64
+_MOST_LINKS = 3  # to one node on one route
 _ANYBODY = bytes(16)
+_NEWEST = 1 << 30
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +80,8 @@ class Links:
         live = [link for link in peer.links[route] if link.closed is None] if peer is not None else []
         if not live:
             return None
-        return next((link for link in live if self._is_preferred(node, link)), live[-1])
+        # The newest: one that was made again is of more use than one that has died unnoticed.
+        return next((link for link in reversed(live) if self._is_preferred(node, link)), live[-1])
 
     def linked(self) -> list[NodeId]:
         return [node for node in self._peers if self.get(node) is not None]
@@ -189,19 +192,13 @@ class Links:
         if place is None or self.get(node, route) is not None:
             return
         current = self.get(node)
+        addresses = (current.address,) if current is not None and current.outbound else place.addresses
         try:
-            link, choice = await dial_best(
-                (current.address,) if current is not None and current.outbound else place.addresses,
-                place.port,
-                route=route,
-                target=node.raw[:16],
-                secret=self._owner.secret_for(node, place.epoch),
-                tls=self._tls,
-                expect=node,
-                on_message=self._owner.received,
-                on_closed=self._closed,
-                current=peer.choice.address if peer.choice is not None else None,
-            )
+            try:
+                link, choice = await self._call(node, peer, route, addresses, place.epoch)
+            except HandshakeError:
+                # It may have learnt a newer secret from others since we last heard of it.
+                link, choice = await self._call(node, peer, route, addresses, _NEWEST)
         except BackyardError as error:
             peer.failure = error.message
             _log.debug("%s cannot be dialled: %s", node.short, error.message)
@@ -209,6 +206,23 @@ class Links:
                 self._owner.refused(node)
             return
         self._settle(node, link, choice)
+
+    async def _call(
+        self, node: NodeId, peer: _Peer, route: int, addresses: tuple[str, ...], epoch: int
+    ) -> tuple[ControlLink, Choice]:
+        assert peer.place is not None
+        return await dial_best(
+            addresses,
+            peer.place.port,
+            route=route,
+            target=node.raw[:16],
+            secret=self._owner.secret_for(node, epoch),
+            tls=self._tls,
+            expect=node,
+            on_message=self._owner.received,
+            on_closed=self._closed,
+            current=peer.choice.address if peer.choice is not None else None,
+        )
 
     async def _accept(self, connection: socket.socket, preface: Preface, address: str) -> None:
         try:
@@ -241,6 +255,8 @@ class Links:
             link.close("there is a link already", flush=True)
             return
         peer.links[link.route].append(link)
+        for oldest in peer.links[link.route][:-_MOST_LINKS]:
+            oldest.close("there are newer links")
         if choice is not None and link.route == ROUTE_AGENT:
             peer.choice = choice
         for other in rivals:

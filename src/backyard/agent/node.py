@@ -9,11 +9,13 @@ import secrets
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 
 import msgspec
 
 from backyard import __version__
 from backyard.agent import wire
+from backyard.agent.admission import admit, renew_lost_key
 from backyard.agent.board import BoardKeeper
 from backyard.agent.house import ClusterHouse
 from backyard.agent.knocking import Knocker
@@ -28,14 +30,12 @@ from backyard.core.config import Settings, state_directory
 from backyard.core.errors import AgentError, MembershipError, ProtocolError
 from backyard.identity import NodeId, NodeKey, delegate
 from backyard.identity.private_file import private_directory
-from backyard.identity.trust import SignedEntry, TrustLog, encode_entry
+from backyard.identity.trust import SignedEntry, TrustLog, check_name, encode_entry
 from backyard.membership.agreement import Record, founded
 from backyard.membership.effects import Changed, Effect, Note, Save, Send
 from backyard.membership.member import TICK_S, Member
-from backyard.membership.storage import FILE_NAME as STORAGE_NAME
 from backyard.membership.storage import Storage
-from backyard.membership.view import Present, first, nowhere
-from backyard.pairing import Peer, Proven
+from backyard.membership.view import Present, first
 from backyard.topology import Machine, NodeFacts
 from backyard.transport.addresses import own_addresses
 from backyard.transport.control import AGENT_RUN, AgentTls, ControlLink
@@ -47,6 +47,7 @@ _NAME_FACT = "name"
 _GOODBYE_S = 2.0
 _HANDOVER_S = 0.4  # whoever keeps the board next may need our copy of it
 _KEPT_EVENTS = 200
+_SHORT_LINK_S = 3.0
 _AGAIN_S = 2.0
 
 _log = logging.getLogger(__name__)
@@ -67,9 +68,13 @@ class Agent:
         self.ended = asyncio.Event()
         self.removed_by = ""
         self.leaves_for_good = False
+        self._broken = False
+        self._epoch = 0
+        self.hosts_alone = False  # with a pre-shared key, and nobody found yet
         self._works = not witness
         self._tasks: set[asyncio.Future[None]] = set()
         self._news = asyncio.Event()
+        self._linked_at: dict[NodeId, float] = {}
 
     # its life
 
@@ -79,6 +84,10 @@ class Agent:
         self.started = self._loop.time()
         self.incarnation = secrets.token_bytes(16)
         self.storage = Storage(self.directory)
+        if renew_lost_key(self.directory, self.storage):
+            self.key = NodeKey.load_or_create(self.directory / "node.key")
+            self.me = self.key.id
+            self.say("cluster.db is missing, so this machine starts anew under a new node id")
         kept = self.storage.fact(_NAME_FACT)
         self.name = kept.decode() if kept is not None else machine_name()
         log, record = self.storage.log(), self.storage.record()
@@ -87,11 +96,11 @@ class Agent:
             log = TrustLog.found(self.key, self.name)
             record = founded(first(self.me.raw, self.incarnation, len(log)))
         self.places = Places(self.storage)
-        self._build_member(log, record)
+        self.build_member(log, record)
         tls = AgentTls(delegate(self.key, run=AGENT_RUN, worker=self.incarnation), lambda: self.log.members)
         self.links = Links(self.me, tls, self)
         self.knocker = Knocker(tls, self._place, self.secret_for, self.links.get)
-        self.pairing = PairingDesk(self.key, lambda: self.name, self._admit)
+        self.pairing = PairingDesk(self.key, lambda: self.name, partial(admit, self))
         self.surveyor = Surveyor(self, self.directory)
         self.board = BoardKeeper(self)
         await self.listener.start()
@@ -108,11 +117,11 @@ class Agent:
     async def stop(self) -> None:
         """Say goodbye, hand over, and end; never longer than a few seconds."""
         others = [node for node in self.member.view.nodes if node != self.me.raw]
-        if others and self.links.linked():
+        if others and self.links.linked() and not self._broken:
             self._perform(self.member.leave(self._loop.time()))
             deadline = self._loop.time() + _GOODBYE_S
             while self.member.is_member and self._loop.time() < deadline:
-                await self._news_within(deadline - self._loop.time())
+                await self.news_within(deadline - self._loop.time())
             await asyncio.sleep(_HANDOVER_S)
         for task in list(self._tasks):
             task.cancel()
@@ -122,6 +131,7 @@ class Agent:
         await self.links.close("the agent ends")
         await self.search.stop()
         await self.listener.stop()
+        self.places.flush(float("inf"))
         self.storage.close()
 
     async def fall_asleep(self) -> None:
@@ -130,7 +140,7 @@ class Agent:
         self._perform(self.member.leave(self._loop.time(), asleep=True))
         deadline = self._loop.time() + _GOODBYE_S
         while self.member.is_member and self.links.linked() and self._loop.time() < deadline:
-            await self._news_within(deadline - self._loop.time())
+            await self.news_within(deadline - self._loop.time())
 
     async def wake(self) -> None:
         self.say("this machine is awake again")
@@ -191,7 +201,8 @@ class Agent:
         deadline = self._loop.time() + patience_s
         while (entry := make(self.log)) is not None:
             if self._loop.time() > deadline:
-                raise MembershipError(f"the cluster did not decide in {patience_s:g} s: {self.waiting()}")
+                why = self.waiting() or "other changes came first"
+                raise MembershipError(f"the cluster did not decide in {patience_s:g} s: {why}")
             if self.member.me.votes is False or self.log.role(self.me) != "owner":
                 raise MembershipError(
                     "this machine is a guest of the cluster and decides nothing",
@@ -201,7 +212,7 @@ class Agent:
             self._perform(self.member.wish(encode_entry(entry), self._loop.time()))
             again = min(deadline, self._loop.time() + _AGAIN_S)
             while len(self.log) == length and self._loop.time() < again:
-                await self._news_within(again - self._loop.time())
+                await self.news_within(again - self._loop.time())
 
     def go_on_without(self, nodes: list[NodeId]) -> None:
         self._perform(self.member.go_on_without([node.raw for node in nodes], self._loop.time()))
@@ -216,37 +227,6 @@ class Agent:
         names = [self.name_of(NodeId(raw)) for raw in standing.needed]
         one = "one of " if len(names) > 1 else ""
         return f"waiting for {one}{', '.join(names)}: without it this side is no majority"
-
-    def forsake(self) -> None:
-        """Once ended: forget the cluster and the key under which it knew this machine. Nothing is deleted."""
-        stamp = secrets.token_hex(4)
-        for name in ("node.key", STORAGE_NAME, f"{STORAGE_NAME}-wal", f"{STORAGE_NAME}-shm"):
-            path = self.directory / name
-            if path.exists():
-                path.rename(path.with_name(f"{name}.left-{stamp}"))
-
-    async def enter(self, log: TrustLog, peers: list[Peer], patience_s: float = 20.0) -> None:
-        """Leave this machine's own cluster for the one that admitted it, and wait to be in its view."""
-        self.links.forget_all("this machine joins another cluster")
-        record = founded(nowhere())
-        self.storage.replace_cluster(record, tuple(map(encode_entry, log.entries)))
-        self._build_member(log, record)
-        self.board.begin_anew()
-        self.search.forget()
-        self.places.keep_only(set(log.members))
-        for peer in peers:
-            if peer.id != self.me:
-                self.places.told(peer.id, peer.addresses, peer.port, len(log.secrets))
-        self.search.retag()
-        self.search.dial_all()
-        deadline = self._loop.time() + patience_s
-        while not self.member.is_member:
-            if self._loop.time() > deadline:
-                raise MembershipError(
-                    f"this machine is admitted, but was not taken into the view within {patience_s:g} s",
-                    hint="It goes on trying. See `backyard status`, and `backyard doctor` on both machines.",
-                )
-            await self._news_within(deadline - self._loop.time())
 
     # what the house asks (see agent.house)
 
@@ -270,12 +250,16 @@ class Agent:
         link.send(self._greeting())
         self.surveyor.tell(node)
         self.search.remember()
+        self._linked_at[node] = self._loop.time()
         self._perform(self.member.link_up(node.raw, self._loop.time()))
 
     def link_down(self, node: NodeId, why: str) -> None:
         _log.info("the link to %s is down: %s", self.name_of(node), why)
         self.search.remember()
-        self.links.dial(node, at_once=True)  # a refusal would be evidence that its agent has ended
+        self.member.link_down(node.raw)
+        # At once, as a refusal would be evidence that its agent has ended; but not again and again.
+        if self._loop.time() - self._linked_at.get(node, 0.0) > _SHORT_LINK_S:
+            self.links.dial(node, at_once=True)
 
     def refused(self, node: NodeId) -> None:
         self._perform(self.member.refused(node.raw, self._loop.time()))
@@ -303,8 +287,8 @@ class Agent:
             raise ProtocolError(f"{node.short} sent a message of an unknown kind")
 
     def secret_for(self, node: NodeId | None, epoch: int) -> bytes:
-        secrets_known = self.log.secrets
-        return secrets_known[min(epoch, len(secrets_known)) - 1]
+        known = self.log.secrets
+        return known[min(epoch, len(known)) - 1]
 
     # what the surveyor asks (see agent.surveyor)
 
@@ -348,16 +332,24 @@ class Agent:
         for node in self.links.linked():
             self.links.send(node, self._greeting())
 
-    def _build_member(self, log: TrustLog, record: Record) -> None:
+    def build_member(self, log: TrustLog, record: Record) -> None:
         role = log.role(self.me)
         me = Present(self.me.raw, self.incarnation, votes=role == "owner", works=self._works)
         self.member = Member(me, record, log, random.Random(), asyncio.get_running_loop().time())
 
     def _perform(self, effects: list[Effect]) -> None:
+        if self._broken:  # what we hold in memory is not on disk: not a word of it may leave
+            return
         for effect in effects:
             match effect:
                 case Save():
-                    self.storage.save(effect.record, effect.log_from, effect.entries)
+                    try:
+                        self.storage.save(effect.record, effect.log_from, effect.entries)
+                    except MembershipError as error:
+                        self._broken = True
+                        self.say(f"the agent ends: {error.message}")
+                        self.ended.set()
+                        return
                 case Send():
                     self.links.send(NodeId(effect.to), wire.encode_membership(effect.message))
                 case Changed():
@@ -379,11 +371,14 @@ class Agent:
         self.places.keep_only(set(self.log.members))
         self.search.retag()
         self.search.dial_all()
+        if len(self.log.secrets) != self._epoch:
+            self._epoch = len(self.log.secrets)
+            self._greet_all()
         self.board.view_changed()
         self._news.set()
         self._news = asyncio.Event()
 
-    async def _news_within(self, seconds: float) -> None:
+    async def news_within(self, seconds: float) -> None:
         try:
             await asyncio.wait_for(self._news.wait(), max(0.0, seconds))
         except TimeoutError:
@@ -393,26 +388,8 @@ class Agent:
         while True:
             self._perform(self.member.tick(self._loop.time()))
             self.search.retag()
+            self.places.flush(self._loop.time())
             await asyncio.sleep(TICK_S)
-
-    async def _admit(self, proven: Proven) -> tuple[TrustLog, list[Peer]]:
-        def entry(log: TrustLog) -> SignedEntry | None:
-            if log.role(proven.node) == proven.role:
-                return None
-            return log.admit(self.key, proven.node, proven.role, proven.name)
-
-        await self.decide(entry)
-        # It dials us: before it has the log it would not know our secret.
-        self.places.told(proven.node, proven.addresses, proven.port, len(self.log.secrets))
-        return self.log, self._where_all()
-
-    def _where_all(self) -> list[Peer]:
-        peers = [Peer.of(self.me, self.addresses(), self.listener.port)]
-        for node in self.log.members:
-            place = self.places.place(node)
-            if node != self.me and place is not None:
-                peers.append(Peer.of(node, place.addresses, place.port))
-        return peers
 
     def _greeting(self) -> bytes:
         greeting = wire.Greeting(
@@ -426,6 +403,9 @@ class Agent:
         return wire.encode_greeting(greeting)
 
     def _greeted(self, node: NodeId, link: ControlLink, greeting: wire.Greeting) -> None:
+        check_name(greeting.name)
+        if not greeting.version.isprintable():
+            raise ProtocolError(f"{node.short} names a version that cannot be shown")
         self.places.greeted(node, greeting, link.address)
         place = self.places.place(node)
         if place is not None:

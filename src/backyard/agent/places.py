@@ -10,6 +10,7 @@ from backyard.identity import NodeId
 from backyard.membership.storage import Storage
 
 _FACT = "places"
+_SAVE_S = 2.0
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True):
@@ -28,6 +29,8 @@ class Places:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._dirty = False
+        self._saved = float("-inf")
         kept = storage.fact(_FACT)
         self._known: dict[bytes, Known] = {}
         if kept is not None:
@@ -69,7 +72,14 @@ class Places:
     def _set(self, node: NodeId, known: Known) -> None:
         if self._known.get(node.raw) != known:
             self._known[node.raw] = known
+            self._dirty = True
+
+    def flush(self, now: float) -> None:
+        """Write what is new, but not more often than every few seconds: peers decide how often it changes."""
+        if self._dirty and now - self._saved > _SAVE_S:
+            self._saved = now
             self._save()
 
     def _save(self) -> None:
+        self._dirty = False
         self._storage.keep_fact(_FACT, msgspec.msgpack.encode(self._known))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from backyard.agent import desk
+from backyard.agent.admission import forsake
 from backyard.agent.joining import join_by_psk
 from backyard.agent.node import Agent
 from backyard.core.config import Settings
@@ -60,25 +62,22 @@ async def _serve(settings: Settings, psk: Psk | None, witness: bool, on_start: O
             by_psk.cancel()
         await agent.stop()
         if agent.leaves_for_good:
-            agent.forsake()
+            forsake(agent.directory)
         _log.info("the agent has ended")
     return 0
 
 
 async def _use_psk(agent: Agent, psk: Psk) -> None:
     """A machine alone looks for others with the key; a member admits those that come with it."""
-    while True:
-        alone = len(agent.log.members) == 1
+    agent.hosts_alone = True  # of two that are alone and find each other, the smaller node id is joined
+    agent.pairing.use_psk(psk)
+    while len(agent.log.members) == 1:
         try:
-            if alone and await join_by_psk(agent, psk, _PSK_LOOK_S):
-                continue
+            await join_by_psk(agent, psk, _PSK_LOOK_S)
         except BackyardError as error:
-            agent.say(f"the pre-shared key did not open the other machine: {error.message}")
-            await asyncio.sleep(_PSK_LOOK_S)
-            continue
-        if agent.log.role(agent.me) == "owner":
-            agent.pairing.use_psk(psk)
-        return
+            _log.info("the pre-shared key has not opened the other machine: %s", error.message)
+        await asyncio.sleep(random.uniform(0.2, 1.5))
+    agent.hosts_alone = False
 
 
 def _read_psk(path: Path) -> Psk:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from backyard.collectives import settling
 from backyard.collectives.costs import CostTable
 from backyard.collectives.failures import error_of, refusal_of
 from backyard.collectives.messages import (
@@ -51,6 +52,7 @@ log = logging.getLogger("backyard.collectives")
 _START_S = 60.0  # eight movers starting at once on two cores need their time
 _ANSWER_S = 5.0
 _CLOSE_S = 2.0
+_LAST_CALLBACKS_S = 2.0
 _CHUNK = 256 << 10
 _QUIET_TURNS = 5  # so many reads in a row without a word are a silence; time alone lies after a stop
 Done = Callable[[Finished | Failed], None]
@@ -418,6 +420,7 @@ def _generation() -> int:
 def _close_at_exit() -> None:
     if _current is not None:
         _current.close()
+    settling.settler.drain(_LAST_CALLBACKS_S)
 
 
 def _leave_to_parent() -> None:

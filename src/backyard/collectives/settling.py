@@ -25,8 +25,12 @@ class Settler:
         self._idle_s = idle_s
         self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)  # one permit per thread that waits for a job
+        self._unfinished = 0
+        self._finished = threading.Condition()
 
     def submit(self, job: Callable[[], object]) -> None:
+        with self._finished:
+            self._unfinished += 1
         self._jobs.put(job)
         if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._serve, name="backyard-future", daemon=True).start()
@@ -44,7 +48,18 @@ class Settler:
             except Exception:
                 log.exception("what hangs on a future failed")
             del job  # or it would keep its tensors until the next one
+            with self._finished:
+                self._unfinished -= 1
+                self._finished.notify_all()
             self._idle.release()
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until nothing is being completed.
+
+        At the interpreter's end a thread that is inside torch then would bring the whole process down.
+        """
+        with self._finished:
+            self._finished.wait_for(lambda: not self._unfinished, timeout_s)
 
 
 settler = Settler()

@@ -17,6 +17,7 @@ RawNode = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 MOST_VOTERS = 1024
+BRANCH_BITS = 16  # of a branch's number are chance, so that two that are opened apart are never one
 _MOST_PAYLOAD = 512 * 1024
 
 
@@ -163,7 +164,13 @@ def answer_accept(record: Record, me: bytes, question: Accept) -> Answer:
 
 def follows(last: Decision, decision: Decision) -> bool:
     """Whether its position is the next one; a new branch starts where the user opened it."""
-    return decision.number == last.number + 1 and decision.branch in (last.branch, last.branch + 1)
+    opened = decision.branch >> BRANCH_BITS == (last.branch >> BRANCH_BITS) + 1
+    return decision.number == last.number + 1 and (decision.branch == last.branch or opened)
+
+
+def new_branch(last: Decision, chance: int) -> int:
+    """The number of a branch that the user opens after this decision."""
+    return ((last.branch >> BRANCH_BITS) + 1 << BRANCH_BITS) + chance % (1 << BRANCH_BITS)
 
 
 class Proposal:

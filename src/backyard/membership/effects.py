@@ -11,11 +11,12 @@ from backyard.membership.messages import Message
 class Save(NamedTuple):
     """Put this on disk, synced, before doing anything that follows.
 
-    ``entries`` extend the kept trust log from ``log_from`` on; what it had beyond that is dropped.
+    ``entries`` follow the first ``log_from`` of the kept trust log, and what it had beyond those is dropped;
+    None leaves the log as it is.
     """
 
     record: Record
-    log_from: int = 0
+    log_from: int | None = None
     entries: tuple[bytes, ...] = ()
 
 

@@ -51,9 +51,9 @@ class Health:
         self.heard = now
         self._learn()
 
-    def echo(self, now: float, sent: float, trip: float) -> None:
-        """The peer had ours, sent at that time, after this round trip."""
-        self.echoed = max(self.echoed, sent, now - 2 * BEAT_S)
+    def echo(self, now: float, trip: float) -> None:
+        """The peer had a newer one of ours, after this round trip."""
+        self.echoed = now
         if trip < 0:
             return
         if not self.trips:
@@ -90,10 +90,10 @@ def watched(nodes: Collection[bytes], me: bytes) -> frozenset[bytes]:
 def judged_dead(
     nodes: Collection[bytes], mine: Collection[bytes], others: Mapping[bytes, Collection[bytes]]
 ) -> frozenset[bytes]:
-    """Who is dead as far as can be told: suspected by two who are not suspected themselves.
+    """Who is dead as far as can be told: missed by most of those who can be asked, and by two at least.
 
-    One observer is enough where there is no second one left to ask. ``mine`` is whom we suspect ourselves,
-    ``others`` whom the others say they suspect.
+    One observer is enough where there is no second one left to ask. In a large cluster, where few watch each
+    node, two are enough. ``mine`` is whom we suspect ourselves, ``others`` whom the others say they suspect.
     """
     if not mine and not any(others.values()):
         return frozenset()
@@ -102,6 +102,7 @@ def judged_dead(
     for node in nodes:
         count = (node in mine) + sum(node in others[witness] for witness in witnesses if witness != node)
         askable = sum(witness != node for witness in witnesses)
-        if count >= 2 or (count == 1 and node in mine and not askable):
+        most = (1 + askable) // 2 + 1 if len(nodes) <= _WATCH_ALL else 2
+        if count >= max(2, most) or (count == 1 and node in mine and not askable):
             dead.add(node)
     return frozenset(dead)

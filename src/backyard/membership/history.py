@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backyard.core.errors import BackyardError
+from backyard.core.errors import BackyardError, TrustError
 from backyard.identity import NodeId
 from backyard.identity.trust import TrustLog, decode_entry, encode_entry
 from backyard.membership.agreement import Decision, Record, founded
@@ -10,7 +10,7 @@ from backyard.membership.effects import Save
 from backyard.membership.messages import Beat, Decided
 from backyard.membership.view import Present, View, read_view
 
-_LOG_AT_ONCE = 512
+_LOG_AT_ONCE = 1200
 
 
 class History:
@@ -77,14 +77,18 @@ class History:
     def told(self, message: Decided) -> tuple[TrustLog, bool]:
         """The log that a decision leads to as far as we can follow, and whether we can follow to its end.
 
-        Raises BackyardError if it cannot be. On a branch that the user opened the log may be another one.
+        Raises BackyardError if it cannot be. On a branch that the user opened the log may be another one, so
+        it is read from its beginning and never mixed with ours.
         """
         entries = [decode_entry(data) for data in message.log]
         view = read_view(message.decision)
         log = self.log
-        if message.decision.branch > self.decided.branch and message.log_from == 0 and entries:
-            other = TrustLog.read(entries)
-            log = other if other.cluster == log.cluster else log
+        if message.decision.branch > self.decided.branch:
+            if message.log_from or not entries:
+                return log, False
+            log = TrustLog.read(entries)
+            if log.cluster != self.log.cluster:
+                raise TrustError("it is the trust log of another cluster")
         else:
             for index, entry in enumerate(entries, message.log_from):
                 if index >= len(log.entries):

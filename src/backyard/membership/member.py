@@ -28,6 +28,7 @@ from backyard.membership.effects import Changed, Effect, Note, Send
 from backyard.membership.history import History
 from backyard.membership.messages import Beat, Behind, Decided, Goodbye, Message, Wish
 from backyard.membership.peers import Peer
+from backyard.membership.pulse import Pulse
 from backyard.membership.surroundings import Surroundings
 from backyard.membership.view import (
     Present,
@@ -58,9 +59,7 @@ class Member:
         self._around = Surroundings(me.node, self.history, now)
         self.leaving = False
         self._rng = rng
-        self._serial = 0
-        self._sent: dict[int, float] = {}
-        self._next_beat = now
+        self._pulse = Pulse(now)
         self._last_tick = now
         self._proposal: Proposal | None = None
         self._deadline = now
@@ -70,9 +69,8 @@ class Member:
         self._wishes = Wishes()
         self._absent: frozenset[bytes] = frozenset()
         self._suspects: frozenset[bytes] = frozenset()
+        self._warned: set[bytes] = set()
         self._out: list[Effect] = []
-
-    # what others want to know
 
     @property
     def view(self) -> View:
@@ -103,7 +101,7 @@ class Member:
         return coordinator(self.view, self.dead(now) | self._leavers() | self._absent)
 
     def standing(self, now: float) -> Standing:
-        return standing(self.view, self.dead(now) | self._around.unheard(now))
+        return standing(self.view, self.dead(now) | self._around.unreachable(now))
 
     # events
 
@@ -115,7 +113,7 @@ class Member:
             self._note(f"this machine was asleep or stopped for {now - self._last_tick:.1f} s")
         self._last_tick = now
         mine = self._around.unheard(now)
-        if now >= self._next_beat or mine != self._suspects:
+        if now >= self._pulse.next_at or mine != self._suspects:
             self._suspects = mine
             self._beat(now)
         self._repeat_wishes(now)
@@ -129,18 +127,20 @@ class Member:
             return []
         match message:
             case Beat():
-                self._on_beat(sender, message, now)
+                if message.me.node == sender:
+                    self._on_beat(sender, message, now)
             case Goodbye():
                 self._around.peer(sender, now).leaving = message.incarnation
                 self._consider(now)
+            case Behind():
+                if now - self._around.peer(sender, now).told >= _TELL_AGAIN_S / 10:
+                    self._tell(sender, message.log_length, now)
             case _ if role != "owner":
-                self._note(
-                    f"{_short(sender)} is a guest and may not decide: {type(message).__name__} ignored"
-                )
+                if sender not in self._warned:
+                    self._warned.add(sender)
+                    self._note(f"{_short(sender)} is a guest and may not decide: it is not listened to")
             case Decided():
                 self._on_decided(sender, message, now)
-            case Behind():
-                self._tell(sender, message.log_length, now)
             case Wish():
                 self._wishes.add(message.entry, self.history, now)
                 self._consider(now)
@@ -152,10 +152,15 @@ class Member:
 
     def link_up(self, node: bytes, now: float) -> list[Effect]:
         """Greet at once: who is new should not wait for the next beat."""
-        self._around.peer(node, now)
+        self._around.peer(node, now).linked = True
         if self.history.role(node) is not None:
             self._out.append(Send(node, self._beat_for(node, self._around.visitors(now), now)))
         return self._done()
+
+    def link_down(self, node: bytes) -> None:
+        """There is no link any more; that alone is no death."""
+        if node in self.peers:
+            self.peers[node].linked = False
 
     def refused(self, node: bytes, now: float) -> list[Effect]:
         """Its machine answered that nobody listens there: its agent has ended."""
@@ -190,6 +195,7 @@ class Member:
 
     def go_on_without(self, absent: Iterable[bytes], now: float) -> list[Effect]:
         """The user is the witness that these are gone and will not decide: a new branch begins."""
+        # (nobody: the word is taken back)
         self._absent = frozenset(absent) & frozenset(self.view.voters) - {self.me.node}
         self._proposal = None
         self._consider(now)
@@ -198,10 +204,7 @@ class Member:
     # beats
 
     def _beat(self, now: float) -> None:
-        self._next_beat = now + health.BEAT_S
-        self._serial += 1
-        self._sent[self._serial] = now
-        self._sent.pop(self._serial - 64, None)
+        self._pulse.strike(now)
         if self._suspects or self.leaving or not self.is_member:
             targets: set[bytes] = {*self.history.places, *self._around.peers}
         else:
@@ -210,25 +213,18 @@ class Member:
                 *(node for node in self._around.peers if node not in self.history.places),
             }
         visitors = self._around.visitors(now)
-        for node in sorted(targets - {self.me.node} - self._around.forked):
+        for node in sorted(targets - {self.me.node}):
             if self.history.role(node) is not None:
                 self._out.append(Send(node, self._beat_for(node, visitors, now)))
 
     def _beat_for(self, node: bytes, visitors: tuple[Present, ...], now: float) -> Beat:
-        peer = self._around.peer(node, now)
-        decided = self.record.decided
-        return Beat(
-            me=self.me,
-            serial=max(1, self._serial),
-            echo=peer.serial,
-            held_us=max(0, int((now - peer.got) * 1e6)),
-            branch=decided.branch,
-            number=decided.number,
-            view=self.record.digest,
-            log_length=len(self.log.entries),
-            log_head=self.log.head,
+        return self._pulse.beat(
+            self.me,
+            self.history,
+            self._around.peer(node, now),
+            now,
             leaving=self.leaving,
-            suspects=tuple(sorted(self._suspects)),
+            suspects=self._suspects,
             visitors=visitors,
         )
 
@@ -236,9 +232,7 @@ class Member:
         peer = self._around.peer(sender, now)
         was_new = peer.beat is None or peer.beat.me != beat.me
         peer.heard(beat, now)
-        sent = self._sent.get(beat.echo)
-        if sent is not None:
-            peer.health.echo(now, sent, now - sent - beat.held_us / 1e6)
+        self._pulse.echoed(peer, beat, now)
         if not beat.leaving and peer.leaving == beat.me.incarnation:
             peer.leaving = None
         if beat.leaving:
@@ -247,10 +241,9 @@ class Member:
             return
         mine = self.record.decided.position
         if peer.position < mine and now - peer.told >= _TELL_AGAIN_S:
-            self._tell(sender, beat.log_length, now)
+            self._tell(sender, self._known_log(peer), now)
         elif peer.position > mine and now - peer.asked >= _TELL_AGAIN_S:
-            peer.asked = now
-            self._out.append(Send(sender, Behind(len(self.log.entries))))
+            self._ask_for_more(sender, beat.branch, now)
         if was_new:
             self._consider(now)
 
@@ -273,7 +266,7 @@ class Member:
             return
         dead = self.dead(now)
         first, _ = coordinator(self.view, dead | self._leavers() | self._absent)
-        if first != self.me.node or now < self._not_before:
+        if (first != self.me.node and not self._absent) or now < self._not_before:
             return
         if self._proposal is not None and now < self._deadline:
             return
@@ -292,8 +285,11 @@ class Member:
             return
         if not self._is_time(view, now):
             return
-        reachable = [node for node in self.view.voters if node not in self._around.unheard(now)]
-        if agreement.is_quorum(self.view.voters, reachable, self._absent):
+        # To be sure of a quorum now and in the view that follows: a senior that has just come back must not
+        # give up its place to machines that may never return.
+        alive = self._around.heard(now) | {self.me.node}
+        enough = agreement.is_quorum(self.view.voters, alive, self._absent)
+        if enough and agreement.is_quorum(view.voters, alive):
             self._propose(view, now)
 
     def _is_time(self, view: View, now: float) -> bool:
@@ -309,10 +305,10 @@ class Member:
         if not entries:
             return
         first, _ = self.coordinator(now)
-        heard = first is not None and first not in self._around.unheard(now)
+        heard = first is not None and first not in self._around.unreachable(now)
         targets = [first] if heard and first is not None else self._around.others()
         for node in targets:
-            if node != self.me.node:
+            if node != self.me.node and node not in self._wishes.removals():
                 self._out += [Send(node, Wish(entry)) for entry in entries]
 
     # agreement
@@ -321,7 +317,7 @@ class Member:
         promised = self.record.promised
         self._round = max(self._round, promised.round if promised is not None else 0) + 1
         ballot = Ballot(self._round, self.me.node)
-        wish = decide(self.record.decided, self.record.digest, view)
+        wish = decide(self.record.decided, self.record.digest, view, self._rng.getrandbits(32))
         self._proposal = Proposal(self.record, ballot, wish, self._absent)
         self._deadline = now + _ATTEMPT_S
         self._not_before = now
@@ -335,8 +331,9 @@ class Member:
     def _on_question(self, sender: bytes, question: Prepare | Accept, now: float) -> None:
         after = question.after if isinstance(question, Prepare) else question.decision.previous
         if after != self.record.digest:
-            if now - self._around.peer(sender, now).told >= _TELL_AGAIN_S / 4 and self.history.decided.number:
-                self._tell(sender, self._around.peer(sender, now).log_length, now)
+            peer = self._around.peer(sender, now)
+            if now - peer.told >= _TELL_AGAIN_S / 4 and self.history.decided.number:
+                self._tell(sender, self._known_log(peer), now)
             return
         if isinstance(question, Prepare):
             answer = agreement.answer_prepare(self.record, self.me.node, question)
@@ -377,8 +374,6 @@ class Member:
                 self._adopt(proposal.decision, log, now)
                 self._spread(before, now)
 
-    # decisions
-
     def _on_decided(self, sender: bytes, message: Decided, now: float) -> None:
         mine, theirs = self.history.decided, message.decision
         if theirs.position <= mine.position:
@@ -389,13 +384,12 @@ class Member:
             self._note(f"{_short(sender)} told us a decision that cannot be: {error.message}")
             return
         if not complete:
-            peer = self._around.peer(sender, now)
-            if len(log.entries) > len(self.history.log.entries):
+            longer = len(log.entries) > len(self.history.log.entries)
+            if longer and theirs.branch == mine.branch:
                 self._out.append(self.history.keep_log(log))  # a part of a long log: the rest comes at once
-            elif now - peer.asked < _TELL_AGAIN_S:
+            elif now - self._around.peer(sender, now).asked < _TELL_AGAIN_S:
                 return
-            peer.asked = now
-            self._out.append(Send(sender, Behind(len(self.history.log.entries))))
+            self._ask_for_more(sender, theirs.branch, now)
             return
         if theirs.branch > mine.branch and mine.number >= theirs.number:
             lost = mine.number - theirs.number + 1
@@ -419,20 +413,28 @@ class Member:
         self._suspects = self._around.unheard(now)
         self._out.append(Changed(self.view.why))
 
+    def _ask_for_more(self, sender: bytes, branch: int, now: float) -> None:
+        """On another branch the trust log may be another one from some place on."""
+        self._around.peer(sender, now).asked = now
+        have = len(self.history.log.entries) if branch == self.history.decided.branch else 0
+        self._out.append(Send(sender, Behind(have)))
+
     def _spread(self, before: View, now: float) -> None:
         """Whoever proposed tells everybody; should it die meanwhile, beats show who fell behind."""
         for node in dict.fromkeys((*before.nodes, *self.view.nodes)):
             if node != self.me.node and self.history.role(node) is not None:
-                self._tell(node, self._around.peer(node, now).log_length, now)
+                self._tell(node, self._known_log(self._around.peer(node, now)), now)
+
+    def _known_log(self, peer: Peer) -> int:
+        """How much of our trust log a peer has; nothing is certain if it is on another branch."""
+        return peer.log_length if peer.position.branch == self.history.decided.branch else 0
 
     def _tell(self, node: bytes, log_length: int, now: float) -> None:
         self._around.peer(node, now).told = now
         self._out.append(Send(node, self.history.telling(log_length)))
 
-    # small things
-
     def _leavers(self) -> frozenset[bytes]:
-        leavers = self._around.leavers()
+        leavers = self._around.leavers() | self._wishes.removals()
         return leavers | {self.me.node} if self.leaving else leavers
 
     def _note(self, text: str) -> None:

@@ -8,8 +8,10 @@ from backyard.membership.messages import Beat
 from backyard.membership.view import Present
 
 _REPORT_S = 6 * BEAT_S
-_MOST_HOLD_S = 30.0
+_MOST_HOLD_S = 8.0
 _FORGET_S = 60.0
+_MOST_LIVES = 10  # restarts in a minute before it has to wait
+_JUST_S = 5.0
 
 
 class Peer:
@@ -17,14 +19,18 @@ class Peer:
 
     __slots__ = (
         "_evicted",
+        "_gone_as",
+        "_held_off",
+        "_lives",
         "_reported",
         "asked",
         "beat",
+        "echo",
         "gone",
         "got",
         "health",
-        "held_off",
         "leaving",
+        "linked",
         "serial",
         "told",
     )
@@ -36,14 +42,19 @@ class Peer:
         self.got = now
         self.gone = False
         self.leaving: bytes | None = None
+        self.linked = False
+        self.echo = 0
         self.told = self.asked = -1e9
-        self.held_off = -1e9
+        self._held_off = -1e9
+        self._gone_as = b""
         self._reported = -1e9
         self._evicted: list[float] = []
+        self._lives: list[float] = []
 
     def heard(self, beat: Beat, now: float) -> None:
         if self.beat is not None and beat.me.incarnation != self.beat.me.incarnation:
-            self.health, self.serial = Health(now), 0
+            self.health, self.serial, self.echo = Health(now), 0, 0
+            self._lives = [*(then for then in self._lives if now - then < _FORGET_S), now]
         if beat.serial <= self.serial:  # a late or doubled one
             return
         self.beat, self.serial, self.got, self.gone = beat, beat.serial, now, False
@@ -59,10 +70,10 @@ class Peer:
         return self.beat.log_length if self.beat is not None else 0
 
     def present(self, now: float) -> Present | None:
-        """Its incarnation, if it is alive as far as we can hear ourselves."""
+        """Its incarnation, if it is alive: a beat of it has just come. To be forgiven is not enough."""
         if self.beat is None or self.gone or self.health.is_silent(now):
             return None
-        return self.beat.me
+        return self.beat.me if now - self.got <= self.health.patience else None
 
     def is_suspect(self, now: float) -> bool:
         return self.gone or self.health.is_silent(now)
@@ -79,8 +90,19 @@ class Peer:
         return self.beat.visitors
 
     def evicted(self, now: float) -> None:
-        """Who is evicted again and again waits longer each time before it is let in: 0, 1, 2, 4 .. 30 s."""
+        """Who is evicted again and again waits longer each time before it is let in: 0, 1, 2, 4, 8 s."""
         self._evicted = [then for then in self._evicted if now - then < _FORGET_S]
         count = len(self._evicted)
         self._evicted.append(now)
-        self.held_off = now + (min(_MOST_HOLD_S, 2.0 ** (count - 1)) if count else 0.0)
+        self._gone_as = self.beat.me.incarnation if self.beat is not None else b""
+        self._held_off = now + (min(_MOST_HOLD_S, 2.0 ** (count - 1)) if count else 0.0)
+
+    def must_wait(self, incarnation: bytes, now: float) -> bool:
+        """Whether this incarnation may not be let in yet; another one than was evicted need not wait."""
+        if len(self._lives) > _MOST_LIVES and now - self._lives[-1] < _MOST_HOLD_S:
+            return True
+        return incarnation == self._gone_as and now < self._held_off
+
+    def was_just_evicted(self, incarnation: bytes, now: float) -> bool:
+        """Then what others still say of it is old."""
+        return incarnation == self._gone_as and bool(self._evicted) and now - self._evicted[-1] < _JUST_S

@@ -79,13 +79,17 @@ class Storage:
             raise self._broken(error) from error
 
     def save(
-        self, record: Record, log_from: int = 0, entries: tuple[bytes, ...] = (), chain: str = VIEWS
+        self,
+        record: Record,
+        log_from: int | None = None,
+        entries: tuple[bytes, ...] = (),
+        chain: str = VIEWS,
     ) -> None:
-        """In one transaction; ``entries`` replace what the log has from ``log_from`` on."""
+        """In one transaction; ``entries`` follow the first ``log_from`` of the log, unless that is None."""
         encoded = msgspec.msgpack.encode(record)
         with self._transaction():
             self._base.execute("INSERT OR REPLACE INTO chain VALUES (?, ?)", (chain, encoded))
-            if entries:
+            if log_from is not None:
                 self._base.execute("DELETE FROM trust WHERE place >= ?", (log_from,))
                 places = enumerate(entries, log_from)
                 self._base.executemany("INSERT INTO trust VALUES (?, ?)", list(places))

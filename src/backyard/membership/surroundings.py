@@ -20,12 +20,16 @@ class Surroundings:
         self._history = history
         self.peers: dict[bytes, Peer] = {}
         self.forked: set[bytes] = set()
+        self.watching: frozenset[bytes] = frozenset()
         self.view_changed(now)
 
     def view_changed(self, now: float) -> None:
+        before = self.watching
         self.watching = health.watched(self._history.places, self._me)
         for node in self.others():
-            self.peer(node, now)
+            peer = self.peer(node, now)
+            if node in self.watching and node not in before:
+                peer.health.forgive(now)  # it had no reason to speak to us until now
 
     def others(self) -> list[bytes]:
         return [node for node in self._history.places if node != self._me]
@@ -40,12 +44,23 @@ class Surroundings:
         """The members that we watch and do not hear."""
         return frozenset(node for node in self.watching if self.peer(node, now).is_suspect(now))
 
+    def unreachable(self, now: float) -> frozenset[bytes]:
+        """Members that we do not hear; of those whom we do not watch, the ones without a link."""
+        far = {node for node in self.others() if node not in self.watching}
+        return self.unheard(now) | {node for node in far if not self.peer(node, now).linked}
+
+    def heard(self, now: float) -> frozenset[bytes]:
+        """Nodes that are certainly alive: a beat has just come, or a link to one that we do not watch."""
+        found = {node for node, peer in self.peers.items() if peer.present(now) is not None}
+        far = (node for node in self._history.places if node not in self.watching and node != self._me)
+        return frozenset(found | {node for node in far if self.peer(node, now).linked})
+
     def dead(self, now: float) -> frozenset[bytes]:
         """Members that are dead as far as can be told."""
         others = {}
         for node, peer in self.peers.items():
             said = peer.suspects(now)
-            if said is not None and not peer.is_suspect(now):
+            if said is not None and not peer.is_suspect(now) and self._history.role(node) == "owner":
                 others[node] = said
         return health.judged_dead(self._history.places, self.unheard(now), others)
 
@@ -74,20 +89,30 @@ class Surroundings:
         """Everybody else who is alive and may be in the next view, by our own ears or a member's word."""
         found: dict[bytes, Present] = {}
         for node, peer in self.peers.items():
-            if node in self._history.places:
-                found |= {here.node: here for here in peer.visitors(now) if here.node != self._me}
+            if node in self._history.places and self._history.role(node) == "owner":
+                for here in peer.visitors(now):
+                    if here.node != self._me and self._is_news(here, now):
+                        found[here.node] = here
         for node, peer in self.peers.items():
-            here = peer.present(now)
-            if here is not None:
-                found[node] = here
-            elif node in self._history.places and peer.is_suspect(now):
-                found.pop(node, None)
+            present = peer.present(now)
+            if present is not None:
+                found[node] = present
         allowed = {}
         for node, here in found.items():
             role, known = self._history.role(node), self.peers.get(node)
             if role is None or node in barred or node in self.forked:
                 continue
-            if known is not None and (now < known.held_off or known.leaving == here.incarnation):
+            if known is not None and known.leaving == here.incarnation:
+                continue
+            if known is not None and known.must_wait(here.incarnation, now):
                 continue
             allowed[node] = msgspec.structs.replace(here, votes=here.votes and role == "owner")
         return allowed
+
+    def _is_news(self, here: Present, now: float) -> bool:
+        """Of a member we have our own ears, and of one that we have just evicted others may not know yet."""
+        member = self._history.place(here.node)
+        if member is not None and member.incarnation == here.incarnation:
+            return False
+        known = self.peers.get(here.node)
+        return known is None or not known.was_just_evicted(here.incarnation, now)

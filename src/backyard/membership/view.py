@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from backyard.core.errors import ProtocolError
-from backyard.membership.agreement import MOST_VOTERS, Decision, RawNode, is_quorum
+from backyard.membership.agreement import MOST_VOTERS, Decision, RawNode, is_quorum, new_branch
 
 IncarnationId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 _NOTHING = bytes(32)
@@ -49,11 +49,11 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(View)
 
 
-def decide(last: Decision | None, previous: bytes, view: View) -> Decision:
-    """The decision that would make this the next view."""
+def decide(last: Decision | None, previous: bytes, view: View, chance: int = 0) -> Decision:
+    """The decision that would make this the next view; without somebody it opens a branch."""
     branch, number = (last.branch, last.number) if last is not None else (0, 0)
     return Decision(
-        branch=branch + bool(view.without),
+        branch=new_branch(last, chance) if view.without and last is not None else branch,
         number=number + 1,
         previous=previous,
         voters=view.voters,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from backyard.core.errors import BackyardError
@@ -44,6 +45,10 @@ class Wishes:
         for entry in entries:
             self._until.pop(entry, None)
 
+    def removals(self) -> frozenset[bytes]:
+        """Nodes whose revocation is wished for: they must neither coordinate nor be told."""
+        return frozenset(node for node in map(_removed, self._until) if node is not None)
+
     def due(self, now: float, *, at_once: bool = False) -> tuple[bytes, ...]:
         """What to tell the coordinator (again)."""
         self._until = {entry: until for entry, until in self._until.items() if now < until}
@@ -71,3 +76,9 @@ class Wishes:
             if len(entries) == _MOST_AT_ONCE:
                 break
         return Fitting(tuple(entries), frozenset(barred))
+
+
+@lru_cache(maxsize=256)
+def _removed(data: bytes) -> bytes | None:
+    body = decode_entry(data).body
+    return body.node if isinstance(body, Revoke) else None

@@ -18,7 +18,7 @@ A, B, C, D = (bytes([number]) * 32 for number in range(4))
 
 def _hear(health: Health, now: float) -> None:
     health.beat(now)
-    health.echo(now, now - 0.001, 0.001)
+    health.echo(now, 0.001)
 
 
 def test_a_regular_peer_is_suspected_soon() -> None:

@@ -1,0 +1,58 @@
+"""What attacks have in common: their register, and connections that bear anything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any
+
+_CONNECT_S = 5.0
+
+Result = dict[str, Any]
+Attack = Callable[..., Awaitable[Result]]
+ATTACKS: dict[str, Attack] = {}
+# What an attack calls once it has begun to hurt.
+READY: ContextVar[Callable[[], None]] = ContextVar("ready", default=lambda: None)
+
+
+def attack(function: Attack) -> Attack:
+    """Make it known under its name."""
+    ATTACKS[function.__name__] = function
+    return function
+
+
+async def say(host: str, port: int, words: bytes, seconds: float = 3.0) -> bytes:
+    """Say it, and hear what comes back until the other side ends it, or for so long."""
+    heard = b""
+    opened = await connect(host, port)
+    if opened is None:
+        return heard
+    source, sink = opened
+    with contextlib.suppress(OSError, TimeoutError):
+        sink.write(words)
+        async with asyncio.timeout(seconds):
+            while data := await source.read(65536):
+                heard += data
+    sink.transport.abort()
+    return heard
+
+
+async def connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    try:
+        return await asyncio.wait_for(asyncio.open_connection(host, port), _CONNECT_S)
+    except (OSError, TimeoutError):
+        return None
+
+
+async def until_end(source: asyncio.StreamReader) -> None:
+    with contextlib.suppress(OSError):
+        while await source.read(65536):
+            pass
+
+
+def more_descriptors() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 8192), most))
