@@ -13,6 +13,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -50,8 +52,9 @@ def main() -> int:
         joins = machines.form()
         figures |= _idle(machines, size)
         figures |= _status(machines)
-        for how in ("kill", "stop"):
-            figures |= _coordinator(machines, how, size)
+        with _traffic(lab):
+            for how in ("kill", "stop"):
+                figures |= _coordinator(machines, how, size)
     for _ in range(size.joins // 3 - 1):
         with Lab(hosts=4) as lab, Machines(lab.hosts) as machines:
             joins += machines.form()
@@ -98,6 +101,37 @@ def _status(machines: Machines) -> dict[str, object]:
         "status_ms": round(1e3 * statistics.median(times)),
         "status_answer_ms": round(1e3 * statistics.median(answers), 1),
     }
+
+
+_POUR = """
+import socket, sys, threading, time
+def drain(link):
+    while link.recv(1 << 20): pass
+def receive():
+    server = socket.create_server(("0.0.0.0", 5000))
+    while True:
+        link, _ = server.accept()
+        threading.Thread(target=drain, args=(link,), daemon=True).start()
+threading.Thread(target=receive, daemon=True).start()
+time.sleep(1)
+link = socket.create_connection((sys.argv[1], 5000))
+while True: link.sendall(bytes(250_000)); time.sleep(0.05)
+"""
+
+
+@contextmanager
+def _traffic(lab: Lab) -> Iterator[None]:
+    """Every host sends 40 Mbit/s to the next one meanwhile."""
+    following = [*lab.hosts[1:], lab.hosts[0]]
+    pours = [
+        host.start([sys.executable, "-S", "-c", _POUR, to.address])
+        for host, to in zip(lab.hosts, following, strict=True)
+    ]
+    try:
+        yield
+    finally:
+        for pour in pours:
+            pour.kill()
 
 
 def _coordinator(machines: Machines, how: str, size: Size) -> dict[str, object]:

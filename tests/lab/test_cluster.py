@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from backyard.core.errors import AgentError
+from backyard.core.errors import AgentError, PairingError
 from backyard.identity.private_file import create_private
 from backyard.local.questions import (
     ContinueAsk,
@@ -129,7 +129,7 @@ def test_unpairing_is_for_ever(four: tuple[Lab, Machines]) -> None:
     time.sleep(4.0)
     assert _members(machines, 0) == ["h0", "h1", "h2"]
     code = machines.ask(0, PairAsk(), OfferTold).code
-    with pytest.raises(AgentError):
+    with pytest.raises(PairingError):
         machines.ask(3, JoinAsk(code, patience_s=5.0), Done)
     assert _members(machines, 0) == ["h0", "h1", "h2"]
 
@@ -152,10 +152,10 @@ def test_codes_and_roles() -> None:
         code = machines.ask(0, PairAsk(), OfferTold).code
         number, first, second = code.split("-")
         wrong = f"{number}-{second}-{first}" if first != second else f"{number}-acrobat-{second}"
-        with pytest.raises(AgentError, match="code was wrong"):
+        with pytest.raises(PairingError, match="code was wrong"):
             machines.ask(1, JoinAsk(wrong, patience_s=10.0), Done)
         assert machines.ask(0, OfferAsk(), OfferTold).state == "burned"
-        with pytest.raises(AgentError):
+        with pytest.raises(PairingError):
             machines.ask(1, JoinAsk(code, patience_s=3.0), Done)
         machines.pair(0, 1, guest=True)
         machines.until(lambda: machines.agree([0, 1]), 15.0, "the guest is in")

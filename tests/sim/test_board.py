@@ -458,6 +458,7 @@ def schedule(seed: int) -> World:
     return world
 
 
+@pytest.mark.slow
 def test_what_was_answered_stays_true(request: pytest.FixtureRequest) -> None:
     one = request.config.getoption("--seed", default=None)
     count = request.config.getoption("--seeds", default=None)

@@ -300,6 +300,7 @@ def test_a_rank_far_ahead_is_not_called_late() -> None:
     assert waiting.failure.late == (1,)
 
 
+@pytest.mark.slow
 def test_an_abort_ends_everything_everywhere(run: Callable[[Scenario, int], None]) -> None:
     def scenario(seed: int) -> None:
         sim = simulation(seed)
@@ -327,6 +328,7 @@ def test_an_abort_ends_everything_everywhere(run: Callable[[Scenario, int], None
     run(scenario, 180)
 
 
+@pytest.mark.slow
 def test_a_rank_may_close_as_soon_as_its_own_part_is_done(run: Callable[[Scenario, int], None]) -> None:
     def scenario(seed: int) -> None:
         sim = simulation(seed)
@@ -383,6 +385,7 @@ def test_closing_too_early_is_an_abort_here_and_a_loss_there(run: Callable[[Scen
     run(scenario, 200)
 
 
+@pytest.mark.slow
 def test_messages_under_one_tag_keep_their_order(run: Callable[[Scenario, int], None]) -> None:
     """Also when some are small enough to be sent unasked, and more than may wait unasked."""
 

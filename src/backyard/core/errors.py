@@ -129,6 +129,12 @@ class TorchMissing(BackyardError):
     default_hint = "Run `backyard torch`: it prints the install command for this machine."
 
 
+def by_code(code: str, otherwise: type[BackyardError]) -> type[BackyardError]:
+    """The class of an error that another process of this machine raised, if it is only a sentence."""
+    plain = (PairingError, DiscoveryError, MembershipError, TrustError, IdentityError, ConfigError)
+    return next((cls for cls in plain if cls.code == code), otherwise)
+
+
 class CollectiveError(BackyardError):
     """A group operation could not be completed."""
 

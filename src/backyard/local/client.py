@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from backyard.core import errors
 from backyard.core.errors import AgentError, ListenerError, ProtocolError
 from backyard.transport.handover import Channel
 from backyard.transport.local_socket import dial_local
@@ -87,7 +88,7 @@ class ListenerClient:
         reply = _decode(delivery.message, delivery.socket)
         self._channel.settimeout(self._timeout)
         if isinstance(reply, Refused):
-            raise AgentError(reply.message, hint=reply.hint)
+            raise errors.by_code(reply.code, AgentError)(reply.message, hint=reply.hint)
         if not isinstance(reply, Told):
             self.close()
             raise ProtocolError(f"the agent answered {type(reply).__name__} instead of telling")

@@ -266,7 +266,7 @@ class Listener:
         try:
             answer = await asyncio.wait_for(self._house.answer(request.question), _LONGEST_ANSWER_S)
         except BackyardError as error:
-            return Refused(error.message, error.hint)
+            return Refused(error.message, error.hint, error.code)
         except TimeoutError:
             return Refused(f"the agent found no answer within {_LONGEST_ANSWER_S:g} s", "Ask again.")
         except Exception as error:  # noqa: BLE001  # our fault at one question must not end the agent

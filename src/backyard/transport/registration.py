@@ -99,10 +99,11 @@ class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """Why a request was not granted."""
+    """Why a request was not granted; ``code`` is that of the error behind it, if it was one of ours."""
 
     message: str
     hint: str
+    code: str = ""
 
 
 T = TypeVar("T")

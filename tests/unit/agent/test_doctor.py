@@ -515,6 +515,7 @@ async def examine(agent: Patient) -> dict[str, list[CheckRow]]:
     return rows
 
 
+@pytest.mark.slow
 def test_a_copied_machine_is_found(tmp_path: Path) -> None:
     async def main() -> None:
         original = Patient(settings(tmp_path / "1"))
@@ -540,6 +541,7 @@ def test_a_copied_machine_is_found(tmp_path: Path) -> None:
         runner.run(asyncio.wait_for(main(), 60))
 
 
+@pytest.mark.slow
 def test_two_agents_are_examined_and_one_that_has_gone_is_missed(tmp_path: Path) -> None:
     async def main() -> None:
         one, two = Patient(settings(tmp_path / "1")), Patient(settings(tmp_path / "2"))

@@ -102,6 +102,7 @@ def test_no_torch_at_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert "no torch" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_real_torch_answers() -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")

@@ -32,6 +32,7 @@ def works(chosen=None):
     return tensor.tolist() == [0, 1, 2, 3, 4]
 """
 
+pytestmark = pytest.mark.slow
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 
 
