@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Collection, Iterator
@@ -373,4 +374,17 @@ def test_a_large_cluster_knows_when_it_is_cut() -> None:
         for other in many:
             cluster.link(cluster.nodes[one], cluster.nodes[other])
     cluster.run(20.0)
+    assert cluster.agreed()
+
+
+@pytest.mark.parametrize("victims", list(itertools.combinations(range(5), 2)))
+def test_any_two_of_five_may_die_at_once(victims: tuple[int, int]) -> None:
+    cluster = Cluster(8, 5)
+    cluster.run(2.0)
+    _off(cluster, *victims)
+    cluster.run(6.0)
+    assert cluster.agreed()
+    for victim in victims:
+        cluster.start(cluster.nodes[victim])
+    cluster.run(6.0)
     assert cluster.agreed()

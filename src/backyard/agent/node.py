@@ -254,7 +254,7 @@ class Agent:
         self._perform(self.member.link_up(node.raw, self._loop.time()))
 
     def link_down(self, node: NodeId, why: str) -> None:
-        _log.info("the link to %s is down: %s", self.name_of(node), why)
+        _log.debug("the link to %s is down: %s", self.name_of(node), why)
         self.search.remember()
         self.member.link_down(node.raw)
         # At once, as a refusal would be evidence that its agent has ended; but not again and again.

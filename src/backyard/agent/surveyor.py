@@ -47,6 +47,8 @@ _CHUNK = 64 * 1024
 _JUDGE_EVERY = 128 * 1024
 _MEASURE_S = MOST_SECONDS + 5.0
 _MOST_LINKS = 2048
+_TOGETHER_S = 0.0005
+_MOST_ARRIVALS = 4096
 
 _log = logging.getLogger(__name__)
 
@@ -275,7 +277,7 @@ class Surveyor:
         if train.received + size > MOST_BYTES:
             return
         train.received += size
-        train.arrivals.append((self._loop.time(), size))
+        self._note_arrival(train, size)
         last = not size
         if not last and train.received - train.judged < _JUDGE_EVERY:
             self._around.send_bulk(node, _encode(Got(train.serial, train.received)))
@@ -287,6 +289,14 @@ class Surveyor:
         self._around.send_bulk(node, _encode(got))
         if over:
             self._trains[node] = _Train(-1)
+
+    def _note_arrival(self, train: _Train, size: int) -> None:
+        """Crumbs that come together count as one: what is kept is bounded by time, not by the sender."""
+        now = self._loop.time()
+        if train.arrivals and now - train.arrivals[-1][0] < _TOGETHER_S:
+            train.arrivals[-1] = (train.arrivals[-1][0], train.arrivals[-1][1] + size)
+        elif len(train.arrivals) < _MOST_ARRIVALS:
+            train.arrivals.append((now, size))
 
     def _on_told(self, node: NodeId, told: Told) -> None:
         name = node.raw.hex()

@@ -69,7 +69,7 @@ class Member:
         self._wishes = Wishes()
         self._absent: frozenset[bytes] = frozenset()
         self._suspects: frozenset[bytes] = frozenset()
-        self._warned: set[bytes] = set()
+        self._warned: set[tuple[bytes, str]] = set()
         self._out: list[Effect] = []
 
     @property
@@ -136,8 +136,8 @@ class Member:
                 if now - self._around.peer(sender, now).told >= _TELL_AGAIN_S / 10:
                     self._tell(sender, message.log_length, now)
             case _ if role != "owner":
-                if sender not in self._warned:
-                    self._warned.add(sender)
+                if (sender, "guest") not in self._warned:
+                    self._warned.add((sender, "guest"))
                     self._note(f"{_short(sender)} is a guest and may not decide: it is not listened to")
             case Decided():
                 self._on_decided(sender, message, now)
@@ -252,8 +252,9 @@ class Member:
         if what is None:
             self._around.forked.discard(sender)
             return False
-        if sender not in self._around.forked:
-            self._around.forked.add(sender)
+        self._around.forked.add(sender)
+        if (sender, what) not in self._warned:
+            self._warned.add((sender, what))
             self._note(f"{_short(sender)} has another {what} than we: its history is not ours; not followed")
         return True
 

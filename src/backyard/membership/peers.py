@@ -11,6 +11,7 @@ _REPORT_S = 6 * BEAT_S
 _MOST_HOLD_S = 8.0
 _FORGET_S = 60.0
 _MOST_LIVES = 10  # restarts in a minute before it has to wait
+_MOST_GUEST_LIVES = 3
 _JUST_S = 5.0
 
 
@@ -97,9 +98,10 @@ class Peer:
         self._gone_as = self.beat.me.incarnation if self.beat is not None else b""
         self._held_off = now + (min(_MOST_HOLD_S, 2.0 ** (count - 1)) if count else 0.0)
 
-    def must_wait(self, incarnation: bytes, now: float) -> bool:
+    def must_wait(self, incarnation: bytes, now: float, *, guest: bool) -> bool:
         """Whether this incarnation may not be let in yet; another one than was evicted need not wait."""
-        if len(self._lives) > _MOST_LIVES and now - self._lives[-1] < _MOST_HOLD_S:
+        most = _MOST_GUEST_LIVES if guest else _MOST_LIVES
+        if len(self._lives) > most and now - self._lives[-1] < _MOST_HOLD_S:
             return True
         return incarnation == self._gone_as and now < self._held_off
 

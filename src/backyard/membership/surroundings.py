@@ -104,7 +104,7 @@ class Surroundings:
                 continue
             if known is not None and known.leaving == here.incarnation:
                 continue
-            if known is not None and known.must_wait(here.incarnation, now):
+            if known is not None and known.must_wait(here.incarnation, now, guest=role != "owner"):
                 continue
             allowed[node] = msgspec.structs.replace(here, votes=here.votes and role == "owner")
         return allowed
