@@ -13,6 +13,7 @@ import socket
 from collections.abc import Coroutine, Iterable
 from typing import NamedTuple, Protocol
 
+from backyard.agent.complaints import Complaints
 from backyard.core.errors import BackyardError, HandshakeError
 from backyard.identity import NodeId
 from backyard.transport.control import AgentTls, ControlLink, accept_agent, was_refused
@@ -71,6 +72,7 @@ class Links:
         self._peers: dict[NodeId, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
+        self._complaints = Complaints(_log, "refused a call from")
 
     # what the agent asks
 
@@ -234,6 +236,9 @@ class Links:
                 on_message=self._owner.received,
                 on_closed=self._closed,
             )
+        except HandshakeError as error:
+            self._complaints.about(address, error.message)
+            return
         except BackyardError as error:
             _log.debug("a call from %s came to nothing: %s", address, error.message)
             return

@@ -10,6 +10,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterable
 
+from backyard.agent.complaints import Complaints
 from backyard.core.errors import BackyardError, PairingError
 from backyard.identity import NodeKey
 from backyard.identity.trust import Role, TrustLog
@@ -67,7 +68,9 @@ class PairingDesk:
         self.offer: Offer | None = None
         self.guest_name = ""
         self._psks: list[Offer] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Offerer] = {}
+        self._spoken: set[Offerer] = set()
+        self._complaints = Complaints(_log, "no pairing with")
 
     def open_code(self, role: Role) -> Offer:
         """A new code; an open one before it is withdrawn."""
@@ -97,21 +100,35 @@ class PairingDesk:
         """A machine has come for an offer."""
         if negotiate(preface.version_min, preface.version_max) is None:
             return Refusal("no protocol version in common", refuse_version())
-        if len(self._tasks) >= _MOST_AT_ONCE:
+        if len(self._tasks) >= _MOST_AT_ONCE and not self._make_room():
             return Refusal("too many pairings at once", refuse_route())
         for offer in self._open():
             if offer.tag == preface.target:
                 offerer = offer.take(self._loop.time())
                 if isinstance(offerer, Offerer):
                     task = self._loop.create_task(self._serve(connection, preface, address, offerer))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    self._tasks[task] = offerer
+                    task.add_done_callback(self._left)
                     return None
         return Refusal("no such offer is open", refuse_route())
 
     def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
+
+    def _make_room(self) -> bool:
+        """The one that has waited longest without a word goes: it may be nobody, and the next may be true."""
+        silent = next((task for task, offerer in self._tasks.items() if offerer not in self._spoken), None)
+        if silent is None:
+            return False
+        self._left(silent)
+        silent.cancel()
+        return True
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        offerer = self._tasks.pop(task, None)
+        if offerer is not None:
+            self._spoken.discard(offerer)
 
     def _open(self) -> Iterable[Offer]:
         now = self._loop.time()
@@ -130,9 +147,9 @@ class PairingDesk:
                 await self._talk(connection, offerer)
             except PairingError as error:
                 offerer.lost()  # whatever was wrong, a code that was answered is spent
-                _log.warning("a pairing with %s came to nothing: %s", address, error.message)
+                self._complaints.about(address, error.message)
             except (OSError, TimeoutError):
-                _log.warning("a pairing with %s came to nothing: %s", address, offerer.lost().message)
+                self._complaints.about(address, offerer.lost().message)
             except asyncio.CancelledError:
                 offerer.lost()
                 raise
@@ -142,6 +159,7 @@ class PairingDesk:
         while True:
             step = offerer.receive(await _receive(connection, offerer.limit, patience_s))
             patience_s = _STEP_S
+            self._spoken.add(offerer)
             if step.send is not None:
                 await _send(connection, step.send)
             match step.done:
