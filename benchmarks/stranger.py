@@ -189,7 +189,7 @@ async def _use_preface(preface: bytes, host: str, port: int) -> tuple[bool, bool
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     session = TlsSession(context, server_side=False)
-    answer = b""
+    answer, shown = b"", False
     source, sink = await asyncio.open_connection(host, port)
     with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
         async with asyncio.timeout(3.0):
@@ -197,8 +197,9 @@ async def _use_preface(preface: bytes, host: str, port: int) -> tuple[bool, bool
             answer = await source.readexactly(ANSWER_BYTES)
             while not await _feed(session, source, sink):
                 pass
+            shown = session.object.getpeercert(True) is not None
     sink.close()
-    return bool(answer), session.object.getpeercert(True) is not None
+    return bool(answer), shown
 
 
 async def _feed(session: TlsSession, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> bool:

@@ -1,141 +1,24 @@
-"""A cluster at work, and somebody in the house who is not of it: every attack is refused and disturbs nobody."""
+"""A cluster at work, and somebody in the house who is not of it: all is refused, and nobody is disturbed."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sqlite3
-import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import pytest
 
 from backyard.discovery import namespace_tag
-from backyard.identity.trust import TrustLog, decode_entry
-from backyard.local.questions import OfferAsk, OfferTold, PairAsk
-from benchmarks.attacks import LIMIT_S, READY
-from benchmarks.machines import REPOSITORY, Machines
-from lab import Host, Lab, LabProcess
+from backyard.local.questions import Done, UnpairAsk
+from benchmarks.machines import Machines
+from lab import Lab
+from tests.lab.besieged import MOST_GROWTH, OWNERS, House, members
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-OWNERS = range(3)
-PORT = 52416
-MOST_LINES = 20
-MOST_GROWTH = 8 << 20
-
-
-class Reading(NamedTuple):
-    """What an attack could change in an agent."""
-
-    branch: int
-    view: int
-    members: tuple[str, ...]
-    rss: int
-    descriptors: int
-    words: int
-
-
-class House:
-    """Three owners' agents, and two hosts that nobody has paired."""
-
-    def __init__(self, lab: Lab, machines: Machines) -> None:
-        self.machines = machines
-        self.stranger, self.friend = lab.hosts[3], lab.hosts[4]
-        self.room = machines.state(0).parent
-        self.addresses = [host.address for host in lab.hosts[:3]]
-        self._rooms = 0
-
-    @property
-    def doors(self) -> list[tuple[str, int]]:
-        return [(address, PORT) for address in self.addresses]
-
-    @property
-    def agents(self) -> list[tuple[str, int, str]]:
-        nodes = list(self.log().members)
-        return [(address, PORT, nodes[place].raw.hex()) for place, address in enumerate(self.addresses)]
-
-    def log(self, place: int = 0) -> TrustLog:
-        """As a member has it on its disk: secrets included, which a stranger is given only where it is said."""
-        base = sqlite3.connect(f"file:{self.machines.state(place) / 'cluster.db'}?mode=ro", uri=True)
-        with contextlib.closing(base):
-            rows = base.execute("SELECT entry FROM trust ORDER BY place").fetchall()
-        return TrustLog.read(decode_entry(row[0]) for row in rows)
-
-    def code(self, role: Any = "owner") -> str:
-        return self.machines.ask(0, PairAsk(role), OfferTold).code
-
-    def offer(self) -> str:
-        return self.machines.ask(0, OfferAsk(), OfferTold).state
-
-    def keep(self) -> str:
-        self._rooms += 1
-        return str(self.room / f"kept{self._rooms}")
-
-    def start(self, source: Host, name: str, /, **arguments: Any) -> LabProcess:
-        command = [sys.executable, "-P", "-m", "benchmarks.attacks", name, json.dumps(arguments)]
-        return source.start(command, env=self.machines.environment(0), cwd=REPOSITORY)
-
-    def end(self, process: LabProcess) -> dict[str, Any]:
-        """What came of an attack."""
-        code = process.wait(LIMIT_S + 10.0)
-        lines = process.output().splitlines()
-        assert code == 0, "\n".join(lines[-30:])
-        found: dict[str, Any] = json.loads(lines[-1])
-        return found
-
-    def attack(self, name: str, /, **arguments: Any) -> dict[str, Any]:
-        return self.end(self.start(self.stranger, name, **arguments))
-
-    def join(self, code: str, source: Host | None = None, /, **arguments: Any) -> dict[str, Any]:
-        place = {"host": self.addresses[0], "port": PORT, **arguments}
-        begin = self.start(source or self.friend, "join", code=code, **place)
-        return self.end(begin)
-
-    def await_ready(self, process: LabProcess) -> None:
-        self.machines.until(lambda: READY in process.output() or process.poll() is not None, 20.0, READY)
-
-    def read(self, place: int) -> Reading:
-        told = self.machines.status(place)
-        process = psutil.Process(told.pid)
-        members = tuple(row.name for row in told.nodes if row.seniority is not None)
-        words = len(self.machines.words(place).splitlines())
-        return Reading(told.branch, told.view, members, process.memory_info().rss, process.num_fds(), words)
-
-    @contextlib.contextmanager
-    def undisturbed(self, *, decisions: int = 0, lines: int = MOST_LINES) -> Iterator[None]:
-        """All agents afterwards as before, but for so many views that the test itself asked for."""
-        before = [self.read(place) for place in OWNERS]
-        yield
-        self.machines.until(lambda: self.machines.agree(OWNERS), 15.0, "the owners agree")
-        for place in OWNERS:
-            old = before[place]
-            self.machines.until(
-                lambda place=place, old=old: self.read(place).descriptors <= old.descriptors + 3,
-                20.0,
-                f"the descriptors of agent {place} are {old.descriptors} again",
-            )
-            new = self.read(place)
-            print(place, old, new, (new.rss - old.rss) / 2**20, new.view - old.view)
-            said = "\n".join(self.machines.words(place).splitlines()[old.words :])
-            print("\n".join(said.splitlines()[:12]))
-            assert (new.branch, new.members) == (old.branch, old.members)
-            assert new.view == old.view + decisions, said[-1500:]
-            assert new.rss - old.rss < MOST_GROWTH
-            assert new.words - old.words <= lines + 3 * decisions, said[-1500:]
-
-    def rest(self) -> None:
-        """Until the agents idle again."""
-        self.machines.until(lambda: all(self._load(place) < 0.5 for place in OWNERS), 20.0, "all is calm")
-
-    def _load(self, place: int) -> float:
-        process = psutil.Process(self.machines.process(place).pid)
-        before = sum(process.cpu_times()[:2])
-        time.sleep(0.5)
-        return (sum(process.cpu_times()[:2]) - before) / 0.5
+DISCOVERY_PORT = 52415
+MOST_WAITING = 128 + 64  # connections without a preface, and handshakes
 
 
 @pytest.fixture(scope="module")
@@ -145,197 +28,262 @@ def house() -> Iterator[House]:
         yield House(lab, machines)
 
 
-def test_wrong(house: House) -> None:
+# pairing
+
+
+def test_a_code_allows_one_guess(house: House) -> None:
     with house.undisturbed():
         code = house.code()
         number, first, second = code.split("-")
-        print(house.join(f"{number}-{second}-{first}", house.stranger))
-        print(house.offer())
-        print(house.join(code, house.stranger))
+        wrong = f"{number}-{second}-{first}" if first != second else f"{number}-acrobat-zebra"
+        assert not house.join(wrong, house.stranger)["joined"]
+        assert house.offer() == "burned"
+        assert not house.join(code, house.stranger)["joined"], "the right code, too late"
 
 
-def test_relay(house: House) -> None:
-    record = str(house.room / "record")
+def test_a_recorded_pairing_opens_nothing(house: House) -> None:
+    record = house.new_path()
     with house.undisturbed(decisions=1):
         code = house.code()
-        relay = house.start(
-            house.stranger, "relay", listen=7000, host=house.addresses[0], port=PORT, record=record
+        relay = house.start(house.stranger, "relay", listen=7000, record=record, **house.door).await_ready()
+        assert house.join(code, host=house.stranger.address, port=7000)["joined"], (
+            "a relay alone does no harm"
         )
-        house.await_ready(relay)
-        print(house.join(code, host=house.stranger.address, port=7000))
-        print(house.end(relay))
+        house.end(relay)
     with house.undisturbed():
         number = int(house.code().split("-")[0])
-        print(house.attack("replay", record=record, number=number, host=house.addresses[0], port=PORT))
-        print(house.offer())
+        heard = house.attack("replay", record=record, number=number, **house.door)
+        assert heard["as_it_was"] == 0, "not a word in answer"
+        assert house.offer() == "burned"
 
 
-def test_advert(house: House) -> None:
+@pytest.mark.parametrize(("way", "at"), [("up", 120), ("down", 50), ("up", 250)])
+def test_a_changed_byte_ends_a_pairing(house: House, way: str, at: int) -> None:
+    """In the joiner's half of the exchange, in the offerer's half, and in the joiner's sealed proof."""
     with house.undisturbed():
-        print(
-            house.attack(
-                "steal_advert",
-                tag=namespace_tag(house.log().secret),
-                listen=7001,
-                agents=house.doors,
-                seconds=6.0,
-            )
-        )
-
-
-def test_self_signed(house: House) -> None:
-    log = house.log()
-    with house.undisturbed():
-        nodes = [node.raw.hex() for node in log.members]
-        for claims in ("", nodes[1]):
-            print(
-                house.attack(
-                    "come_as_member",
-                    agents=house.doors,
-                    secrets=[log.secret.hex()],
-                    trusted=nodes,
-                    claims=claims,
-                    times=5,
-                )
-            )
-        print(house.attack("come_as_member", agents=house.doors, secrets=["00" * 32], trusted=nodes, times=5))
-
-
-def test_garbage(house: House) -> None:
-    with house.undisturbed():
-        print(house.attack("garbage", agents=house.doors, secret=house.log().secret.hex(), times=3))
-
-
-def test_flood(house: House) -> None:
-    with house.undisturbed():
-        print(house.attack("flood", host=house.addresses[0], port=PORT, silent=2000, half=500, seconds=8))
-    house.rest()
-
-
-def test_pairing_flood(house: House) -> None:
-    with house.undisturbed(decisions=1):
         code = house.code()
-        f = house.start(
-            house.stranger,
-            "flood",
-            host=house.addresses[0],
-            port=PORT,
-            pairing=200,
-            number=int(code.split("-")[0]),
-            seconds=8,
-        )
-        house.await_ready(f)
-        time.sleep(1.0)
-        print(house.join(code))
-        print(house.offer())
-        print(house.end(f))
-        if house.offer() == "open":
-            print(house.join(code))
+        relay = house.start(house.stranger, "relay", listen=7000, way=way, at=at, **house.door).await_ready()
+        assert not house.join(code, host=house.stranger.address, port=7000)["joined"]
+        assert house.end(relay)[way] > at
+        assert house.offer() in ("burned", "open"), "what is no half of an exchange is no guess either"
 
 
-def test_hasty(house: House) -> None:
-    with house.undisturbed():
-        number = int(house.code().split("-")[0])
-        print(house.attack("hasty", host=house.addresses[0], port=PORT, number=number, times=300))
-
-
-def test_drip(house: House) -> None:
-    with house.undisturbed():
-        number = int(house.code().split("-")[0])
-        print(
-            house.attack(
-                "drip", host=house.addresses[0], port=PORT, number=number, secret=house.log().secret.hex()
-            )
-        )
-
-
-def test_udp(house: House) -> None:
-    with house.undisturbed():
-        print(
-            house.attack(
-                "datagrams",
-                agents=house.addresses,
-                own=house.stranger.address,
-                port=52415,
-                tag=namespace_tag(house.log().secret),
-                each=3000,
-            )
-        )
-    house.rest()
-
-
-def test_udp2(house: House) -> None:
-    for n in (0, 2000, 2000, 4000):
-        house.attack(
-            "datagrams",
-            agents=[],
-            own=house.stranger.address,
-            port=52415,
-            tag=namespace_tag(house.log().secret),
-            each=n,
-        )
-        time.sleep(6)
-        print(n, [(house.read(p).rss / 2**20, house.read(p).descriptors) for p in OWNERS])
-    time.sleep(15)
-    print(n, [(house.read(p).rss / 2**20, house.read(p).descriptors) for p in OWNERS])
+# discovery and TLS
 
 
 @pytest.fixture(scope="module")
-def guests(house: House):
-    keeps = [house.keep(), house.keep(), house.keep()]
-    for n, role in enumerate(("owner", "guest", "guest")):
-        r = house.join(house.code(role), keep=keeps[n], name=f"g{n}")
-        assert r["joined"], r
-        if n == 0:
-            away = r["node"]
-    house.machines.until(lambda: all(len(house.log(p)) == len(house.log(0)) for p in OWNERS), 10, "log")
-    return away, keeps
+def stolen(house: House) -> dict[str, Any]:
+    """The stranger has advertised the cluster's tag, answered who came, and shown its preface to others."""
+    with house.undisturbed():
+        tag = namespace_tag(house.log().secret)
+        return house.attack("steal_advert", tag=tag, listen=7001, agents=house.doors, seconds=3.0)
 
 
-def _views(house, before=None):
-    return [[l for l in house.machines.words(p).splitlines() if "INFO view" in l][-8:] for p in OWNERS]
+def test_a_stolen_advert_wins_a_preface_and_nothing_else(stolen: dict[str, Any]) -> None:
+    assert stolen["callers"] >= 1
+    assert stolen["certificates"] == 0
 
 
-def _probe(house):
-    t = time.monotonic()
-    r = house.join(house.code())
-    print("decides", r, time.monotonic() - t)
+# Expected to fail until such a preface names the place that was dialled: now it says "whoever is there", so that
+# a stranger who lured one member with its own tag may show it to the others. They answer, and TLS shows him
+# their certificates before it asks for his.
+@pytest.mark.xfail(reason="a preface for whoever is there opens the door of every member")
+def test_a_stolen_preface_opens_no_door(stolen: dict[str, Any]) -> None:
+    assert stolen["replayed"] >= 3
+    assert stolen["certificates_of_agents"] == 0
+    assert stolen["answered"] == 0
 
 
-def run(house, name, **a):
-    n = len(house.log())
-    b = [house.read(p) for p in OWNERS]
-    print("=====", name)
-    try:
-        print(house.attack(name, agents=house.agents, **a))
-    except AssertionError as e:
-        print("ATTACK FAILED", e)
-    time.sleep(1.0)
-    for p in OWNERS:
-        r = house.read(p)
-        words = house.machines.words(p).splitlines()[b[p].words:]
-        print(p, b[p], r, "rss+", (r.rss - b[p].rss) / 2**20, "views+", r.view - b[p].view, "lines+", len(words))
-        seen = {}
-        for w in words:
-            k = re.sub(r"[0-9]+", "N", w[24:])[:150]
-            seen[k] = seen.get(k, 0) + 1
-        for k, v in list(seen.items())[:25]:
-            print("     ", v, k)
-    print("log", n, len(house.log()))
-    _probe(house)
+def test_a_key_of_ones_own_makes_no_member(house: House) -> None:
+    """The stranger knows the discovery secret, and once also in whose name to come."""
+    known = {"agents": house.doors, "trusted": house.nodes, "times": 10}
+    secret = house.log().secret.hex()
+    with house.undisturbed():
+        assert house.attack("come_as_member", secrets=[secret], **known)["entered"] == 0
+        forged = house.attack("come_as_member", secrets=[secret], claims=house.nodes[1], **known)
+        assert forged["entered"] == 0
+        assert house.attack("come_as_member", secrets=["00" * 32], **known)["entered"] == 0
 
 
-def test_g_decides(house, guests):
-    run(house, "guest_decides", keep=guests[1][1], friend="ab" * 32, times=30)
+def test_who_fails_at_tls_is_named(house: House) -> None:
+    secret = house.log().secret.hex()
+    house.attack("come_as_member", secrets=[secret], agents=house.doors, trusted=house.nodes)
+    for place in OWNERS:
+        named = [line for line in house.words(place) if f"call from {house.stranger.address}" in line]
+        assert len(named) == 1, "once for this source, however it failed first"
 
-def test_g_lies(house, guests):
-    run(house, "guests_lie", keeps=guests[1][1:], away=guests[0], seconds=2.0)
 
-def test_g_poses(house, guests):
-    run(house, "guest_poses", keep=guests[1][1], away=guests[0], seconds=3.0)
+def test_a_removed_member_stays_out(house: House) -> None:
+    keep = house.new_path()
+    with house.undisturbed(decisions=1):
+        assert house.join(house.code(), house.stranger, keep=keep, name="thief")["joined"]
+    known = {"agents": house.doors, "trusted": house.nodes, "keep": keep, "times": 5}
+    old = house.log().secret.hex()
+    assert house.attack("come_as_member", secrets=[old], **known)["entered"] == 15, "as long as it is one"
+    with house.undisturbed(decisions=1, views=2):
+        house.machines.ask(1, UnpairAsk("thief"), Done)
+    new = house.log().secret.hex()
+    assert new != old
+    with house.undisturbed():
+        found = house.attack("come_as_member", secrets=[old, new], **known)
+        assert found["entered"] == 0
+        assert any("does not trust" in words for words in found["words"]), "the leaked one ends at TLS"
+        assert any("without a word" in words for words in found["words"]), "the old one at the door"
 
-def test_g_babbles(house, guests):
-    run(house, "guest_babbles", keep=guests[1][1], times=5)
 
-def test_g_fills(house, guests):
-    run(house, "guest_fills", keep=guests[1][1], links=100, chunks=100000, names=300)
+# too much, too large, too slow
+
+
+def test_garbage_gets_no_answer(house: House) -> None:
+    with house.undisturbed(descriptors=MOST_WAITING):
+        found = house.attack("garbage", agents=house.doors, secret=house.log().secret.hex(), times=6)
+        assert found["answered_at_the_door"] == 0
+    for place in OWNERS:
+        named = [line for line in house.words(place) if f"turned away {house.stranger.address}" in line]
+        assert 1 <= len(named) <= 3, "once for each place that turns somebody away"
+
+
+def test_connections_that_say_nothing_keep_nobody_out(house: House) -> None:
+    with house.undisturbed(decisions=1, descriptors=MOST_WAITING):
+        code = house.code()
+        flood = house.start(house.stranger, "flood", silent=2000, half=500, seconds=6.0, **house.door)
+        flood.await_ready()
+        assert house.join(code)["joined"]
+        found = house.end(flood)
+        assert found["opened"] >= 2400
+        assert found["open_still"] <= MOST_WAITING
+
+
+def test_a_crowd_at_the_pairing_desk_keeps_nobody_out(house: House) -> None:
+    with house.undisturbed(decisions=1, descriptors=MOST_WAITING):
+        code = house.code()
+        number = int(code.split("-")[0])
+        crowd = house.start(house.stranger, "crowd", number=number, people=200, seconds=4.0, **house.door)
+        crowd.await_ready()
+        joined = house.join(code)
+        house.end(crowd)
+        assert joined["joined"], joined["words"]
+
+
+def test_visits_to_the_pairing_desk_fill_no_log(house: House) -> None:
+    with house.undisturbed(descriptors=MOST_WAITING):
+        number = int(house.code().split("-")[0])
+        house.attack("hasty", number=number, times=100, **house.door)
+
+
+def test_one_byte_a_second_is_not_borne_for_long(house: House) -> None:
+    with house.undisturbed(descriptors=MOST_WAITING):
+        number, secret = int(house.code().split("-")[0]), house.log().secret.hex()
+        borne = house.attack("drip", number=number, secret=secret, **house.door)
+        assert borne["preface"] < 8.0
+        assert borne["tls"] < 10.0
+        assert borne["pairing"] < 7.0
+
+
+def test_datagrams_of_all_kinds(house: House) -> None:
+    """Noise, and adverts with the cluster's tag: whom they name is dialled, within bounds."""
+    tag = namespace_tag(house.log().secret)
+    lies = {"agents": house.addresses, "own": house.stranger.address, "port": DISCOVERY_PORT, "tag": tag}
+    # What mDNS remembers is bounded: 10,000 records, which 2,500 adverts fill.
+    with house.undisturbed(descriptors=512, growth=2 * MOST_GROWTH):
+        assert house.attack("datagrams", each=2600, **lies)["sent"] > 10_000
+    with house.undisturbed(descriptors=512, growth=MOST_GROWTH // 2):
+        house.attack("datagrams", each=1000, **lies)
+
+
+# guests who want more
+
+
+class Guests(NamedTuple):
+    """Where two guests keep their keys, and an owner of the log who has never been there."""
+
+    keeps: tuple[str, str]
+    away: str
+
+
+@pytest.fixture(scope="module")
+def guests(house: House) -> Guests:
+    keeps = (house.new_path(), house.new_path())
+    away = house.join(house.code(), name="away")
+    assert away["joined"]
+    for keep in keeps:
+        joined = house.join(house.code("guest"), house.stranger, keep=keep, name="guest")
+        assert joined.get("role") == "guest"
+    return Guests(keeps, away["node"])
+
+
+def test_a_guest_decides_nothing(house: House, guests: Guests) -> None:
+    with house.undisturbed(views=2):
+        house.attack("guest_decides", keep=guests.keeps[0], agents=house.agents, friend="ab" * 32, times=10)
+
+
+def _while_guests_lie(house: House, guests: Guests, lie: str, *, views: int, decides: bool = False) -> None:
+    cue = Path(house.new_path())
+    with house.undisturbed(views=views, decisions=int(decides)):
+        lying = house.start(
+            house.stranger,
+            "guests_lie",
+            keeps=guests.keeps,
+            agents=house.agents,
+            away=guests.away,
+            lie=lie,
+            cue=str(cue),
+        ).await_ready()
+        time.sleep(2.0)
+        joined = house.join(house.code()) if decides else {"joined": True}
+        in_time = lying.result() is None
+        cue.touch()
+        house.end(lying)
+        assert joined["joined"]
+        assert in_time, "the cluster decided only when the guests had left"
+
+
+def test_guests_who_say_that_one_is_dead(house: House, guests: Guests) -> None:
+    _while_guests_lie(house, guests, "one is dead", views=4)
+
+
+def test_guests_who_say_that_all_are_dead(house: House, guests: Guests) -> None:
+    _while_guests_lie(house, guests, "all are dead", views=4, decides=True)
+
+
+def test_guests_who_say_that_others_have_come(house: House, guests: Guests) -> None:
+    _while_guests_lie(house, guests, "visitors", views=4)
+    assert not any("away" in members(line) for line in house.words(0))
+
+
+def test_guests_under_others_names(house: House, guests: Guests) -> None:
+    _while_guests_lie(house, guests, "another name", views=4, decides=True)
+
+
+def test_guests_who_are_ever_somebody_else(house: House, guests: Guests) -> None:
+    _while_guests_lie(house, guests, "another self", views=6)
+
+
+def test_guests_with_another_history(house: House, guests: Guests) -> None:
+    _while_guests_lie(house, guests, "another history", views=6)
+
+
+def test_guests_with_another_time(house: House, guests: Guests) -> None:
+    _while_guests_lie(house, guests, "another time", views=6)
+
+
+def test_a_guest_who_babbles_is_cut_off(house: House, guests: Guests) -> None:
+    with house.undisturbed():
+        found = house.attack("guest_babbles", keep=guests.keeps[0], agents=house.agents, times=2)
+        assert found["left_open"] == 0
+
+
+def test_a_guest_has_no_hundred_links(house: House, guests: Guests) -> None:
+    with house.undisturbed(views=4):
+        house.attack("guest_links", keep=guests.keeps[0], agents=house.agents, links=40)
+
+
+def test_a_guest_measures_only_its_own(house: House, guests: Guests) -> None:
+    with house.undisturbed(views=4):
+        house.attack("guest_measures", keep=guests.keeps[0], agents=house.agents, crumbs=110_000)
+    assert all(link.mbps != 0.1 for link in house.read(0).told.links)
+
+
+def test_a_guest_has_one_name(house: House, guests: Guests) -> None:
+    with house.undisturbed(views=4):
+        house.attack("guest_greets", keep=guests.keeps[0], agents=house.agents, names=100)

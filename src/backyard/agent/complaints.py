@@ -1,4 +1,4 @@
-"""Tells of strangers' failures without letting them fill the log: once a source, and never too many sources."""
+"""Tells of strangers' failures without letting them fill the log: once a source and reason, few in all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 from backyard.transport.addresses import source_of
 
-_MOST_SOURCES = 64
+_MOST = 64
 
 
 class Complaints:
@@ -15,12 +15,13 @@ class Complaints:
     def __init__(self, log: logging.Logger, words: str) -> None:
         self._log = log
         self._words = words
-        self._named: set[str] = set()
+        self._said: set[tuple[str, str]] = set()
 
     def about(self, address: str, why: str) -> None:
         host = address.rpartition(":")[0].strip("[]")
-        source = source_of(host)
-        if source in self._named or len(self._named) >= _MOST_SOURCES:
+        reason = why.removeprefix(f"{address}: ")
+        said = (source_of(host), reason)
+        if said in self._said or len(self._said) >= _MOST:
             return
-        self._named.add(source)
-        self._log.warning("%s %s: %s (said once for this source)", self._words, host, why)
+        self._said.add(said)
+        self._log.warning("%s %s: %s (said once for this source)", self._words, host, reason)
