@@ -84,10 +84,6 @@ def test_a_stolen_advert_wins_a_preface_and_nothing_else(stolen: dict[str, Any])
     assert stolen["certificates"] == 0
 
 
-# Expected to fail until such a preface names the place that was dialled: now it says "whoever is there", so that
-# a stranger who lured one member with its own tag may show it to the others. They answer, and TLS shows him
-# their certificates before it asks for his.
-@pytest.mark.xfail(reason="a preface for whoever is there opens the door of every member")
 def test_a_stolen_preface_opens_no_door(stolen: dict[str, Any]) -> None:
     assert stolen["replayed"] >= 3
     assert stolen["certificates_of_agents"] == 0

@@ -9,11 +9,14 @@ from backyard.identity import NodeId, NodeKey
 from backyard.identity.trust import TrustLog
 from backyard.transport.doorkeeper import Refusal
 from backyard.transport.preface import (
+    ANYBODY,
     ROUTE_AGENT,
     ROUTE_AGENT_BULK,
     ROUTE_PAIRING,
     Preface,
     refuse_route,
+    target_at,
+    target_of,
 )
 
 
@@ -61,8 +64,11 @@ class ClusterHouse:
         if preface.route == ROUTE_PAIRING:
             return self._agent.deliver_pairing(preface, connection, address)
         if preface.route in (ROUTE_AGENT, ROUTE_AGENT_BULK):
-            if preface.target not in (bytes(16), self.key.id.raw[:16]):
-                return Refusal("it looks for another machine", refuse_route())
+            address, port = connection.getsockname()[:2]
+            here = target_at(self.secret(), address.removeprefix("::ffff:"), port)
+            if preface.target not in (ANYBODY, target_of(self.key.id), here):
+                # Not a word: it may be somebody's preface for another place, shown by a stranger.
+                return Refusal("it looks for another machine")
             self._agent.deliver_agent(preface, connection, address)
             return None
         return Refusal(f"route {preface.route} does not exist here", refuse_route())

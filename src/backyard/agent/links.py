@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from typing import NamedTuple, Protocol
 
 from backyard.agent.complaints import Complaints
@@ -18,12 +18,11 @@ from backyard.core.errors import BackyardError, HandshakeError
 from backyard.identity import NodeId
 from backyard.transport.control import AgentTls, ControlLink, accept_agent, was_refused
 from backyard.transport.paths import Choice, dial_best
-from backyard.transport.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, Preface
+from backyard.transport.preface import ANYBODY, ROUTE_AGENT, ROUTE_AGENT_BULK, Preface, target_at
 
 _OTHER_FIRST_S = 0.4  # how long the larger node id waits for the smaller one's call
 _MOST_KEPT = 64
 _MOST_LINKS = 3  # to one node on one route
-_ANYBODY = bytes(16)
 _NEWEST = 1 << 30
 
 _log = logging.getLogger(__name__)
@@ -135,13 +134,17 @@ class Links:
         peer.dialling[route] = task
         task.add_done_callback(lambda _: peer.dialling.pop(route, None))
 
-    async def look(self, addresses: Iterable[str], port: int, secret: bytes) -> NodeId:
-        """Dial whoever is there; BackyardError if it is nobody of ours."""
+    async def look(self, address: str, port: int, secret: bytes, *, named: bool) -> NodeId:
+        """Dial whoever is there; BackyardError if it is nobody of ours.
+
+        ``named``: a person gave the address. It may be a router's that leads to a machine which does not know
+        it by that address; only then the preface is not bound to the place.
+        """
         link, choice = await dial_best(
-            addresses,
+            [address],
             port,
             route=ROUTE_AGENT,
-            target=_ANYBODY,
+            target=ANYBODY if named else target_at(secret, address, port),
             secret=secret,
             tls=self._tls,
             expect=None,

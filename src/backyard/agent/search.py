@@ -142,11 +142,11 @@ class Search:
         is_known = node is not None and agent.links.get(node) is not None
         if secret is not None and where not in self._looking and not is_known:
             self._looking.add(where)
-            agent.spawn(self._look(where, secret))
+            agent.spawn(self._look(where, secret, named=sighting.tag == UNTAGGED))
 
-    async def _look(self, where: tuple[str, int], secret: bytes) -> None:
+    async def _look(self, where: tuple[str, int], secret: bytes, *, named: bool) -> None:
         try:
-            self._found_at[where] = await self._agent.links.look([where[0]], where[1], secret)
+            self._found_at[where] = await self._agent.links.look(*where, secret, named=named)
         except BackyardError as error:
             _log.debug("%s is nobody of ours: %s", where, error.message)
         finally:

@@ -106,6 +106,15 @@ def parse(data: bytes, key_for: KeyFor) -> Preface:
     return Preface(target, nonce, route, bool(flags & _PLAINTEXT), version_min, version_max)
 
 
+def target_at(secret: bytes, address: str, port: int) -> bytes:
+    """For an agent whose name is not known yet: whoever has this very address.
+
+    Bound to the place, so that a stranger who lured us to his own door cannot show our preface at another.
+    """
+    place = f"{address}|{port}".encode()
+    return hmac.digest(secret, b"backyard preface place 1\0" + place, hashlib.sha256)[:TARGET_BYTES]
+
+
 def target_of(node: NodeId) -> bytes:
     """What a preface names an agent by."""
     return node.raw[:TARGET_BYTES]
