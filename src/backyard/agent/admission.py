@@ -38,7 +38,8 @@ async def admit(agent: Agent, proven: Proven) -> tuple[TrustLog, list[Peer]]:
         )
     if agent.hosts_alone and len(agent.log.members) == 1 and proven.node < agent.me:
         raise PairingError("this machine is alone as well and will join yours")
-    await agent.decide(entry)
+    async with agent.changing:
+        await agent.decide(entry)
     # It dials us: before it has the log it would not know our secret.
     agent.places.told(proven.node, proven.addresses, proven.port, len(agent.log.secrets))
     return agent.log, _where_all(agent)

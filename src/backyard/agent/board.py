@@ -8,6 +8,7 @@ import secrets
 from typing import Protocol
 
 from backyard.agent import wire
+from backyard.core.errors import ProtocolError
 from backyard.identity import NodeId
 from backyard.local.board_messages import BoardAsk, BoardTold, ClusterAsk, ClusterTold, Result, encode
 from backyard.membership.agreement import Decision, is_quorum
@@ -53,6 +54,8 @@ class BoardKeeper:
             self._perform(self._replica.view_changed(view, self._loop.time()))
 
     def received(self, node: NodeId, body: bytes | memoryview) -> None:
+        if self._agent.member.history.role(node.raw) != "owner":
+            raise ProtocolError(f"{node.short} is a guest and holds no copy of the board")
         message = decode_message(bytes(body))
         self._perform(self._replica.receive(node.raw, message, self._loop.time()))
 

@@ -64,8 +64,8 @@ class ClusterHouse:
         if preface.route == ROUTE_PAIRING:
             return self._agent.deliver_pairing(preface, connection, address)
         if preface.route in (ROUTE_AGENT, ROUTE_AGENT_BULK):
-            address, port = connection.getsockname()[:2]
-            here = target_at(self.secret(), address.removeprefix("::ffff:"), port)
+            own, port = connection.getsockname()[:2]
+            here = target_at(self.secret(), own.removeprefix("::ffff:"), port)
             if preface.target not in (ANYBODY, target_of(self.key.id), here):
                 # Not a word: it may be somebody's preface for another place, shown by a stranger.
                 return Refusal("it looks for another machine")

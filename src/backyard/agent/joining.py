@@ -89,7 +89,9 @@ async def _pair(agent: Agent, secret: Code | Psk, address: str, port: int, role:
         port=agent.listener.port,
     )
     joiner = Joiner(secret, agent.key, introduction, role=role)
-    joined = await join_by(joiner, secret, address, port)
-    agent.say(f"paired with {joined.offerer_name} as {joined.role}")
-    await enter(agent, joined.log, list(joined.peers))
+    async with agent.changing:
+        _check_alone(agent)  # somebody may have joined us meanwhile
+        joined = await join_by(joiner, secret, address, port)
+        agent.say(f"paired with {joined.offerer_name} as {joined.role}")
+        await enter(agent, joined.log, list(joined.peers))
     return joined

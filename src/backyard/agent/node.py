@@ -66,6 +66,7 @@ class Agent:
         self.on_event: Callable[[str], None] | None = None
         self.on_question: Callable[[bytes], Awaitable[bytes]] | None = None
         self.ended = asyncio.Event()
+        self.changing = asyncio.Lock()  # who lets somebody in does not leave for another cluster meanwhile
         self.removed_by = ""
         self.leaves_for_good = False
         self._broken = False
@@ -224,6 +225,8 @@ class Agent:
         standing = self.member.standing(self._loop.time())
         if standing.decides:
             return ""
+        if not standing.needed:
+            return "this machine is not in the cluster's view yet"
         names = [self.name_of(NodeId(raw)) for raw in standing.needed]
         one = "one of " if len(names) > 1 else ""
         return f"waiting for {one}{', '.join(names)}: without it this side is no majority"

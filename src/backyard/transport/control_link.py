@@ -35,6 +35,7 @@ _DRAIN_S = 60.0
 _DRAINED = 1 << 20  # what may wait for a bulk sender to go on
 _PIECE = 64 << 10  # so much is encrypted at once; a ping never waits for more than one frame
 _MOST_PINGS = 64
+_FRAMES_AT_ONCE = 64
 
 _log = logging.getLogger(__name__)
 
@@ -260,9 +261,14 @@ class ControlLink:
             self._transport.write(self._session.outgoing())  # key updates of TLS
 
     def _read_frames(self) -> None:
+        turn = 0
         while self.closed is None and not self._held:
+            if turn >= _FRAMES_AT_ONCE:
+                self._pause_for_others()
+                return
             frame = self._frames.next()
             if frame is not None:
+                turn += 1
                 self._handle(frame)
                 continue
             plain = self._session.decrypt()
@@ -272,6 +278,13 @@ class ControlLink:
                 self._end("the other side closed the link")
                 return
             self._frames.feed(plain)
+
+    def _pause_for_others(self) -> None:
+        """Many small messages must not keep the loop from everybody else's heartbeats."""
+        self._held = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+        self._loop.call_soon(self._release)
 
     def _handle(self, frame: ControlFrame) -> None:
         if frame.kind is Kind.PING:
