@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -77,11 +77,8 @@ def test_a_partition_has_one_right_side(four: tuple[Lab, Machines]) -> None:
 
 def test_a_cut_in_one_direction_between_two_of_four_evicts_nobody(four: tuple[Lab, Machines]) -> None:
     lab, machines = four
-    view = machines.status(0).view
     lab.cut_one_way(lab.hosts[1], lab.hosts[2])
-    time.sleep(8.0)
-    assert machines.status(0).view == view
-    assert machines.status(3).view == view
+    _nobody_is_evicted(machines, lambda: time.sleep(8.0))
     lab.heal_all()
     machines.until(lambda: machines.agree(range(4)), 30.0, "all agree")
 
@@ -187,25 +184,44 @@ def test_a_machine_that_lost_its_memory_is_a_new_node(two: tuple[Lab, Machines])
     assert told.nodes[0].node not in {row.node for row in before}
 
 
+@pytest.mark.timeout(500)
 def test_a_saturated_slow_link_looks_like_no_death() -> None:
     with Lab(hosts=3) as lab, Machines(lab.hosts) as machines:
         machines.form()
         for host in lab.hosts[:2]:
             lab.set_rate(host, "10mbit")
-        view = machines.status(0).view
         receiver = lab.hosts[1].start(_python(_RECEIVE))
         time.sleep(0.5)
-        lab.hosts[0].run(_python(_POUR, lab.hosts[1].address, 60), timeout=90)
+        pour = _python(_POUR, lab.hosts[1].address, 60)
+        _nobody_is_evicted(machines, lambda: lab.hosts[0].run(pour, timeout=90))
         receiver.kill()
-        assert machines.status(0).view == view
         assert machines.agree(range(3))
+
+
+def _nobody_is_evicted(machines: Machines, work: Callable[[], object]) -> None:
+    """While this goes on. A machine that takes an agent's core away for seconds spoils the trial, and the
+    agent says so; then it is made again."""
+    for _ in range(3):
+        view, stalls = machines.status(0).view, _stalls(machines)
+        work()
+        if machines.status(0).view == view:
+            return
+        assert _stalls(machines) > stalls, "somebody was evicted, and no agent had been stopped"
+        machines.until(lambda: machines.agree(range(len(machines.hosts))), 40.0, "all are back")
+    raise AssertionError("this machine stops the agents again and again")
+
+
+def _stalls(machines: Machines) -> int:
+    places = range(len(machines.hosts))
+    return sum(machines.words(place).count("asleep or stopped") for place in places)
 
 
 _RECEIVE = """
 import socket
 server = socket.create_server(("0.0.0.0", 5000))
-link, _ = server.accept()
-while link.recv(1 << 20): pass
+while True:
+    link, _ = server.accept()
+    while link.recv(1 << 20): pass
 """
 _POUR = """
 import socket, sys, time
