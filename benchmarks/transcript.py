@@ -141,7 +141,7 @@ def normal(text: str) -> list[str]:
     )
     text = re.sub(r"; Intel.*|linux x86_64.*", "HARDWARE", text)
     text = re.sub(r"\d+(\.\d+)*", "N", text)
-    text = re.sub(r"N (ms|us|s)\b", "N", text)
+    text = re.sub(r"N (ms|us|µs|s)\b", "N", text)
     text = re.sub(r"\bN [GMk]bit/s", "N", text)
     text = re.sub(r"\b(N|-)(?= |$)", "N", text, flags=re.MULTILINE)
     return sorted(" ".join(line.split()) for line in text.splitlines() if line.strip())

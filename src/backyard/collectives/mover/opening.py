@@ -19,10 +19,8 @@ from backyard.core.errors import ProtocolError
 from backyard.transport.frames import Header, Kind
 
 _FIRST_PROBE = (1, 64 << 10)  # frames, bytes each
-_SECOND_PROBE = (8, 256 << 10)  # the most; only where the first says little about the rate
+_SECOND_PROBE = (8, 256 << 10)  # only where the first took so little that it says nothing
 _SHORT_S = 0.005
-_RAMP_TRIPS = 4  # so many round trips TCP needs to find its speed: before that it shows the delay only
-_SECOND_S = 4.0  # at the rate that the first probe showed, which is the least it can be
 _MAX_PROBES = 64  # an honest peer needs two
 _RESULT = struct.Struct("<Qd")
 _ZEROS = memoryview(bytes(256 << 10))
@@ -98,12 +96,10 @@ class Opening:
         peer.probing_since = None
         if size and seconds >= 0:  # 0 where the clock is coarse
             peer.seconds_per_byte = min(max(seconds / size, 1e-12), 1.0)
-            return
-        took = max(elapsed - round_trip, 1e-6)
-        if took < max(_SHORT_S, _RAMP_TRIPS * round_trip):
-            self._probe(peer, _second_probe(_FIRST_PROBE[1] / took))
+        elif elapsed - round_trip < _SHORT_S:
+            self._probe(peer, _SECOND_PROBE)
         else:
-            peer.seconds_per_byte = took / (_FIRST_PROBE[0] * _FIRST_PROBE[1])
+            peer.seconds_per_byte = (elapsed - round_trip) / (_FIRST_PROBE[0] * _FIRST_PROBE[1])
 
     def _probe(self, peer: Peer, probe: tuple[int, int]) -> None:
         count, size = probe
@@ -154,9 +150,3 @@ class Opening:
         links = tuple(peer.link.description for peer in peers if peer is not None)
         self._world.reply(Opened(group.command.request, group.tag, group.table, links))
         self._opened(group)
-
-
-def _second_probe(bytes_per_second: float) -> tuple[int, int]:
-    """Large enough to show the rate, small enough for a slow line to carry it in a moment."""
-    count, most = _SECOND_PROBE
-    return count, min(most, max(_FIRST_PROBE[1] // 2, int(bytes_per_second * _SECOND_S / count)))

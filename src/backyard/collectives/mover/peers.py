@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from backyard.transport.frames import Header, Kind
 from backyard.transport.link import Link
 
-_TRIPS = 16
 _FIRST_PINGS = 3
 _RESUMED_S = 2.0  # a gap between two ticks longer than this: it was we who slept
 
@@ -34,7 +32,7 @@ class Peer:
     pings: dict[int, float] = field(default_factory=dict)
     ping_serial: int = 0
     pongs: int = 0
-    trips: deque[float] = field(default_factory=lambda: deque(maxlen=_TRIPS))
+    round_trip_s: float | None = None
     seconds_per_byte: float | None = None
     goodbye: str | None = None
     probing_since: float | None = None  # our probe of it
@@ -55,16 +53,15 @@ class Peer:
         started = self.pings.pop(serial, None)
         if started is None:
             return False
+        sample = now - started
         self.pongs += 1
-        self.trips.append(now - started)
+        if self.round_trip_s is None or self.pongs <= _FIRST_PINGS:
+            self.round_trip_s = min(sample, self.round_trip_s or sample)
+        else:
+            self.round_trip_s += 0.125 * (sample - self.round_trip_s)
         if self.pongs < _FIRST_PINGS:
             self.ping(now)
         return self.pongs == _FIRST_PINGS
-
-    @property
-    def round_trip_s(self) -> float | None:
-        """The least of the last ones: traffic and busy machines add to the others."""
-        return min(self.trips, default=None)
 
     @property
     def measured(self) -> bool:
