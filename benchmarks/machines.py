@@ -27,11 +27,13 @@ from backyard.local.questions import (
     decode_told,
     encode,
 )
+from backyard.local.run_questions import RunQuestion
 from lab import Host, Lab, LabProcess
 
 REPOSITORY = Path(__file__).parents[1]
 T = TypeVar("T", bound=Told)
-_START_S = 30.0
+_START_S = 90.0
+_PATIENCE = 3.0  # a machine whose cores others use is slow, not wrong
 
 
 class Machines:
@@ -42,7 +44,9 @@ class Machines:
         # A short path: the local socket's name must fit into 107 bytes.
         self._room = tempfile.TemporaryDirectory(prefix="by-m-")
         self.agents: list[LabProcess | None] = [None] * len(self.hosts)
+        self.own: list[dict[str, str]] = [{} for _ in self.hosts]  # for the environment of one host
         self.extra: dict[str, str] = {}  # more for the environment of everything that is started
+        self.more_path: tuple[str, ...] = ()  # folders of modules that only what is started now has
         for place in range(len(self.hosts)):
             self.state(place).mkdir(mode=0o700)
 
@@ -61,9 +65,9 @@ class Machines:
 
     def environment(self, place: int) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("BACKYARD_")}
-        path = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY)])
+        path = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY), *self.more_path])
         own = {"BACKYARD_STATE_DIRECTORY": str(self.state(place)), "PYTHONPATH": path}
-        return {**kept, **own, **self.extra}
+        return {**kept, **own, **self.own[place], **self.extra}
 
     # the agents
 
@@ -113,7 +117,9 @@ class Machines:
 
     # what the command line does
 
-    def ask(self, place: int, question: Question, expected: type[T], timeout_s: float = 60.0) -> T:
+    def ask(
+        self, place: int, question: Question | RunQuestion, expected: type[T], timeout_s: float = 60.0
+    ) -> T:
         with ListenerClient.connect(self.state(place), timeout=5.0) as client:
             told = decode_told(client.ask(encode(question), timeout_s))
         assert isinstance(told, expected)
@@ -129,13 +135,16 @@ class Machines:
         self.ask(joiner, JoinAsk(code, at=at), Done, 120.0)
         return time.monotonic() - begin
 
+    def rename(self, place: int, name: str) -> None:
+        self.ask(place, RenameAsk(name), Done)
+
     def form(self) -> list[float]:
         """All up, named h0, h1 .., and paired with the first; returns the seconds that each join took."""
         for place in range(len(self.hosts)):
             self.launch(place)
         for place in range(len(self.hosts)):
             self.await_answer(place)
-            self.ask(place, RenameAsk(f"h{place}"), Done)
+            self.rename(place, f"h{place}")
         times = [self.pair(0, place) for place in range(1, len(self.hosts))]
         everybody = range(len(self.hosts))
         self.until(lambda: self.agree(everybody), 20.0, "all agree")
@@ -161,11 +170,11 @@ class Machines:
         """Seconds until it came true."""
         begin = time.monotonic()
         while not truth():
-            if time.monotonic() > begin + seconds:
+            if time.monotonic() > begin + _PATIENCE * seconds:
                 logs = "\n".join(
                     f"--- {place}\n{self.words(place)[-3000:]}" for place in range(len(self.hosts))
                 )
-                raise AssertionError(f"waited {seconds:g} s in vain until {what}\n{logs}")
+                raise AssertionError(f"waited {_PATIENCE * seconds:g} s in vain until {what}\n{logs}")
             time.sleep(0.02)
         return time.monotonic() - begin
 

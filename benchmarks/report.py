@@ -109,6 +109,11 @@ class Spread:
         )
 
 
+def p95(values: Sequence[float]) -> float:
+    """0 of nothing."""
+    return sorted(values)[min(len(values) - 1, int(0.95 * len(values)))] if values else 0.0
+
+
 def durations(answers: Sequence[Any], name: str, start: int = 0, end: int = 1) -> list[float]:
     """Seconds from the last rank's start to the last rank's end, operation by operation."""
     ranks = [answer["times"][name] for answer in answers]

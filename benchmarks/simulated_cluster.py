@@ -7,8 +7,6 @@ middle of their effects, restart, stall, and are cut off from each other in eith
 from __future__ import annotations
 
 import hashlib
-import heapq
-import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from backyard.membership.agreement import Record, founded
 from backyard.membership.effects import Changed, Effect, Note, Save, Send
 from backyard.membership.member import TICK_S, Member
 from backyard.membership.view import Present, View, decide, first, nowhere
+from benchmarks.fake_clock import FakeClock
 
 
 @lru_cache
@@ -88,15 +87,13 @@ class Violation(AssertionError):
     """Something happened that must never happen."""
 
 
-class Cluster:
+class Cluster(FakeClock):
     """Nodes, the wires between them, and the assertions."""
 
     def __init__(self, seed: int, count: int, *, guests: int = 0, formed: bool = True) -> None:
+        super().__init__(100.0)
         self.rng = random.Random(seed)
         self.seed = seed
-        self.now = 100.0
-        self._order = itertools.count()
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
         log = trust_log(count, guests)
         entries = [encode_entry(entry) for entry in log.entries]
         ids = [key.id.raw for key in keys(count)]
@@ -195,17 +192,6 @@ class Cluster:
         self.delay = (0.0005, 0.003)
 
     # time
-
-    def later(self, delay: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._queue, (self.now + delay, next(self._order), action))
-
-    def run(self, seconds: float) -> None:
-        end = self.now + seconds
-        queue = self._queue
-        while queue and queue[0][0] <= end:
-            self.now, _, action = heapq.heappop(queue)
-            action()
-        self.now = end
 
     def _tick(self, node: Node, life: int) -> None:
         if node.life != life or node.member is None:

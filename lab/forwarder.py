@@ -1,12 +1,14 @@
 """A switch in user space that delays and loses packets, because this kernel may have no netem.
 
-A process of its own: `forwarder.py CONDITIONS`, then one JSON question per line on stdin, "ok" for each.
+A process of its own: `forwarder.py CONDITIONS`, then one JSON question per line on stdin, "ok" for each, with
+the bytes that lines between sites have carried.
 Its ports are TAP devices. They carry whole TCP super-segments of up to 64 KiB with their offload header
 untouched, so a gigabit is some thousand frames a second, which Python can do. Loss still falls on
 single wire packets: a super-segment that loses some is split around them. Standard library only.
 """
 
 import heapq
+import itertools
 import json
 import math
 import os
@@ -24,6 +26,8 @@ _OFFLOAD_CHECKSUM, _OFFLOAD_TCP4 = 0x01, 0x02
 _OFFLOAD = struct.Struct("<BBHHHH")
 _ETHERNET, _LARGEST, _BATCH = 14, 65536 + 64, 64
 _FIN_PUSH, _CWR = 0x09, 0x80
+_HEADERS = 14 + 20 + 32  # Ethernet, IP, TCP with timestamps
+_QUEUE_S = 0.2  # as home routers have, or more
 
 
 def _folded(data: bytes) -> int:
@@ -76,14 +80,39 @@ def piece(frame: bytes, first: int, count: int) -> bytes:
 
 
 @dataclass
+class Line:
+    """One direction of a line that several paths share."""
+
+    rate: float  # bits a second
+    free_at: float = 0.0
+    carried: int = 0  # bytes
+
+    def passed(self, frame: bytes, now: float) -> float | None:
+        """When the frame has left it; None if the queue before it is full."""
+        begin = max(now, self.free_at)
+        if begin - now > _QUEUE_S:
+            return None
+        # Each packet of a super-segment has headers of its own, and a preamble, checksum and gap.
+        size = len(frame) - _OFFLOAD.size + (segments_in(frame) - 1) * _HEADERS
+        self.carried += size
+        self.free_at = begin + size * 8 / self.rate
+        return self.free_at
+
+
+@dataclass
 class Path:
     """One way between two ports. `until_loss` counts packets, so most frames cost one subtraction."""
 
     delay: float
     jitter: float
     loss: float
+    line: Line | None = None
     last_due: float = 0.0
     until_loss: int = field(init=False)
+
+    @classmethod
+    def of(cls, conditions: dict[str, float], line: Line | None = None) -> "Path":
+        return cls(conditions["delay"], conditions["jitter"], conditions["loss"], line)
 
     def __post_init__(self) -> None:
         self.until_loss = self._next_loss()
@@ -132,17 +161,29 @@ class Switch:
         self._homes: dict[bytes, int] = {}
         self._waiting: list[tuple[float, int, int, bytes]] = []
         self._accepted = 0
+        self._lines: list[Line] = []
 
-    def answer(self, question: dict[str, object]) -> None:
-        port, ends = question.get("port"), question.get("path")
+    def answer(self, question: dict[str, object]) -> int:
+        """What was asked for; the bytes that all lines have carried."""
+        port, ends, sides = question.get("port"), question.get("path"), question.get("trunk")
         if isinstance(port, int):
             self._add_port(port)
         elif isinstance(ends, list):
             one, other = (fd for fd, number in self._ports.items() if number in ends)
             conditions = question["conditions"]
             assert isinstance(conditions, dict)
-            self._paths[one, other] = Path(**conditions)
-            self._paths[other, one] = Path(**conditions)
+            self._paths[one, other] = Path.of(conditions)
+            self._paths[other, one] = Path.of(conditions)
+        elif isinstance(sides, list):
+            rate, conditions = question["rate"], question["conditions"]
+            assert isinstance(rate, int)
+            assert isinstance(conditions, dict)
+            near, far = ([fd for fd, number in self._ports.items() if number in side] for side in sides)
+            for sources, targets in ((near, far), (far, near)):
+                self._lines.append(Line(rate))
+                for pair in itertools.product(sources, targets):
+                    self._paths[pair] = Path.of(conditions, self._lines[-1])
+        return sum(line.carried for line in self._lines)
 
     def _add_port(self, number: int) -> None:
         import fcntl
@@ -152,8 +193,8 @@ class Switch:
         fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", f"t{number}".encode(), mode))
         fcntl.ioctl(fd, _TUNSETOFFLOAD, _OFFLOAD_CHECKSUM | _OFFLOAD_TCP4)
         for other in self._ports:
-            self._paths[fd, other] = Path(**self._conditions)
-            self._paths[other, fd] = Path(**self._conditions)
+            self._paths[fd, other] = Path.of(self._conditions)
+            self._paths[other, fd] = Path.of(self._conditions)
         self._ports[fd] = number
 
     def take_in(self, fd: int) -> None:
@@ -173,7 +214,10 @@ class Switch:
                     self._accept(self._paths[fd, other], other, frame, now)
 
     def _accept(self, path: Path, target: int, frame: bytes, now: float) -> None:
-        due = path.due(now)
+        passed = now if path.line is None else path.line.passed(frame, now)
+        if passed is None:
+            return
+        due = path.due(passed)
         for kept in path.survivors(frame) if path.loss else (frame,):
             self._accepted += 1
             heapq.heappush(self._waiting, (due, self._accepted, target, kept))
@@ -206,8 +250,7 @@ class Switch:
                     return
                 *questions, unread = (unread + arrived).split(b"\n")
                 for question in questions:
-                    self.answer(json.loads(question))
-                    os.write(1, b"ok\n")
+                    os.write(1, b"ok %d\n" % self.answer(json.loads(question)))
 
 
 if __name__ == "__main__":

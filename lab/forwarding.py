@@ -37,14 +37,22 @@ class Forwarder:
     def set_path(self, a: int, b: int, conditions: Conditions) -> None:
         self._ask({"path": [a, b], "conditions": asdict(conditions)})
 
+    def set_trunk(self, near: list[int], far: list[int], rate: int, conditions: Conditions) -> None:
+        self._ask({"trunk": [near, far], "rate": rate, "conditions": asdict(conditions)})
+
+    def carried(self) -> int:
+        """Bytes, on all trunks, both ways."""
+        return self._ask({})
+
     def wait(self) -> None:
         self._process.communicate()
 
-    def _ask(self, question: dict[str, object]) -> None:
+    def _ask(self, question: dict[str, object]) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(question).encode() + b"\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
-        if answer != b"ok\n":
+        if not answer.startswith(b"ok "):
             raise LabError(f"The forwarder failed: {answer.decode().strip() or 'it has ended'}.")
+        return int(answer[3:])

@@ -20,7 +20,7 @@ from typing import NoReturn
 PREFIX = "bylab-"
 NETNS = Path("/run/netns")
 RECORDS = Path("/run/backyard-lab")
-_PATIENCE = 5.0
+_PATIENCE = 60.0
 
 Mark = tuple[int, int]
 """Device and inode: what the kernel knows a namespace by, with or without a name."""

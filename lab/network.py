@@ -151,6 +151,20 @@ class Lab:
             raise LabError("A path is between hosts of the public switch. Give the NAT's router instead.")
         state.forwarder.set_path(places[0].port, places[1].port, conditions)
 
+    def set_trunk(self, near: Sequence[Host], far: Sequence[Host], rate: str, delay: str = "0ms") -> None:
+        """One line that all traffic between two sites shares, with this rate each way. Needs a shaped lab."""
+        state = self._open_state()
+        if state.forwarder is None:
+            raise LabError("This lab has no forwarder. Make it with shaped=True.")
+        here, there = ([state.places[host].port for host in side] for side in (near, far))
+        conditions = Conditions(units.seconds(delay))
+        state.forwarder.set_trunk(here, there, units.bits_per_second(rate), conditions)
+
+    def trunk_bytes(self) -> int:
+        """What the trunks have carried until now, both ways."""
+        forwarder = self._open_state().forwarder
+        return 0 if forwarder is None else forwarder.carried()
+
     def cut(self, a: Host, b: Host) -> None:
         """Drops, silently, everything between the two, both ways."""
         self.cut_one_way(a, b)

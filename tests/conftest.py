@@ -10,6 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.withheld import Undecided
+
+# For the checks: the same examples every time, however slow the machine. Without it each run tries others.
+settings.register_profile(
+    "steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Undecided())
 
 
 @pytest.fixture(autouse=True, scope="session")

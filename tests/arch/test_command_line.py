@@ -9,23 +9,51 @@ import click
 from backyard.cli.main import app
 
 _JSON = {"--json"}
+_PLANS = {"--add", "--sync", "--levels", "--picture", *_JSON}
+_RUN = {
+    *("script", "arguments", "--on", "--per-node", "--min-nodes", "--wait", "--env", "--engine"),
+    *("--trust-fabric", "--restarts", "--data", "--set", "--quiet", "--nice", "--memory", "--container"),
+    *("--folder", "--name", "--all", "--detach", "--dry-run", *_PLANS),
+}
 FROZEN = {
+    "accept": {"run", "--yes", "--refuse", *_JSON},
+    "attach": {"run", "--all"},
     "continue": {"--without", *_JSON},
     "doctor": _JSON,
     "down": _JSON,
+    "export": {"run", "folder"},
+    "hub follow": {"invite", "--name", "--host", "--port"},
+    "hub hand-over": {"node", "--name"},
+    "hub status": {"--name", *_JSON},
+    "hub up": {
+        *("script", "arguments", "--name", "--host", "--port", "--address", "--uses", "--round", "--codec"),
+        *("--train", "--no-train", "--parent", "--folder", "--plain"),
+    },
+    "hub take-over": {"word", "--name"},
     "id": set(),
-    "join": {"code", "--at", "--guest", *_JSON},
+    "invite": {"--name", "--uses", "--for", "--stranger", "--mirror", "--address"},
+    "join": {"code", "--at", "--guest", "--invite", "--yes", "--name", "--keep", "--quiet", *_JSON},
     "leave": {"--yes", *_JSON},
     "listen": {"--port", "--trust", "--until-idle"},
+    "logs": {"run", "--rank", "--all", "-f", "--follow"},
     "nodes": _JSON,
     "pair": {"--guest", "--wait", "--no-wait", *_JSON},
+    "plan": {
+        *("--parameters", "--batch", "--tokens", "--flops-per-sample", "--seconds-per-sample", "--on"),
+        *_PLANS,
+    },
+    "ps": {"run", "--all", *_JSON},
     "psk new": {"--guest", "--output", *_JSON},
     "rename": {"name", *_JSON},
+    "resume": {"run", "--on", "--all", "--detach"},
+    "run": _RUN,
+    "self-test": set(),
     "service install": _JSON,
     "service remove": _JSON,
     "service status": _JSON,
     "settings": set(),
     "status": {"--graph", "--measure", *_JSON},
+    "stop": {"run", "--hard", *_JSON},
     "torch": set(),
     "unpair": {"node", "--yes", *_JSON},
     "up": {"--detach", "--psk-file", "--witness"},

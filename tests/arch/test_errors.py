@@ -24,6 +24,9 @@ FROZEN = {
     "ConfigError": "config",
     "DiscoveryError": "discovery",
     "HandshakeError": "handshake",
+    "HubAway": "hub-away",
+    "HubError": "hub",
+    "HubRefused": "hub-refused",
     "IdentityError": "identity",
     "ListenerError": "listener",
     "MembershipError": "membership",
@@ -34,10 +37,14 @@ FROZEN = {
     "PairingError": "pairing",
     "PeerLost": "peer-lost",
     "ProtocolError": "protocol",
+    "RunEnvironmentError": "run-environment",
+    "RunError": "run",
+    "ShippingError": "shipping",
     "TorchMissing": "torch-missing",
     "TransportError": "transport",
     "TrustError": "trust",
     "UnsupportedOperation": "unsupported-operation",
+    "UntrustedPickle": "untrusted-pickle",
 }
 
 

@@ -50,7 +50,7 @@ class Pair:
     sender: Owner
     receiver: Owner
 
-    def pump(self, until: Callable[[], bool], seconds: float = 10.0) -> None:
+    def pump(self, until: Callable[[], bool], seconds: float = 60.0) -> None:
         """Move bytes both ways until it is so."""
         end = time.monotonic() + seconds
         while not until():
@@ -97,7 +97,7 @@ def encrypted() -> Pair:
     thread = threading.Thread(target=lambda: accepted.append(server.wrap_socket(right, server_side=True)))
     thread.start()
     dialled = client.wrap_socket(left)
-    thread.join(10)
+    thread.join(90)
     return _streams(dialled, accepted[0])
 
 

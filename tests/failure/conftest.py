@@ -1,4 +1,4 @@
-"""One crew for the whole session; each test takes the workers it needs."""
+"""One crew for all of these tests; each test takes the workers it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if sys.platform == "win32":
     collect_ignore_glob = ["test_*.py"]  # fork, SIGSTOP and SIGKILL are not there; nobody has run these on it
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def crew() -> Iterator[Crew]:
     # a ring for every size: then most survivors are not the dead rank's neighbours
     made = Crew({**QUICK_CLOCKS, "BACKYARD_COLLECTIVES_STRATEGY": "ring"})

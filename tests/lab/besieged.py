@@ -86,7 +86,7 @@ class House:
         self._tools: dict[str, str] = {}
         for host in (self.stranger, self.friend):
             path = self._tools[host.name] = self.new_path()
-            arguments = json.dumps({"path": path, "seconds": 400})
+            arguments = json.dumps({"path": path, "seconds": 3600})
             command = [sys.executable, "-P", "-m", "benchmarks.attacks", "serve", arguments]
             host.start(command, env=machines.environment(0), cwd=REPOSITORY)
         machines.until(lambda: all(map(os.path.exists, self._tools.values())), 30.0, "the tools are ready")

@@ -83,7 +83,7 @@ def lab() -> Iterator[Lab]:
         yield made
 
 
-def _until(condition: Callable[[], bool], patience: float = 20.0) -> None:
+def _until(condition: Callable[[], bool], patience: float = 60.0) -> None:
     deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -160,7 +160,7 @@ def test_an_advert_reveals_a_tag_and_a_port_only(lab: Lab) -> None:
     ear = stranger.start([sys.executable, "-c", _STRANGER, stranger.address])
     _until(lambda: "up" in ear.output())
     ours = [_agent(first), _agent(second)]
-    ear.wait(30)
+    ear.wait(90)
     report = json.loads(ear.output().splitlines()[-1])
     tag = namespace_tag(OUR_SECRET)
     assert len(report["found"]) == 2, report["found"]

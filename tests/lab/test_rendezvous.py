@@ -81,6 +81,6 @@ def test_the_store_outlives_the_coordinator(tmp_path: Path) -> None:
             assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
-        outputs = [process.communicate(timeout=60)[0] for process in processes]
+        outputs = [process.communicate(timeout=150)[0] for process in processes]
         kept = sorted(line for text in outputs for line in text.splitlines() if line.startswith("kept"))
         assert kept == [f"kept the death {count}" for count in (1, 2, 3)], "\n".join(outputs)

@@ -1,13 +1,36 @@
-"""The session in the documentation is what the commands really print."""
+"""The sessions in the documents are what the commands really print."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from benchmarks.transcript import FILE, normal, record
+from benchmarks.transcript import DOCUMENTS, README, TRAIN, normal, shown_script
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_session_in_the_docs_is_real() -> None:
-    assert normal(record()) == normal(FILE.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_session_in_the_docs_is_real(name: str) -> None:
+    document = DOCUMENTS[name]
+    written = document.file.read_text(encoding="utf-8")
+    assert normal(document.shown(document.record())) == normal(document.shown(written))
+
+
+def test_the_readme_shows_the_whole_example() -> None:
+    assert shown_script(README.read_text(encoding="utf-8")) == TRAIN.read_text(encoding="utf-8")
+
+
+def test_the_links_of_the_readme_lead_somewhere() -> None:
+    text = README.read_text(encoding="utf-8")
+    headings = {_anchor(title) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    for path, _, anchor in (link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", text)):
+        if path:
+            assert (README.parent / path).exists(), path
+        else:
+            assert anchor in headings, anchor
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")

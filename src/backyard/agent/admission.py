@@ -52,6 +52,7 @@ async def enter(agent: Agent, log: TrustLog, peers: list[Peer]) -> None:
     agent.storage.replace_cluster(record, tuple(map(encode_entry, log.entries)))
     agent.build_member(log, record)
     agent.board.begin_anew()
+    agent.runs.begin_anew()
     agent.search.forget()
     agent.places.keep_only(set(log.members))
     for peer in peers:

@@ -10,7 +10,16 @@ from typing import Protocol
 from backyard.agent import wire
 from backyard.core.errors import ProtocolError
 from backyard.identity import NodeId
-from backyard.local.board_messages import BoardAsk, BoardTold, ClusterAsk, ClusterTold, Result, encode
+from backyard.local.board_messages import (
+    BoardAsk,
+    BoardTold,
+    ClusterAsk,
+    ClusterTold,
+    Operation,
+    Result,
+    Watch,
+    encode,
+)
 from backyard.membership.agreement import Decision, is_quorum
 from backyard.membership.member import Member
 from backyard.membership.view import View
@@ -67,13 +76,16 @@ class BoardKeeper:
     async def answer(self, question: BoardAsk | ClusterAsk) -> bytes:
         if isinstance(question, ClusterAsk):
             return encode(self._cluster())
+        return encode(BoardTold(await self.request(question.operation, question.patience_s)))
+
+    async def request(self, operation: Operation | Watch, patience_s: float) -> Result:
+        """What the board says; an answer comes by then in any case."""
         ticket = object()
         future: asyncio.Future[Result] = self._loop.create_future()
         self._waiting[ticket] = future
         try:
-            now = self._loop.time()
-            self._perform(self._replica.request(question.operation, ticket, now, question.patience_s))
-            return encode(BoardTold(await future))
+            self._perform(self._replica.request(operation, ticket, self._loop.time(), patience_s))
+            return await future
         finally:
             del self._waiting[ticket]
             self._replica.forget(ticket)

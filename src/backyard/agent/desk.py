@@ -7,13 +7,14 @@ import os
 from typing import Literal
 
 from backyard import __version__
-from backyard.agent import doctor
+from backyard.agent import doctor, run_desk
 from backyard.agent.joining import join
 from backyard.agent.node import Agent
 from backyard.core.errors import AgentError, MembershipError
 from backyard.identity import NodeId
 from backyard.identity.trust import SignedEntry, TrustLog, check_name
-from backyard.local.board_messages import BoardAsk, ClusterAsk
+from backyard.local.board_messages import BoardAsk, BoardTold, ClusterAsk
+from backyard.local.board_messages import encode as encode_board
 from backyard.local.questions import (
     CheckAsk,
     ContinueAsk,
@@ -38,6 +39,7 @@ from backyard.local.questions import (
     decode_question,
     encode,
 )
+from backyard.local.run_questions import RunQuestion
 from backyard.membership.agreement import BRANCH_BITS
 from backyard.pairing import granted, new_psk
 from backyard.topology import Graph, Machine
@@ -51,7 +53,11 @@ async def answer(agent: Agent, question: bytes) -> bytes:
     """Of a process of this machine's user."""
     asked = decode_question(question)
     if isinstance(asked, BoardAsk | ClusterAsk):
+        if isinstance(asked, BoardAsk) and agent.runs.proxy.is_needed:
+            return encode_board(BoardTold(await agent.runs.proxy.request(asked.operation, asked.patience_s)))
         return await agent.board.answer(asked)
+    if isinstance(asked, RunQuestion):
+        return encode(await run_desk.answer(agent, asked))
     return encode(await _answer(agent, asked))
 
 

@@ -9,9 +9,8 @@ from backyard.identity import NodeId, NodeKey
 from backyard.identity.trust import TrustLog
 from backyard.transport.doorkeeper import Refusal
 from backyard.transport.preface import (
+    AGENT_ROUTES,
     ANYBODY,
-    ROUTE_AGENT,
-    ROUTE_AGENT_BULK,
     ROUTE_PAIRING,
     Preface,
     refuse_route,
@@ -63,7 +62,7 @@ class ClusterHouse:
     def deliver(self, preface: Preface, connection: socket.socket, address: str) -> Refusal | None:
         if preface.route == ROUTE_PAIRING:
             return self._agent.deliver_pairing(preface, connection, address)
-        if preface.route in (ROUTE_AGENT, ROUTE_AGENT_BULK):
+        if preface.route in AGENT_ROUTES:
             own, port = connection.getsockname()[:2]
             here = target_at(self.secret(), own.removeprefix("::ffff:"), port)
             if preface.target not in (ANYBODY, target_of(self.key.id), here):

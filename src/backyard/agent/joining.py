@@ -13,7 +13,6 @@ from backyard.core.errors import PairingError
 from backyard.identity.trust import Role
 from backyard.local.questions import JoinAsk
 from backyard.pairing import Code, Introduction, Joined, Joiner, Psk, granted, parse_code
-from backyard.transport.addresses import own_addresses
 
 _RESOLVE_S = 5.0
 
@@ -85,7 +84,7 @@ async def _pair(agent: Agent, secret: Code | Psk, address: str, port: int, role:
     introduction = Introduction(
         name=agent.name,
         platform=f"{platform.system()} {platform.machine()}",
-        addresses=tuple(list(agent.settings.network.addresses) or own_addresses())[:8],
+        addresses=tuple(agent.addresses()[:8]),
         port=agent.listener.port,
     )
     joiner = Joiner(secret, agent.key, introduction, role=role)

@@ -18,7 +18,7 @@ from backyard.core.errors import BackyardError, HandshakeError
 from backyard.identity import NodeId
 from backyard.transport.control import AgentTls, ControlLink, accept_agent, was_refused
 from backyard.transport.paths import Choice, dial_best
-from backyard.transport.preface import ANYBODY, ROUTE_AGENT, ROUTE_AGENT_BULK, Preface, target_at
+from backyard.transport.preface import AGENT_ROUTES, ANYBODY, ROUTE_AGENT, Preface, target_at, target_of
 
 _OTHER_FIRST_S = 0.4  # how long the larger node id waits for the smaller one's call
 _MOST_KEPT = 64
@@ -43,6 +43,9 @@ class LinkOwner(Protocol):
 
     def link_down(self, node: NodeId, why: str) -> None: ...
 
+    def route_down(self, node: NodeId, route: int) -> None:
+        """The last link of another route is gone."""
+
     def refused(self, node: NodeId) -> None:
         """The node's machine says that no agent listens there."""
 
@@ -53,12 +56,15 @@ class LinkOwner(Protocol):
 
 class _Peer:
     def __init__(self) -> None:
-        self.links: dict[int, list[ControlLink]] = {ROUTE_AGENT: [], ROUTE_AGENT_BULK: []}
+        self.links: dict[int, list[ControlLink]] = {route: [] for route in AGENT_ROUTES}
         self.place: Place | None = None
         self.choice: Choice | None = None
         self.dialling: dict[int, asyncio.Task[None]] = {}
-        self.kept: list[bytes] = []
+        self.kept: dict[int, list[bytes]] = {route: [] for route in AGENT_ROUTES}
         self.failure = ""
+
+    def all_links(self) -> list[ControlLink]:
+        return [link for links in self.links.values() for link in links]
 
 
 class Links:
@@ -113,23 +119,23 @@ class Links:
         if link is not None:
             link.send(message)
 
-    def send_bulk(self, node: NodeId, message: bytes) -> None:
-        """On the other route, whose link is made when it is first needed."""
-        link = self.get(node, ROUTE_AGENT_BULK)
+    def send_on(self, route: int, node: NodeId, message: bytes) -> None:
+        """On another route, whose link is made when it is first needed."""
+        link = self.get(node, route)
         if link is not None:
             link.send(message)
             return
-        peer = self._peer(node)
-        if len(peer.kept) < _MOST_KEPT and self.get(node) is not None:
-            peer.kept.append(message)
-            self.dial(node, ROUTE_AGENT_BULK)
+        kept = self._peer(node).kept[route]
+        if len(kept) < _MOST_KEPT and self.get(node) is not None:
+            kept.append(message)
+            self.dial(node, route)
 
     def dial(self, node: NodeId, route: int = ROUTE_AGENT, *, at_once: bool = False) -> None:
         """Unless there is a link, or a call is under way."""
         peer = self._peer(node)
         if self._closing or peer.place is None or route in peer.dialling or self.get(node, route) is not None:
             return
-        wait = 0.0 if at_once or self._me < node or route == ROUTE_AGENT_BULK else _OTHER_FIRST_S
+        wait = 0.0 if at_once or self._me < node or route != ROUTE_AGENT else _OTHER_FIRST_S
         task = self._spawn(self._dial(node, peer, route, wait))
         peer.dialling[route] = task
         task.add_done_callback(lambda _: peer.dialling.pop(route, None))
@@ -170,7 +176,7 @@ class Links:
             return
         for task in peer.dialling.values():
             task.cancel()
-        for link in [*peer.links[ROUTE_AGENT], *peer.links[ROUTE_AGENT_BULK]]:
+        for link in peer.all_links():
             link.close(why, flush=True)
 
     async def close(self, why: str) -> None:
@@ -178,7 +184,7 @@ class Links:
         for task in list(self._tasks):
             task.cancel()
         for peer in self._peers.values():
-            for link in [*peer.links[ROUTE_AGENT], *peer.links[ROUTE_AGENT_BULK]]:
+            for link in peer.all_links():
                 link.close(why, flush=True)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -220,7 +226,7 @@ class Links:
             addresses,
             peer.place.port,
             route=route,
-            target=node.raw[:16],
+            target=target_of(node),
             secret=self._owner.secret_for(node, epoch),
             tls=self._tls,
             expect=node,
@@ -270,8 +276,8 @@ class Links:
         for other in rivals:
             if other.outbound and not self._is_preferred(node, other):
                 other.close("the other side's link is used", flush=True)
-        if link.route == ROUTE_AGENT_BULK:
-            kept, peer.kept = peer.kept, []
+        if link.route != ROUTE_AGENT:
+            kept, peer.kept[link.route] = peer.kept[link.route], []
             for message in kept:
                 link.send(message)
         elif not rivals:
@@ -283,8 +289,12 @@ class Links:
         if peer is None or link not in peer.links[link.route]:
             return
         peer.links[link.route].remove(link)
-        if link.route == ROUTE_AGENT and self.get(node) is None:
+        if self.get(node, link.route) is not None:
+            return
+        if link.route == ROUTE_AGENT:
             self._owner.link_down(node, why)
+        else:
+            self._owner.route_down(node, link.route)
 
     def _is_preferred(self, node: NodeId, link: ControlLink) -> bool:
         return link.outbound == (self._me < node)

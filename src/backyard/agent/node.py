@@ -23,6 +23,7 @@ from backyard.agent.links import Links, Place
 from backyard.agent.naming import machine_name
 from backyard.agent.pairing_desk import PairingDesk
 from backyard.agent.places import Places
+from backyard.agent.runs import Runs
 from backyard.agent.search import Search
 from backyard.agent.sleep import watch_sleep
 from backyard.agent.surveyor import Surveyor
@@ -41,7 +42,7 @@ from backyard.transport.addresses import own_addresses
 from backyard.transport.control import AGENT_RUN, AgentTls, ControlLink
 from backyard.transport.doorkeeper import Refusal
 from backyard.transport.listener import Listener
-from backyard.transport.preface import Preface
+from backyard.transport.preface import ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP, Preface
 
 _NAME_FACT = "name"
 _GOODBYE_S = 2.0
@@ -104,13 +105,15 @@ class Agent:
         self.pairing = PairingDesk(self.key, lambda: self.name, partial(admit, self))
         self.surveyor = Surveyor(self, self.directory)
         self.board = BoardKeeper(self)
+        self.runs = Runs(self)
         await self.listener.start()
         if is_new:
             self.storage.replace_cluster(record, tuple(map(encode_entry, log.entries)))
         self.search = Search(self)
         await self.search.start()
         self.spawn(self._tick())
-        for job in (*self.surveyor.jobs(), self.board.run):
+        self.runs.load()
+        for job in (*self.surveyor.jobs(), self.board.run, *self.runs.jobs()):
             self.spawn(job())
         self.spawn(watch_sleep(self.fall_asleep, self.wake))
         self.say(f"{self.name} ({self.me.short}) is up in cluster {self.cluster_name}")
@@ -118,11 +121,12 @@ class Agent:
     async def stop(self) -> None:
         """Say goodbye, hand over, and end; never longer than a few seconds."""
         others = [node for node in self.member.view.nodes if node != self.me.raw]
-        if others and self.links.linked() and not self._broken:
-            self._perform(self.member.leave(self._loop.time()))
-            deadline = self._loop.time() + _GOODBYE_S
-            while self.member.is_member and self._loop.time() < deadline:
-                await self.news_within(deadline - self._loop.time())
+        in_company = others and self.links.linked() and not self._broken
+        if in_company:
+            await self.runs.leave()
+        await self.runs.stop()
+        if in_company:
+            await self._say_goodbye()
             await asyncio.sleep(_HANDOVER_S)
         for task in list(self._tasks):
             task.cancel()
@@ -138,7 +142,11 @@ class Agent:
     async def fall_asleep(self) -> None:
         """The system is about to sleep: hand over first."""
         self.say("this machine goes to sleep")
-        self._perform(self.member.leave(self._loop.time(), asleep=True))
+        await self.runs.leave()
+        await self._say_goodbye()
+
+    async def _say_goodbye(self) -> None:
+        self._perform(self.member.leave(self._loop.time()))
         deadline = self._loop.time() + _GOODBYE_S
         while self.member.is_member and self.links.linked() and self._loop.time() < deadline:
             await self.news_within(deadline - self._loop.time())
@@ -204,7 +212,7 @@ class Agent:
             if self._loop.time() > deadline:
                 why = self.waiting() or "other changes came first"
                 raise MembershipError(f"the cluster did not decide in {patience_s:g} s: {why}")
-            if self.member.me.votes is False or self.log.role(self.me) != "owner":
+            if self.log.role(self.me) != "owner":
                 raise MembershipError(
                     "this machine is a guest of the cluster and decides nothing",
                     hint="Do it on a machine that `backyard nodes` shows as owner.",
@@ -253,23 +261,29 @@ class Agent:
         link.send(self._greeting())
         self.surveyor.tell(node)
         self.search.remember()
+        self.runs.link_up(node)
         self._linked_at[node] = self._loop.time()
         self._perform(self.member.link_up(node.raw, self._loop.time()))
 
     def link_down(self, node: NodeId, why: str) -> None:
         _log.debug("the link to %s is down: %s", self.name_of(node), why)
         self.search.remember()
+        self.runs.link_down(node)
         self.member.link_down(node.raw)
         # At once, as a refusal would be evidence that its agent has ended; but not again and again.
         if self._loop.time() - self._linked_at.get(node, 0.0) > _SHORT_LINK_S:
             self.links.dial(node, at_once=True)
+
+    def route_down(self, node: NodeId, route: int) -> None:
+        if route == ROUTE_AGENT_SHIP:
+            self.runs.files_down(node)
 
     def refused(self, node: NodeId) -> None:
         self._perform(self.member.refused(node.raw, self._loop.time()))
 
     def received(self, link: ControlLink, message: bytes) -> None:
         node, kind, body = link.peer.node, message[:1], memoryview(message)[1:]
-        if node not in self.log.members:
+        if self.log.role(node) is None:
             raise ProtocolError(f"{node.short} is not a member of this cluster any more")
         if kind == wire.MEMBERSHIP:
             self._perform(self.member.receive(node.raw, wire.decode_membership(body), self._loop.time()))
@@ -277,6 +291,8 @@ class Agent:
             self._greeted(node, link, wire.decode_greeting(body))
         elif kind == wire.BOARD:
             self.board.received(node, body)
+        elif kind in (wire.RUN, wire.SHIP, wire.GUEST_BOARD):
+            self.runs.received(node, kind, body)
         elif kind == wire.TRAIN:
             self.surveyor.received(node, body)
         elif kind == wire.SURVEY:
@@ -316,7 +332,7 @@ class Agent:
         ]
 
     def send_bulk(self, node: NodeId, message: bytes) -> None:
-        self.links.send_bulk(node, message)
+        self.links.send_on(ROUTE_AGENT_BULK, node, message)
 
     def machine_changed(self) -> None:
         self._greet_all()

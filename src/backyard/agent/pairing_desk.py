@@ -34,6 +34,7 @@ from backyard.transport.preface import (
     ANSWER_BYTES,
     PAIRING_KEY,
     ROUTE_PAIRING,
+    Answer,
     Preface,
     encode,
     encode_answer,
@@ -48,6 +49,8 @@ _STEP_S = 10.0
 _DECIDE_S = 40.0
 _GRANT_S = _DECIDE_S + 10.0
 _CONNECT_S = 5.0
+_KNOCKS = 4
+_KNOCK_AGAIN_S = 0.7
 _MOST_AT_ONCE = 8
 _LENGTH = struct.Struct("<I")
 
@@ -188,26 +191,42 @@ class PairingDesk:
 
 async def join_by(joiner: Joiner, secret: Code | Psk, address: str, port: int) -> Joined:
     """Go to the machine that offers, with the one guess that the code allows; PairingError if it fails."""
-    loop = asyncio.get_running_loop()
-    key = psk_preface_key(secret) if isinstance(secret, Psk) else PAIRING_KEY
     where = show_address(address, port)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as connection:
-        connection.setblocking(False)
-        try:
-            async with asyncio.timeout(_CONNECT_S):
-                await loop.sock_connect(connection, (address, port))
-                knock = Preface(secret.tag, os.urandom(16), ROUTE_PAIRING)
-                await loop.sock_sendall(connection, encode(knock, key))
-                answer = parse_answer(await _receive_exactly(connection, ANSWER_BYTES))
-        except (OSError, TimeoutError) as error:
-            raise PairingError(
-                f"{where} does not answer the code: {_words(error)}",
-                hint="Look whether the code is still open there, and whether its firewall lets the port in.",
-            ) from error
-        if answer.refusal is not None:
-            raise PairingError(f"{where} does not take the code: {answer.refusal}")
-        return await _exchange(connection, joiner)
+    for tries_left in reversed(range(_KNOCKS)):
+        with socket.socket(family, socket.SOCK_STREAM) as connection:
+            connection.setblocking(False)
+            try:
+                answer = await _knock(connection, secret, address, port)
+            except ConnectionResetError as error:
+                # The guess is not spent yet: a crowd may have taken our place in the queue.
+                if tries_left:
+                    await asyncio.sleep(_KNOCK_AGAIN_S)
+                    continue
+                raise _unanswered(where, error) from error
+            except (OSError, TimeoutError) as error:
+                raise _unanswered(where, error) from error
+            if answer.refusal is not None:
+                raise PairingError(f"{where} does not take the code: {answer.refusal}")
+            return await _exchange(connection, joiner)
+    raise AssertionError("the last try has returned or raised")
+
+
+async def _knock(connection: socket.socket, secret: Code | Psk, address: str, port: int) -> Answer:
+    loop = asyncio.get_running_loop()
+    key = psk_preface_key(secret) if isinstance(secret, Psk) else PAIRING_KEY
+    async with asyncio.timeout(_CONNECT_S):
+        await loop.sock_connect(connection, (address, port))
+        knock = Preface(secret.tag, os.urandom(16), ROUTE_PAIRING)
+        await loop.sock_sendall(connection, encode(knock, key))
+        return parse_answer(await _receive_exactly(connection, ANSWER_BYTES))
+
+
+def _unanswered(where: str, error: OSError) -> PairingError:
+    return PairingError(
+        f"{where} does not answer the code: {_words(error)}",
+        hint="Look whether the code is still open there, and whether its firewall lets the port in.",
+    )
 
 
 async def _exchange(connection: socket.socket, joiner: Joiner) -> Joined:

@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from backyard.core.errors import ProtocolError
+from backyard.core import decoding
 from backyard.membership.messages import Message
 
 MEMBERSHIP = b"m"
@@ -16,6 +16,9 @@ BOARD = b"b"
 TRAIN = b"t"
 SURVEY = b"s"
 REMOVED = b"r"
+RUN = b"u"
+SHIP = b"h"
+GUEST_BOARD = b"q"
 
 Address = Annotated[str, Meta(max_length=64)]
 T = TypeVar("T")
@@ -55,7 +58,4 @@ def decode_greeting(data: bytes | memoryview) -> Greeting:
 
 def decode(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview) -> T:
     """ProtocolError for anything that is not of the decoder's type."""
-    try:
-        return decoder.decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"a message between agents cannot be read: {error}") from error
+    return decoding.decode(decoder, data, "a message between agents cannot be read")

@@ -14,13 +14,18 @@ from backyard.core.config import Settings, load_settings, state_directory
 from backyard.core.errors import AgentError, ListenerError
 from backyard.local.client import ListenerClient
 from backyard.local.questions import Question, Told, decode_told, encode
+from backyard.local.run_questions import RunQuestion
 
 T = TypeVar("T", bound=Told)
 _ANSWER_S = 20.0
 
 
 def ask(
-    question: Question, expected: type[T], *, timeout_s: float = _ANSWER_S, offer_start: bool = True
+    question: Question | RunQuestion,
+    expected: type[T],
+    *,
+    timeout_s: float = _ANSWER_S,
+    offer_start: bool = True,
 ) -> T:
     """What the agent answers; if none runs, a person at a terminal is offered to start it."""
     settings = load_settings()

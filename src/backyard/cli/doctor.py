@@ -160,7 +160,7 @@ def describe(found: Diagnosis) -> str:
         lines.append(f"left out: {', '.join(left.names)} ({left.why})")
     pages = dict.fromkeys(row.name for row in found.rows if row.state != "ok")
     if pages:
-        lines.append(f"more: {', '.join(f'{_PAGES}/{name}.md' for name in pages)}")
+        lines.append(f"more, in the repository: {', '.join(f'{_PAGES}/{name}.md' for name in pages)}")
     return "\n".join(lines)
 
 

@@ -1,17 +1,51 @@
-"""``backyard join``: enter the cluster of a machine that shows a code."""
+"""``backyard join``: enter the cluster of a machine that shows a code, or a friend's run."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import NamedTuple
+
 import click
 
+from backyard.cli import friend
 from backyard.cli.asking import ask, print_json
+from backyard.core.errors import PairingError
 from backyard.local.questions import Done, JoinAsk
 
 _LOOK_S = 30.0
 _PAIRING_S = 90.0
 
 
-def run(*, code: str, at: str | None, guest: bool, as_json: bool) -> int:
+class Options(NamedTuple):
+    at: str | None
+    guest: bool
+    invite: str | None
+    yes: bool
+    name: str
+    keep: Path | None
+    quiet: bool
+    as_json: bool
+
+
+def run(code: str | None, options: Options) -> int:
+    if (code is None) == (options.invite is None):
+        raise PairingError(
+            "there must be either a code or an invite",
+            hint="Type `backyard join CODE` for a machine at home, `backyard join --invite TEXT` for a hub.",
+        )
+    if options.invite is not None:
+        return friend.run(
+            invite=options.invite,
+            yes=options.yes,
+            name=options.name,
+            keep=options.keep,
+            quiet=options.quiet,
+        )
+    assert code is not None
+    return _pair(code, at=options.at, guest=options.guest, as_json=options.as_json)
+
+
+def _pair(code: str, *, at: str | None, guest: bool, as_json: bool) -> int:
     if not as_json:
         where = f"at {at}" if at else "on this network"
         click.echo(f"Looking for the machine that shows this code {where} ...")

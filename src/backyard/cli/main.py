@@ -10,6 +10,8 @@ from typing import Any
 import click
 
 from backyard import __version__
+from backyard.cli.hub_verbs import hub_group, invite_command
+from backyard.cli.plan_options import planning_options, take_wishes
 from backyard.core.errors import BackyardError
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -18,7 +20,20 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 @click.group("backyard", context_settings={"help_option_names": ["--help"]})
 @click.version_option(__version__, message="backyard %(version)s", help="Print the version and exit.")
 def app() -> None:
-    """Train PyTorch models on the machines you already own, together."""
+    """Train PyTorch models on the machines you already own, together.
+
+    \b
+    The first steps:
+      backyard up --detach     on each machine
+      backyard pair            on one of them; it shows a code
+      backyard join CODE       on the other
+      backyard run train.py    on any of them
+
+    \b
+    With friends over the internet:
+      backyard hub up train.py      on one machine; it prints an invite
+      backyard join --invite TEXT   on every friend's
+    """
 
 
 def _flag(name: str, help: str) -> Decorator:
@@ -82,15 +97,22 @@ def _pair(guest: bool, wait: bool, as_json: bool) -> int:
 
 
 @app.command("join")
-@click.argument("code")
+@click.argument("code", required=False)
 @click.option("--at", metavar="HOST", help="The other machine's address, if it is not found by itself.")
 @_flag("--guest", "Agree to be a guest only.")
+@click.option("--invite", metavar="TEXT", help="Train a friend's model over the internet instead.")
+@_flag("--yes", "With --invite: do not ask before the friend's script is started.")
+@click.option("--name", default="", help="With --invite: what this machine is called there.")
+@click.option(
+    "--keep", type=click.Path(path_type=Path), metavar="FOLDER", help="With --invite: what the script writes."
+)
+@_flag("--quiet", "With --invite: leave the machine usable (lowest priority, one core free).")
 @_as_json
-def _join(code: str, at: str | None, guest: bool, as_json: bool) -> int:
-    """Join the cluster of the machine that shows CODE."""
+def _join(code: str | None, **options: Any) -> int:
+    """Join the cluster of the machine that shows CODE, or a friend's run with --invite."""
     from backyard.cli import join
 
-    return join.run(code=code, at=at, guest=guest, as_json=as_json)
+    return join.run(code, join.Options(**options))
 
 
 @app.command("unpair")
@@ -108,7 +130,7 @@ def _unpair(node: str, yes: bool, as_json: bool) -> int:
 @_flag("--yes", "Do not ask.")
 @_as_json
 def _leave(yes: bool, as_json: bool) -> int:
-    """Leave the cluster for good: this machine forgets it, and is a new node from then on."""
+    """Leave the cluster for good. This machine forgets it, and is a new node from then on."""
     from backyard.cli import changes
 
     return changes.leave(yes=yes, as_json=as_json)
@@ -130,7 +152,7 @@ def _rename(name: str, as_json: bool) -> int:
 )
 @_as_json
 def _continue(without: tuple[str, ...], as_json: bool) -> int:
-    """Go on without machines that are gone, when too few are left to decide."""
+    """Go on without machines that are gone. For when too few are left to decide."""
     from backyard.cli import changes
 
     return changes.go_on(without=list(without), as_json=as_json)
@@ -155,10 +177,172 @@ def _psk_new(guest: bool, output: Path | None, as_json: bool) -> int:
 @app.command("doctor")
 @_as_json
 def _doctor(as_json: bool) -> int:
-    """Look for what keeps this machine and its cluster from working, and say what mends it."""
+    """Find what keeps machines from working, and what mends it."""
     from backyard.cli import doctor
 
     return doctor.run(as_json=as_json)
+
+
+_on = click.option(
+    "--on", multiple=True, metavar="NODE", help="Only on this machine; may be repeated, or a,b,c."
+)
+
+
+def _names(on: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for text in on for name in text.split(",") if name)
+
+
+@app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@_on
+@click.option("--per-node", type=int, default=0, help="Workers on each machine (default: one per device).")
+@click.option("--min-nodes", type=int, default=1, help="Do not run on fewer machines.")
+@click.option("--wait", default="30s", help="How long to wait for machines (default: 30s).")
+@click.option(
+    "--env",
+    type=click.Choice(["auto", "sync", "agent"]),
+    default="auto",
+    help="sync: build the folder's environment on each machine; agent: use the agent's own.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "backyard", "gloo", "nccl"]),
+    default="auto",
+    help="Force the engine of groups (default: encrypted between machines).",
+)
+@_flag("--trust-fabric", "The network between the machines is yours alone: plaintext engines may cross it.")
+@click.option("--restarts", type=int, default=3, help="Starts after deaths that are nobody's fault.")
+@click.option("--data", multiple=True, metavar="NAME=PATH", help="Ship a data set; NAME=@PATH: each has it.")
+@click.option("--set", "variables", multiple=True, metavar="NAME=VALUE", help="An environment variable.")
+@_flag("--quiet", "Leave the machines usable: lowest priority, one core free.")
+@click.option("--nice", type=click.IntRange(0, 19), default=0, help="Priority of the workers.")
+@click.option("--memory", default="", metavar="SIZE", help="The most memory of one worker, such as 8GB.")
+@click.option("--container", default="", metavar="IMAGE", help="Run in this image with Docker or Podman.")
+@click.option("--folder", type=click.Path(path_type=Path), help="The folder to send (default: this one).")
+@click.option("--name", default="", help="Call the run so (default: after the script).")
+@_flag("--all", "Show every worker's output, not only rank 0's.")
+@_flag("--detach", "Print the run's name and return.")
+@_flag("--dry-run", "Measure a few steps, keep nothing, and show plans, as `backyard plan` does.")
+@planning_options
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def _run(script: str, arguments: tuple[str, ...], **options: Any) -> int:
+    """Train: run SCRIPT on every machine. Put options before the script; what follows it is the script's.
+
+    ``-m MODULE`` instead of a script runs a module.
+    """
+    from backyard.cli import run
+
+    options["all_output"], options["set"] = options.pop("all"), options.pop("variables")
+    options["on"], options["wishes"] = _names(options["on"]), take_wishes(options)
+    return run.run(script, arguments, run.Options(**options))
+
+
+@app.command("plan")
+@click.option("--parameters", required=True, metavar="COUNT", help="Size of the model, such as 124M.")
+@click.option("--batch", default="256", metavar="COUNT", help="Samples of a global batch (default: 256).")
+@click.option("--tokens", default="1", metavar="COUNT", help="Tokens of a sample, for language models.")
+@click.option("--flops-per-sample", metavar="COUNT", help="Forward and backward (default: 6 x --parameters).")
+@click.option("--seconds-per-sample", metavar="TIME", help="How long this machine trains one sample.")
+@_on
+@planning_options
+def _plan(on: tuple[str, ...], **options: Any) -> int:
+    """Say which machines to train on, how, and how fast that will be. Starts nothing.
+
+    From the size of a model; `backyard run --dry-run` measures your own script instead.
+    """
+    from backyard.cli import plan
+
+    wishes = take_wishes(options)
+    return plan.run(plan.Size(**options), on=_names(on), wishes=wishes)
+
+
+@app.command("ps")
+@click.argument("run", required=False)
+@_flag("--all", "Also runs that ended long ago.")
+@_as_json
+def _ps(run: str | None, all: bool, as_json: bool) -> int:
+    """List the runs, or show one."""
+    from backyard.cli import runs
+
+    return runs.ps(run=run, everything=all, as_json=as_json)
+
+
+@app.command("logs")
+@click.argument("run")
+@click.option("--rank", type=click.IntRange(0, 1024), default=0, help="Whose output (default: rank 0).")
+@_flag("--all", "Every worker's output.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+def _logs(run: str, rank: int, all: bool, follow: bool) -> int:
+    """Print what the workers of RUN said."""
+    from backyard.cli import runs
+
+    return runs.logs(run=run, rank=rank, everybody=all, follow=follow)
+
+
+@app.command("stop")
+@click.argument("run")
+@_flag("--hard", "At once, without a last word to the workers.")
+@_as_json
+def _stop(run: str, hard: bool, as_json: bool) -> int:
+    """End RUN on every machine."""
+    from backyard.cli import runs
+
+    return runs.stop(run=run, hard=hard, as_json=as_json)
+
+
+@app.command("attach")
+@click.argument("run")
+@_flag("--all", "Show every worker's output, not only rank 0's.")
+def _attach(run: str, all: bool) -> int:
+    """Watch RUN as if it had been started here. Ctrl-C leaves it running."""
+    from backyard.cli import runs
+
+    return runs.attach(run=run, everybody=all)
+
+
+@app.command("resume")
+@click.argument("run")
+@_on
+@_flag("--all", "Show every worker's output, not only rank 0's.")
+@_flag("--detach", "Print the new run's name and return.")
+def _resume(run: str, on: tuple[str, ...], all: bool, detach: bool) -> int:
+    """Go on with RUN, which has ended. It begins at the newest whole checkpoint of its session."""
+    from backyard.cli import resuming
+
+    return resuming.resume(run, on=_names(on), everybody=all, detach=detach)
+
+
+@app.command("export")
+@click.argument("run")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def _export(run: str, folder: Path) -> int:
+    """Write the model of RUN's newest whole checkpoint into FOLDER."""
+    from backyard.cli import resuming
+
+    return resuming.export(run, folder)
+
+
+@app.command("accept")
+@click.argument("run")
+@_flag("--yes", "Do not ask.")
+@_flag("--refuse", "Say no.")
+@_as_json
+def _accept(run: str, yes: bool, refuse: bool, as_json: bool) -> int:
+    """On a guest: see what RUN would do here, and let it."""
+    from backyard.cli import runs
+
+    return runs.accept(run=run, yes=yes, refuse=refuse, as_json=as_json)
+
+
+@app.command("self-test")
+def _self_test() -> int:
+    """Prove on this machine alone that everything works. Needs torch.
+
+    Three nodes pair, train together, lose a worker and get it back; nothing of yours is touched.
+    """
+    from backyard.cli import self_test
+
+    return self_test.run()
 
 
 @app.group("service")
@@ -195,7 +379,7 @@ def _service_status(as_json: bool) -> int:
 
 @app.command("id")
 def _id() -> None:
-    """Print this machine's node id (its key is made if missing; needs no agent)."""
+    """Print this machine's node id. Its key is made if missing; needs no agent."""
     from backyard.cli import identity
 
     identity.run()
@@ -211,7 +395,7 @@ def _id() -> None:
 )
 @_flag("--until-idle", "End when the last worker of this machine has left.")
 def _listen(port: int | None, trust: tuple[str, ...], until_idle: bool) -> int:
-    """Listen on this machine's one port for its workers, without an agent."""
+    """Listen on this machine's port, without an agent. For workers that you start by hand."""
     from backyard.cli import listen
 
     return listen.run(port=port, trust=list(trust), until_idle=until_idle)
@@ -219,7 +403,7 @@ def _listen(port: int | None, trust: tuple[str, ...], until_idle: bool) -> int:
 
 @app.command("settings")
 def _settings() -> None:
-    """Show the effective settings and where each came from (needs no agent)."""
+    """Show the settings in force and where each came from. Needs no agent."""
     from backyard.cli import settings
 
     settings.run()
@@ -227,10 +411,14 @@ def _settings() -> None:
 
 @app.command("torch")
 def _torch() -> int:
-    """Show how to install torch here, and what is installed (needs no agent)."""
+    """Show how to install torch here, and what is installed. Needs no agent."""
     from backyard.cli import torch_install
 
     return torch_install.run()
+
+
+app.add_command(hub_group)
+app.add_command(invite_command)
 
 
 def main() -> None:

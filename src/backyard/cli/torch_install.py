@@ -6,8 +6,6 @@ torch is asked in a process of its own: a broken install may crash on import, an
 from __future__ import annotations
 
 import importlib.util
-import platform
-import shutil
 import subprocess
 import sys
 
@@ -15,8 +13,8 @@ import click
 import msgspec
 
 from backyard.core.torch_range import TESTED_RANGE, is_tested
+from backyard.topology.torch_choice import TorchChoice, choose_torch_here
 
-_INDEX = "https://download.pytorch.org/whl"
 _PROBE_TIMEOUT_S = 120.0
 _PROBE = """
 import json, sys
@@ -47,27 +45,12 @@ class Probe(msgspec.Struct, frozen=True):
     registered: bool
 
 
-def advise(system: str, machine: str, *, nvidia: bool, amd: bool) -> Advice:
-    """The install command for a machine, from the names that ``platform`` gives it."""
-    arm = machine.lower() in {"arm64", "aarch64"}
-    if system == "Darwin":
-        if not arm:
-            return Advice(None, "torch has no wheels for Intel Macs in this range; such a Mac cannot train")
-        return Advice(_command(), "the Mac wheel has CPU and MPS")
-    if nvidia and not (system == "Windows" and arm):
-        return Advice(
-            _command("cu130"),
-            "an NVIDIA driver is here; plain `pip install torch` is CPU-only on Windows. "
-            "GPUs older than Turing (2018) need cu126 instead of cu130",
-        )
-    if system == "Linux" and amd:
-        return Advice(_command("rocm7.2"), "an AMD driver is here; ROCm wheels exist for Linux only")
-    return Advice(_command("cpu"), "no supported GPU driver was found; this wheel is small and CPU-only")
-
-
-def _command(index: str | None = None) -> str:
+def advise(choice: TorchChoice) -> Advice:
+    """The install command for a machine with that choice of builds."""
+    if not choice.possible:
+        return Advice(None, choice.why)
     command = f'"{sys.executable}" -m pip install "torch{TESTED_RANGE}"'
-    return f"{command} --index-url {_INDEX}/{index}" if index else command
+    return Advice(f"{command} --index-url {choice.index}" if choice.index else command, choice.why)
 
 
 def probe() -> Probe | str:
@@ -92,12 +75,7 @@ def probe() -> Probe | str:
 
 def run() -> int:
     """Print command, version, range and devices; 0 if a tested torch works here, else 1."""
-    advice = advise(
-        platform.system(),
-        platform.machine(),
-        nvidia=shutil.which("nvidia-smi") is not None,
-        amd=shutil.which("rocminfo") is not None,
-    )
+    advice = advise(choose_torch_here())
     click.echo(f"install:   {advice.command or 'not possible on this machine'}")
     click.echo(f"           ({advice.why})")
     if importlib.util.find_spec("torch") is None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import click
 
+from backyard.cli.asking import ask
 from backyard.core.config import load_settings, state_directory
 from backyard.core.errors import AgentError
+from backyard.local.questions import StatusAsk, StatusTold
 from backyard.local.starting import AGENT_LOG, start_agent
 
 
@@ -26,7 +28,7 @@ def run(*, detach: bool, psk_file: Path | None, witness: bool) -> int:
             raise AgentError("an agent runs on this machine already", hint="See it with `backyard status`.")
         log = state_directory(settings) / AGENT_LOG
         click.echo(f"The agent runs in the background (pid {pid}); its log is {log}.")
-        click.echo("Next: `backyard pair` here, then `backyard join CODE` on another machine.")
+        click.echo(_next())
         return 0
     from backyard.agent.serving import serve
     from backyard.cli.display import Display, print_events
@@ -35,3 +37,11 @@ def run(*, detach: bool, psk_file: Path | None, witness: bool) -> int:
     logging.getLogger("zeroconf").setLevel(logging.ERROR)
     show = Display().attach if sys.stdout.isatty() else print_events
     return serve(settings, psk_file=psk_file, witness=witness, on_start=show)
+
+
+def _next() -> str:
+    """What to do now: a machine that was paired before finds the others by itself."""
+    machines = len(ask(StatusAsk(), StatusTold, offer_start=False).nodes)
+    if machines > 1:
+        return f"It is one of {machines} paired machines and finds the others by itself: `backyard status`."
+    return "Next: `backyard pair` here, then `backyard join CODE` on another machine."

@@ -1,5 +1,7 @@
 """Makes ``init_process_group("backyard")`` known to torch, and the cluster as a place to meet.
 
+In a process that `backyard run` started it also lets unmodified scripts meet and train there.
+
 Called by ``import torch`` through an entry point.
 
 Nothing here may raise or be slow: a failure would break ``import torch`` for every program on the machine.
@@ -25,9 +27,18 @@ def register() -> None:
 
         if not dist.is_available():
             return
+        if os.environ.get("BACKYARD_GUESTS"):
+            # First: if it fails, there is no engine over which a guest could send anything.
+            from backyard.collectives.pickles import refuse_from_guests
+
+            refuse_from_guests()
         dist.Backend.register_backend("backyard", _create, devices=["cpu", "cuda", "mps"])
         _registered = True
         _register_rendezvous()
+        if os.environ.get("BACKYARD_LAUNCHED"):
+            from backyard.collectives.substitution import install
+
+            install()
     except Exception as error:  # noqa: BLE001  # a program that does not use us must not notice
         import logging
 

@@ -59,7 +59,7 @@ def create_group(
     )
     _announce(opened, rank, world, mover.encryption)
     issuer = Issuer(mover, arena, opened.group, world, opened.table, settings.collectives)
-    return BackyardGroup(rank, world, seconds, issuer, opened.links)
+    return BackyardGroup(rank, world, seconds, issuer, opened.links, opened.nodes)
 
 
 def monitored_barrier(
@@ -125,7 +125,15 @@ def _seconds(timeout: timedelta | float | None, default: float) -> float:
 class BackyardGroup(dist.ProcessGroup):
     """One group. All methods may be called from any thread; calls on one group must agree between ranks."""
 
-    def __init__(self, rank: int, world: int, timeout_s: float, issuer: Issuer, links: Sequence[str]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        timeout_s: float,
+        issuer: Issuer,
+        links: Sequence[str],
+        nodes: Sequence[bytes] = (),
+    ) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this form
         self._rank = rank
         self._world = world
@@ -136,6 +144,11 @@ class BackyardGroup(dist.ProcessGroup):
         self._coalescing: list[BackyardWork] | None = None
         self._forget: Callable[[int], None] | None = issuer.mover.forget_group
         self.links = tuple(links)
+        self.nodes = tuple(nodes)  # the machines of the other ranks, as their links proved
+
+    def tell_sites(self, sites: Sequence[Sequence[int]]) -> None:
+        """The ranks of each site along its chain, the leader first; every rank says the same."""
+        self._issuer.sites = tuple(tuple(site) for site in sites)
 
     # what torch asks of every group
 

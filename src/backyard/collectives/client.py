@@ -209,7 +209,15 @@ class MoverClient:
         return answer
 
     def close(self) -> None:
-        """End the mover; safe to call twice and at exit."""
+        """End the mover; safe to call twice and at exit.
+
+        A program that ends without destroying its groups leaves them all the same: others may still be in the
+        last operation, for which it has done its part.
+        """
+        with self._lock:
+            groups = list(self._groups)
+        for group in groups:
+            self.close_group(group)
         self._closing = True
         try:
             self._channel.shutdown(socket.SHUT_RDWR)

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlparse
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 from torch.distributed.constants import default_pg_timeout
 
 from backyard.core.config import load_settings, state_directory
@@ -37,6 +38,7 @@ _POLL_S = 0.3
 
 # torch holds only the C++ part of a store, which is of no use without the Python part.
 _alive: list[ClusterStore] = []
+_meetings = count(1)
 
 
 class ClusterStore(Store):
@@ -48,6 +50,12 @@ class ClusterStore(Store):
         if timeout is not None:
             self.set_timeout(timeout)
         _alive.append(self)
+
+    def close(self) -> None:
+        """No group needs it any more."""
+        self._board.close()
+        if self in _alive:
+            _alive.remove(self)
 
     @property
     def scope(self) -> Scope:
@@ -179,6 +187,48 @@ def meet_or_fall_back(
         log.debug("no cluster to meet in: %s", error)
         return original(url, timeout=timeout, **rest)
     return iter([_meet(connect, told, _given(url), timeout)])
+
+
+def launched_rendezvous(
+    url: str, timeout: timedelta = default_pg_timeout, **_: Any
+) -> Iterator[tuple[Store, int, int]]:
+    """For a process that a launcher gave its place: nobody is asked, only the store is ours."""
+    given = _given(url)
+    place = _launched_place(given)
+    # A script that makes its default group again must not find the keys of the one before. All ranks do it
+    # equally often, or it would not work under any launcher.
+    store = PrefixStore(f"meeting/{next(_meetings)}", launched_store(timeout))
+    yield store, place.rank, place.world
+    raise RuntimeError("a group that has met cannot meet again")
+
+
+def launched_store(timeout: timedelta | None = None) -> Store:
+    """The store of this process's run and generation.
+
+    Where all ranks are on one machine a file does it: they start faster, and need no quorum of the cluster.
+    """
+    patience = default_pg_timeout if timeout is None else timeout
+    file = os.environ.get("BACKYARD_LOCAL_STORE")
+    if file and len(set(os.environ.get("BACKYARD_MACHINES", "").split(","))) == 1:
+        store = FileStore(file, int(os.environ.get("WORLD_SIZE", "1")))
+        store.set_timeout(patience)
+        return store
+    return ClusterStore(launched_board(patience.total_seconds()), patience)
+
+
+def launched_board(timeout_s: float) -> BoardClient:
+    given = _given("env://")
+    connect = agent_at(state_directory(load_settings()))
+    return BoardClient(connect, Scope(given.run, given.generation or 0), timeout_s)
+
+
+def _launched_place(given: _Given) -> Place:
+    if given.rank is None or given.world is None:
+        raise ConfigError(
+            "this process has no rank or no world size",
+            hint="Let `backyard run` start it, or set RANK and WORLD_SIZE.",
+        )
+    return Place(given.generation or 0, given.rank, given.world)
 
 
 def _meet(

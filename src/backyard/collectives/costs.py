@@ -31,6 +31,8 @@ SEGMENTS_PER_STEP = 8
 SEGMENTS_PER_TREE = 64
 # Predictions closer than this are equal: then the order of preference decides.
 TIE = 1.01
+# Inside a site links are this much faster than between sites, or it would not be one.
+SITE_STEP = 4
 # Many senders to one port at a time lose a little against a ring, where each port hears one.
 CROWDING = 1.03
 
@@ -95,7 +97,7 @@ def segment_bytes(
     """
     if kind in (Kind.ALL_TO_ALL, Kind.GATHER, Kind.SCATTER, Kind.BARRIER):
         return limit
-    if strategy in ("tree", "star") or kind in (Kind.REDUCE, Kind.BROADCAST):
+    if strategy in ("tree", "star", "sites") or kind in (Kind.REDUCE, Kind.BROADCAST):
         wanted = nbytes // SEGMENTS_PER_TREE
     else:
         wanted = (nbytes if strategy == "exchange" else nbytes // world) // SEGMENTS_PER_STEP
@@ -113,10 +115,12 @@ def predict(
     table: CostTable,
     arity: int = 2,
     segment: int | None = None,
+    leaders: int = 0,
 ) -> float:
     """Seconds until the last rank has its result.
 
-    ``nbytes`` is the tensor of all_reduce, reduce and broadcast, and otherwise all blocks together.
+    ``nbytes`` is the tensor of all_reduce, reduce and broadcast, and otherwise all blocks together;
+    ``leaders``: how many sites there are.
     """
     name = resolve_strategy(kind, strategy)
     if world == 1:
@@ -125,7 +129,7 @@ def predict(
     if operation is Kind.BARRIER:
         return _log2_ceil(world) * table.latency_s
     cut = segment or segment_bytes(kind, name, nbytes, world, table)
-    shape = _Shape(operation, nbytes, world, arity, cut, table)
+    shape = _Shape(operation, nbytes, world, arity, cut, table, leaders)
     return _PREDICTORS[name](shape)
 
 
@@ -141,6 +145,7 @@ def choose(
     limit: int = DEFAULT_SEGMENT_BYTES,
     plain_below: int = PLAIN_BELOW_BYTES,
     strict: bool = False,
+    leaders: int = 0,
 ) -> Choice:
     """The strategy for an operation. ``setting``: ``auto`` (fastest by the table), ``plain``, or a name.
 
@@ -149,7 +154,8 @@ def choose(
     """
     if arity < 2:
         raise ConfigError(f"a tree of arity {arity} never branches", hint="Use arity 2 or more.")
-    ranked = _ranked(kind, nbytes, world, table, arity, limit)
+    leaders = leaders or (world if setting == "sites" else 0)
+    ranked = _ranked(kind, nbytes, world, table, arity, limit, leaders)
     times = {name: seconds for seconds, name in ranked}
     best = ranked[0][1]
     size = f"{format_size(nbytes)} on {world} ranks"
@@ -174,13 +180,14 @@ def choose(
 
 
 def _ranked(
-    kind: str, nbytes: int, world: int, table: CostTable, arity: int, limit: int
+    kind: str, nbytes: int, world: int, table: CostTable, arity: int, limit: int, leaders: int
 ) -> list[tuple[float, str]]:
     """Every strategy with its time: first the one to take, then the others from the fastest on."""
     timed = []
     for name in strategies_for(kind):
-        segment = segment_bytes(kind, name, nbytes, world, table, limit)
-        timed.append((predict(kind, name, nbytes, world, table, arity, segment), name))
+        if name != "sites" or leaders:
+            segment = segment_bytes(kind, name, nbytes, world, table, limit)
+            timed.append((predict(kind, name, nbytes, world, table, arity, segment, leaders), name))
     fastest = min(seconds for seconds, _ in timed)
     taken = next(entry for entry in timed if entry[0] <= fastest * TIE)
     return [taken, *sorted(entry for entry in timed if entry != taken)]
@@ -220,10 +227,18 @@ class _Shape:
     """One operation's figures in the terms that the predictions share."""
 
     def __init__(
-        self, kind: Kind, nbytes: int, world: int, arity: int, segment: int, table: CostTable
+        self,
+        kind: Kind,
+        nbytes: int,
+        world: int,
+        arity: int,
+        segment: int,
+        table: CostTable,
+        leaders: int = 0,
     ) -> None:
         self.nbytes = nbytes
         self.world = world
+        self.leaders = leaders
         self.arity = arity
         self.segment = segment
         self.table = table
@@ -326,6 +341,16 @@ def _levels(shape: _Shape, *, fan: int, levels: int) -> float:
     return shape.phases * (levels * table.latency_s + passing) + (pieces - 1) * pace
 
 
+def _sites(shape: _Shape) -> float:
+    """The ring of the leaders; the first segment comes along a site's chain, and the last goes back."""
+    leaders = shape.leaders or shape.world
+    chunk = shape.nbytes / leaders
+    hops = -(-shape.world // leaders) - 1
+    piece = shape.nbytes / shape.pieces(shape.nbytes)
+    hop = (shape.table.latency_s + piece * shape.table.seconds_per_byte) / SITE_STEP
+    return shape.steps(2 * (leaders - 1), chunk, chunk / 2) + 2 * hops * hop
+
+
 def _log2_ceil(world: int) -> int:
     return (world - 1).bit_length()
 
@@ -337,4 +362,5 @@ _PREDICTORS: dict[str, Callable[[_Shape], float]] = {
     "direct": _direct,
     "tree": _tree,
     "star": _star,
+    "sites": _sites,
 }

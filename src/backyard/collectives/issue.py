@@ -62,6 +62,7 @@ class Issuer:
         self.world = world
         self.table = table
         self._settings = settings
+        self.sites: tuple[tuple[int, ...], ...] = ()  # the same on every rank
         self._sequence = 0
         self._lock = threading.Lock()
 
@@ -85,6 +86,7 @@ class Issuer:
                 piece.sizes,
                 choice.segment,
                 choice.arity,
+                self.sites if choice.strategy == "sites" else (),
             )
             return operation, Start(
                 operation,
@@ -141,6 +143,7 @@ class Issuer:
             arity=settings.arity,
             limit=settings.segment_bytes,
             plain_below=settings.tree_below_bytes,
+            leaders=len(self.sites),
         )
         if first_time((call.kind, choice.strategy, self.world, size.bit_length())):
             log.info("%s by %s", call.kind, choice.reason)

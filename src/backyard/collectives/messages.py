@@ -26,6 +26,7 @@ class Specification(msgspec.Struct, frozen=True, array_like=True):
     sizes: tuple[int, ...]
     segment: int
     arity: int
+    sites: tuple[tuple[int, ...], ...] = ()
 
     def describe(self) -> str:
         """In words. It may be a peer's, and hold anything."""
@@ -174,6 +175,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     group: int
     table: CostTable
     links: tuple[str, ...]
+    nodes: tuple[bytes, ...] = ()  # of the other ranks in order, as their links proved; b"" in plaintext
 
 
 class NotOpened(msgspec.Struct, frozen=True, tag="not-opened"):

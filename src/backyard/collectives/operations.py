@@ -25,5 +25,6 @@ def compile_operation(
         root=max(0, specification.root),
         segment=specification.segment,
         arity=specification.arity,
+        sites=specification.sites,
     )
     return indexed(compile_program(specification.kind, specification.strategy, rank, world, layout))

@@ -163,6 +163,8 @@ class Layout:
     arity: int = 2
     order: tuple[int, ...] = ()
     """The ring's order as ranks; empty means 0, 1, 2, ..."""
+    sites: tuple[tuple[int, ...], ...] = ()
+    """The ranks of each site along its chain, the leader first; empty means each its own."""
 
 
 def chunk_bounds(nbytes: int, parts: int, item: int) -> tuple[int, ...]:
@@ -317,6 +319,11 @@ def check_layout(rank: int, world: int, layout: Layout) -> None:
         raise ConfigError(
             f"the ring order {layout.order} does not name each of {world} ranks once",
             hint="List every rank exactly once, or leave the order out.",
+        )
+    if layout.sites and sorted(rank for site in layout.sites for rank in site) != list(range(world)):
+        raise ConfigError(
+            f"the sites {layout.sites} do not name each of {world} ranks once",
+            hint="List every rank in exactly one site, or leave the sites out.",
         )
 
 

@@ -43,7 +43,8 @@ class Reduction:
 
     def drain(self, staged: torch.Tensor, values: torch.Tensor) -> None:
         if self.divide != 1:
-            staged.div_(self.divide)
+            exact = staged.is_floating_point() or staged.is_complex()
+            staged.div_(self.divide, rounding_mode=None if exact else "trunc")
         values.copy_(staged)
 
 
@@ -61,10 +62,11 @@ def reduction_of(op: dist.ReduceOp, element: ElementType, world: int) -> Reducti
 @cache
 def _without_factor(kind: object, element: ElementType, world: int) -> Reduction:
     if kind == dist.ReduceOp.AVG:
-        if element.kind not in ("float", "complex"):
+        # As NCCL does it: Lightning averages counts wherever the backend is not called gloo.
+        if element.kind not in ("float", "complex") and element.name not in ("int32", "int64"):
             raise UnsupportedOperation(
                 f"AVG does not exist for {element.name}",
-                hint="Use SUM and divide, or convert to a float type.",
+                hint="Use SUM and divide, or convert to a float or a wider integer type.",
             )
         # narrow floats would overflow in the sum: divide first
         narrow = element.name == "float16" or element.name.startswith("float8")

@@ -33,7 +33,7 @@ def exchange_members(
     store.set(_key(rank), entry)  # type: ignore[arg-type]  # bytes are taken too, the stub knows only text
     keys = [_key(other) for other in range(world)]
     _await(store, keys, timeout_s)
-    entries = [_read(data, other) for other, data in enumerate(_get(store, keys))]
+    entries = [_read(data, other) for other, data in enumerate(values_of(store, keys))]
     workers = [entry.member.worker for entry in entries]
     for other, worker in enumerate(workers):
         if workers.index(worker) != other:
@@ -44,7 +44,7 @@ def exchange_members(
     return tuple(entry.member for entry in entries), entries[0].fresh
 
 
-def _get(store: Store, keys: list[str]) -> list[bytes]:
+def values_of(store: Store, keys: list[str]) -> list[bytes]:
     """In one round trip where the store can: with 64 ranks on a slow link they add up."""
     if store.has_extended_api():  # type: ignore[attr-defined]  # the stub lacks it
         return store.multi_get(keys)

@@ -49,10 +49,13 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     silence_s: Seconds = 5.0
 
 
+Strategy = Literal["auto", "ring", "tree", "doubling", "exchange", "direct", "star", "sites", "plain"]
+
+
 class Collectives(msgspec.Struct, frozen=True, kw_only=True):
     """How group operations run."""
 
-    strategy: Literal["auto", "ring", "tree", "doubling", "exchange", "direct", "star", "plain"] = "auto"
+    strategy: Strategy = "auto"
     arity: Annotated[int, Meta(ge=2, le=64)] = 2
     tree_below_bytes: Annotated[int, Meta(ge=0)] = 1024 * 1024
     timeout_s: Seconds = 60.0
@@ -70,6 +73,25 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
     secret_file: Text | None = None
 
 
+class Runs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run may send and keep."""
+
+    most_bytes: Annotated[int, Meta(ge=1, le=1 << 44)] = 1 << 30
+    most_files: Annotated[int, Meta(ge=1, le=50_000)] = 20_000
+    most_data_bytes: Annotated[int, Meta(ge=1, le=1 << 44)] = 1 << 40
+    store_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 50 << 30
+    log_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 32 << 20
+    stop_grace_s: Seconds = 10.0
+
+
+class Contributing(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hub's run may take of this machine's line and day."""
+
+    uplink_mbps: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    metered: Literal["wait", "allow"] = "wait"
+    quiet_hours: Text | None = None
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """Where this machine keeps its key and its local sockets."""
 
@@ -83,6 +105,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     link: Link = Link()
     collectives: Collectives = Collectives()
     trust: Trust = Trust()
+    runs: Runs = Runs()
+    contributing: Contributing = Contributing()
     state: State = State()
 
 
@@ -107,6 +131,8 @@ _SECTIONS: Mapping[str, type[msgspec.Struct]] = {
     "link": Link,
     "collectives": Collectives,
     "trust": Trust,
+    "runs": Runs,
+    "contributing": Contributing,
     "state": State,
 }
 _TYPES: Mapping[str, Any] = {

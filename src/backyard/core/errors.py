@@ -15,6 +15,12 @@ BackyardError
 ├── DiscoveryError
 ├── MembershipError
 ├── AgentError
+├── ShippingError
+├── RunError
+│   └── RunEnvironmentError
+├── HubError
+│   ├── HubAway
+│   └── HubRefused
 ├── TorchMissing
 └── CollectiveError
     ├── PeerLost
@@ -22,6 +28,7 @@ BackyardError
     ├── OperationMismatch
     ├── OperationAborted
     ├── UnsupportedOperation
+    ├── UntrustedPickle
     └── MoverLost
 """
 
@@ -122,6 +129,64 @@ class AgentError(BackyardError):
     default_hint = "Start it with `backyard up`, then try again."
 
 
+class ShippingError(BackyardError):
+    """A folder or a data set cannot be packed, sent or unpacked."""
+
+    code = "shipping"
+    default_hint = "Leave out what the run does not need: list it in `.backyardignore`."
+
+
+class RunError(BackyardError):
+    """A run cannot be started, found or stopped."""
+
+    code = "run"
+    default_hint = "See which runs there are with `backyard ps`."
+
+
+class RunEnvironmentError(RunError):
+    """A machine lacks what the script needs."""
+
+    code = "run-environment"
+    default_hint = "Install what is missing there, use `--env sync`, or leave the machine out with `--on`."
+
+
+class HubError(BackyardError):
+    """A hub cannot be founded, reached or kept."""
+
+    code = "hub"
+    default_hint = "Check the hub's address, and that `backyard hub up` runs there."
+
+
+class HubAway(HubError):
+    """A hub does not answer now; it may later."""
+
+    code = "hub-away"
+    default_hint = "Wait: what was trained is kept. Ask the hub's owner if it lasts."
+
+
+class HubRefused(HubError):
+    """A hub refused what was sent to it."""
+
+    code = "hub-refused"
+    default_hint = "Do what the sentence says; the hub's page shows the reason to everybody."
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        hint: str | None = None,
+        retry_s: float = 0.0,
+        offset: int | None = None,
+    ) -> None:
+        self.status = status
+        self.kind = kind
+        self.retry_s = retry_s
+        self.offset = offset
+        super().__init__(message, hint=hint)
+
+
 class TorchMissing(BackyardError):
     """torch is not installed, or not in the range that was tested."""
 
@@ -131,7 +196,10 @@ class TorchMissing(BackyardError):
 
 def by_code(code: str, otherwise: type[BackyardError]) -> type[BackyardError]:
     """The class of an error that another process of this machine raised, if it is only a sentence."""
-    plain = (PairingError, DiscoveryError, MembershipError, TrustError, IdentityError, ConfigError)
+    plain = (
+        *(PairingError, DiscoveryError, MembershipError, TrustError, IdentityError, ConfigError),
+        *(ShippingError, RunError, RunEnvironmentError),
+    )
     return next((cls for cls in plain if cls.code == code), otherwise)
 
 
@@ -184,6 +252,13 @@ class UnsupportedOperation(CollectiveError):
 
     code = "unsupported-operation"
     default_hint = "Convert the tensor to a supported dtype or device first."
+
+
+class UntrustedPickle(CollectiveError):
+    """torch would unpickle what a guest's worker sends."""
+
+    code = "untrusted-pickle"
+    default_hint = "Send tensors instead, or name only owners' machines: `backyard run --on NAMES`."
 
 
 class MoverLost(CollectiveError):

@@ -68,6 +68,11 @@ def _parse(text: str, units: Mapping[str, float], *, what: str, example: str) ->
     return number * units[unit]
 
 
+def counted(count: int, noun: str) -> str:
+    """``counted(1, "file") == "1 file"``, ``counted(2, "file") == "2 files"``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def format_size(count: float) -> str:
     """``format_size(33_554_432) == "32 MiB"``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

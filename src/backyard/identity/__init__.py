@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from backyard.identity.credentials import WORKER_BYTES, WorkerCredentials
     from backyard.identity.delegation import WorkerIdentity, anchor, delegate, read_worker
-    from backyard.identity.keys import NodeKey
+    from backyard.identity.keys import NodeKey, verify_signature
     from backyard.identity.node_id import NodeId
     from backyard.identity.trust import (
         Admit,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "credentials": ("WORKER_BYTES", "WorkerCredentials"),
     "delegation": ("WorkerIdentity", "anchor", "delegate", "read_worker"),
-    "keys": ("NodeKey",),
+    "keys": ("NodeKey", "verify_signature"),
     "node_id": ("NodeId",),
     "trust": (
         "Admit",
@@ -61,6 +61,7 @@ __all__ = [
     "delegate",
     "encode_entry",
     "read_worker",
+    "verify_signature",
 ]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -57,6 +57,15 @@ class NodeKey:
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a node key never leaves its process")
+
+
+def verify_signature(node: NodeId, signature: bytes, message: bytes) -> bool:
+    """Whether this node signed it."""
+    try:
+        Ed25519PublicKey.from_public_bytes(node.raw).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def private_pem(private: Ed25519PrivateKey) -> bytes:

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import Meta
 
 from backyard.core.errors import TrustError
-from backyard.identity.keys import NodeKey
+from backyard.identity.keys import NodeKey, verify_signature
 from backyard.identity.node_id import KEY_BYTES, NodeId
 
 Role = Literal["owner", "guest"]
@@ -380,7 +378,5 @@ def _to_sign(index: int, previous: bytes, body: Body, signer: bytes) -> bytes:
 
 def _check_signature(entry: SignedEntry) -> None:
     message = _to_sign(entry.index, entry.previous, entry.body, entry.signer)
-    try:
-        Ed25519PublicKey.from_public_bytes(entry.signer).verify(entry.signature, message)
-    except (InvalidSignature, ValueError) as error:
-        raise TrustError(f"entry {entry.index} is not signed by the machine that it names") from error
+    if not verify_signature(NodeId(entry.signer), entry.signature, message):
+        raise TrustError(f"entry {entry.index} is not signed by the machine that it names")

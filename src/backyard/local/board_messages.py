@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from backyard.core.errors import ProtocolError
+from backyard.core.decoding import decode
 
 LARGEST_KEY = 1024
 LARGEST_VALUE = (1 << 20) - (16 << 10)  # the rest of 1 MiB is for keys, names and the envelope
@@ -207,17 +207,11 @@ def encode(message: Question | Answer) -> bytes:
 
 def decode_question(data: bytes) -> Question:
     """ProtocolError unless it is one of ours and within its bounds."""
-    try:
-        return _questions.decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"a question about the board cannot be read: {error}") from error
+    return decode(_questions, data, "a question about the board cannot be read")
 
 
 def decode_answer(data: bytes) -> Answer:
-    try:
-        return _answers.decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"an answer about the board cannot be read: {error}") from error
+    return decode(_answers, data, "an answer about the board cannot be read")
 
 
 def weight(operation: Operation | Watch) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from backyard.core.errors import ProtocolError
+from backyard.core.decoding import decode
 from backyard.local.board_messages import BoardAsk, ClusterAsk
+from backyard.local.run_questions import RunQuestion, RunTold
 
 Text = Annotated[str, Meta(max_length=2000)]
 Role = Literal["owner", "guest"]
@@ -95,7 +96,7 @@ Question = (
 )
 
 # Workers ask about the board through the same door.
-AnyQuestion = Question | BoardAsk | ClusterAsk
+AnyQuestion = Question | RunQuestion | BoardAsk | ClusterAsk
 
 
 class DeviceRow(msgspec.Struct, frozen=True):
@@ -199,31 +200,22 @@ class CheckTold(msgspec.Struct, frozen=True, tag="check"):
     rows: tuple[CheckRow, ...]
 
 
-Told = StatusTold | OfferTold | Done | CheckTold
+Told = StatusTold | OfferTold | Done | CheckTold | RunTold
 
-T = TypeVar("T")
+_MISUNDERSTOOD = "the agent and the command line do not understand each other"
+_OTHER_VERSION = "They are of different versions: restart the agent (backyard down, then backyard up)."
 _encoder = msgspec.msgpack.Encoder()
 _questions: msgspec.msgpack.Decoder[AnyQuestion] = msgspec.msgpack.Decoder(AnyQuestion)
 _told: msgspec.msgpack.Decoder[Told] = msgspec.msgpack.Decoder(Told)
 
 
-def encode(message: Question | Told) -> bytes:
+def encode(message: Question | RunQuestion | Told) -> bytes:
     return _encoder.encode(message)
 
 
 def decode_question(data: bytes) -> AnyQuestion:
-    return _decode(_questions, data)
+    return decode(_questions, data, _MISUNDERSTOOD, hint=_OTHER_VERSION)
 
 
 def decode_told(data: bytes) -> Told:
-    return _decode(_told, data)
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
-    try:
-        return decoder.decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(
-            f"the agent and the command line do not understand each other: {error}",
-            hint="They are of different versions: restart the agent (backyard down, then backyard up).",
-        ) from error
+    return decode(_told, data, _MISUNDERSTOOD, hint=_OTHER_VERSION)

@@ -21,7 +21,7 @@ from backyard.transport.registration import Standing, Ticket
 
 LOG_NAME = "listener.log"
 AGENT_LOG = "agent.log"
-_START_S = 20.0
+_START_S = 60.0  # an old disk that has never read us before
 _POLL_S = 0.02
 _PROBE_S = 5.0
 _ATTEMPTS = 3
@@ -127,7 +127,7 @@ def _launch(command: list[str], directory: Path, log_name: str) -> None:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(),
+            env=child_environment(),
             # A key press that stops one worker must not stop the listener of all.
             start_new_session=True,
             creationflags=_DETACHED_ON_WINDOWS,
@@ -158,7 +158,7 @@ def _command(settings: Settings) -> list[str]:
     return [sys.executable, "-P", *module, "--until-idle", "--port", str(port), "--settings", portable]
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Lets the child import us when we run from a source tree that is not installed."""
     environment = dict(os.environ)
     root = str(Path(backyard.__file__).parents[1])

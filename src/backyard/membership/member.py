@@ -177,11 +177,11 @@ class Member:
         self._consider(now)
         return self._done()
 
-    def leave(self, now: float, *, asleep: bool = False) -> list[Effect]:
+    def leave(self, now: float) -> list[Effect]:
         """Say goodbye: the next view is to be without us, and the next in seniority coordinates."""
         self.leaving = True
         self._beat(now)
-        word = Goodbye(self.me.incarnation, "sleep" if asleep else "down")
+        word = Goodbye(self.me.incarnation)
         self._out += [Send(node, word) for node in self._around.others()]
         return self._done()
 

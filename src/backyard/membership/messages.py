@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -65,7 +65,6 @@ class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
     """I leave on purpose: let the next view be without me."""
 
     incarnation: IncarnationId
-    why: Literal["down", "sleep"] = "down"
 
 
 Message = Beat | Decided | Behind | Wish | Goodbye | Prepare | Promise | Accept | Accepted | Refuse

@@ -27,6 +27,7 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS chain (name TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS trust (place INTEGER PRIMARY KEY, entry BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS run (place INTEGER PRIMARY KEY, name TEXT UNIQUE, record BLOB NOT NULL);
 """
 
 
@@ -99,6 +100,7 @@ class Storage:
         with self._transaction():
             self._base.execute("DELETE FROM chain")
             self._base.execute("DELETE FROM trust")
+            self._base.execute("DELETE FROM run")
             encoded = msgspec.msgpack.encode(record)
             self._base.execute("INSERT INTO chain VALUES (?, ?)", (VIEWS, encoded))
             self._base.executemany("INSERT INTO trust VALUES (?, ?)", list(enumerate(entries)))
@@ -110,6 +112,20 @@ class Storage:
     def keep_fact(self, name: str, value: bytes) -> None:
         with self._transaction():
             self._base.execute("INSERT OR REPLACE INTO fact VALUES (?, ?)", (name, value))
+
+    def runs(self) -> list[tuple[str, bytes]]:
+        """The kept records of runs, in the order in which they were first kept."""
+        rows = self._base.execute("SELECT name, record FROM run ORDER BY place").fetchall()
+        return [(str(name), bytes(record)) for name, record in rows]
+
+    def keep_run(self, name: str, record: bytes) -> None:
+        upsert = "INSERT INTO run (name, record) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET record = ?"
+        with self._transaction():
+            self._base.execute(upsert, (name, record, record))
+
+    def forget_run(self, name: str) -> None:
+        with self._transaction():
+            self._base.execute("DELETE FROM run WHERE name = ?", (name,))
 
     def _row(self, query: str, *values: object) -> bytes | None:
         row = self._base.execute(query, values).fetchone()

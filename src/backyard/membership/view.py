@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from backyard.core.decoding import decode
 from backyard.core.errors import ProtocolError
 from backyard.membership.agreement import MOST_VOTERS, Decision, RawNode, is_quorum, new_branch
 
@@ -76,10 +77,7 @@ def nowhere() -> Decision:
 
 def read_view(decision: Decision) -> View:
     """ProtocolError if it is not a view whose voters are those that decide next."""
-    try:
-        view = _decoder.decode(decision.payload)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"a view cannot be read: {error}") from error
+    view = decode(_decoder, decision.payload, "a view cannot be read")
     if view.voters != decision.voters or len(set(view.nodes)) != len(view.members):
         raise ProtocolError("a view contradicts itself")
     return view

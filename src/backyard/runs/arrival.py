@@ -14,7 +14,8 @@ from typing import Annotated, NamedTuple, Protocol
 import msgspec
 from msgspec import Meta
 
-from backyard.core.errors import ConfigError, MembershipError, OperationTimeout, ProtocolError
+from backyard.core.decoding import decode
+from backyard.core.errors import ConfigError, MembershipError, OperationTimeout
 
 CALL_S = 5.0
 _LOOK_S = 1.0
@@ -234,14 +235,12 @@ def _place(seats: Sequence[_Seat], me: str, generation: int, world: int) -> Plac
 def _read(data: bytes) -> _Table:
     if not data:
         return _Table()
-    try:
-        return msgspec.msgpack.decode(data, type=_Table)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"the table in the lobby cannot be read: {error}") from error
+    return decode(_tables, data, "the table in the lobby cannot be read")
 
 
 def _names(data: bytes) -> list[str]:
-    try:
-        return msgspec.msgpack.decode(data, type=list[str])
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"the outcome of a call in the lobby cannot be read: {error}") from error
+    return decode(_outcomes, data, "the outcome of a call in the lobby cannot be read")
+
+
+_tables = msgspec.msgpack.Decoder(_Table)
+_outcomes = msgspec.msgpack.Decoder(list[str])

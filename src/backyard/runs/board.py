@@ -13,6 +13,7 @@ from typing import Annotated, assert_never
 import msgspec
 from msgspec import Meta
 
+from backyard.core.decoding import decode
 from backyard.core.errors import ProtocolError
 from backyard.core.units import format_size
 from backyard.local.board_messages import (
@@ -168,10 +169,7 @@ class Board:
     @classmethod
     def of_image(cls, data: bytes) -> Board:
         """The board that `image` was made of; ProtocolError if it cannot be."""
-        try:
-            image = _image_decoder.decode(data)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise ProtocolError(f"a copy of the board cannot be read: {error}") from error
+        image = decode(_image_decoder, data, "a copy of the board cannot be read")
         board = cls(image.founding)
         board._fences = image.fences
         for one in image.scopes:

@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from backyard.core.decoding import decode
 from backyard.core.errors import ProtocolError
 from backyard.local.board_messages import Operation, Result
 
@@ -175,9 +176,6 @@ def encode_message(message: Message) -> bytes:
 
 def decode_message(data: bytes) -> Message:
     """ProtocolError unless it is one of ours and within its bounds."""
-    try:
-        if len(data) > LARGEST_MESSAGE:
-            raise msgspec.DecodeError("too long")
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"a message about the board cannot be read: {error}") from error
+    if len(data) > LARGEST_MESSAGE:
+        raise ProtocolError("a message about the board cannot be read: too long")
+    return decode(_decoder, data, "a message about the board cannot be read")

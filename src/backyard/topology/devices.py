@@ -56,6 +56,16 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     devices: Annotated[tuple[Device, ...], Meta(max_length=64)] = ()
     notes: Notes = ()
 
+    @property
+    def torch_devices(self) -> tuple[str, ...]:
+        """As torch names them; the processor counts only where there is nothing else."""
+        found = [
+            device.kind if device.kind == "mps" else f"{device.kind}:{device.index}"
+            for device in self.devices
+            if device.kind != "cpu"
+        ]
+        return tuple(found) or ("cpu",)
+
 
 class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """What the probe found for one device; the spread is the distance of the quartiles over the median."""

@@ -27,6 +27,7 @@ _WINDOWS = 8
 _RAMP = 0.15
 _STEADY_S = 0.1
 _STEADY_SPREAD = 0.1
+_TICK_S = 1e-9
 _FEWEST = 4
 _FIRST_WINDOW = 64 * 1024
 _LARGEST_WINDOW = 4 * 1024 * 1024
@@ -143,7 +144,7 @@ def send_allowance(sent: int, received: int, elapsed_s: float) -> int:
 
 
 def _rates(train: Sequence[tuple[float, int]]) -> list[float]:
-    """Bytes per second of parts of equal bytes; a part that took no time at all is left out."""
+    """Bytes per second of parts of equal bytes; a part too short for any clock is left out."""
     times, counts = [train[0][0]], [0.0]
     for at, size in train[1:]:
         times.append(max(at, times[-1]))
@@ -153,7 +154,7 @@ def _rates(train: Sequence[tuple[float, int]]) -> list[float]:
         return []
     step = total * (1 - _RAMP) / _WINDOWS
     edges = [_when(total * _RAMP + step * number, times, counts) for number in range(_WINDOWS + 1)]
-    return [step / (end - begin) for begin, end in pairwise(edges) if end > begin]
+    return [step / (end - begin) for begin, end in pairwise(edges) if end - begin > _TICK_S]
 
 
 def _when(count: float, times: Sequence[float], counts: Sequence[float]) -> float:

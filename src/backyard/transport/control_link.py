@@ -28,7 +28,7 @@ from backyard.transport.control_frames import (
     encode_control,
     encode_opening,
 )
-from backyard.transport.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, Preface
+from backyard.transport.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP, Preface
 
 FLUSH_S = 0.2
 _DRAIN_S = 60.0
@@ -47,7 +47,11 @@ class Limits(NamedTuple):
     queue: int
 
 
-LIMITS = {ROUTE_AGENT: Limits(1 << 20, 4 << 20), ROUTE_AGENT_BULK: Limits(8 << 20, 32 << 20)}
+LIMITS = {
+    ROUTE_AGENT: Limits(1 << 20, 4 << 20),
+    ROUTE_AGENT_BULK: Limits(8 << 20, 32 << 20),
+    ROUTE_AGENT_SHIP: Limits(8 << 20, 64 << 20),
+}
 
 OnMessage = Callable[["ControlLink", bytes], None]
 OnClosed = Callable[["ControlLink", str], None]

@@ -22,6 +22,8 @@ ROUTE_PAIRING = 0  # only while a code or a pre-shared key is open
 ROUTE_WORKER = 1
 ROUTE_AGENT = 2  # heartbeats and decisions
 ROUTE_AGENT_BULK = 3  # everything large between agents, so that it never delays a heartbeat
+ROUTE_AGENT_SHIP = 4  # files of runs, so that they never delay what a training waits for
+AGENT_ROUTES = (ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP)
 
 TARGET_BYTES = 16
 ANYBODY = bytes(TARGET_BYTES)  # for the routes of agents: whoever is there

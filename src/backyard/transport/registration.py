@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from backyard.core.errors import ProtocolError
+from backyard.core.decoding import decode
 from backyard.identity import WORKER_BYTES, WorkerCredentials
 
 WorkerId = Annotated[bytes, Meta(min_length=WORKER_BYTES, max_length=WORKER_BYTES)]
@@ -106,7 +106,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     code: str = ""
 
 
-T = TypeVar("T")
+_UNREADABLE = "a local message cannot be read"
 Request = Register | Status | Ask
 Reply = Ticket | Standing | Told | Incoming | Refused
 
@@ -120,15 +120,8 @@ def encode_message(message: Request | Reply) -> bytes:
 
 
 def decode_request(data: bytes) -> Request:
-    return _decode(_requests, data)
+    return decode(_requests, data, _UNREADABLE)
 
 
 def decode_reply(data: bytes) -> Reply:
-    return _decode(_replies, data)
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
-    try:
-        return decoder.decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"a local message cannot be read: {error}") from error
+    return decode(_replies, data, _UNREADABLE)

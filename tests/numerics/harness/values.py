@@ -54,7 +54,8 @@ def meaningful(dtype: str, operation: str) -> bool:
         return operation not in ("BAND", "BOR", "BXOR")
     if dtype in COMPLEXES:
         return operation in ("SUM", "PRODUCT", "AVG", "PREMUL_SUM")
-    return operation not in ("AVG", "PREMUL_SUM")
+    averaged = dtype in ("int32", "int64")
+    return operation != "PREMUL_SUM" and (averaged or operation != "AVG")
 
 
 def inputs(dtype: str, operation: str, count: int, rank: int, call: int) -> torch.Tensor:
@@ -175,6 +176,7 @@ def _reduced_integers(dtype: str, operation: str, contributions: list[torch.Tens
         return torch.from_numpy(stack.min(0) if operation == "MIN" else stack.max(0))
     reduce = {
         "SUM": np.add,
+        "AVG": np.add,
         "PRODUCT": np.multiply,
         "BAND": np.bitwise_and,
         "BOR": np.bitwise_or,
@@ -183,4 +185,5 @@ def _reduced_integers(dtype: str, operation: str, contributions: list[torch.Tens
     result = own[0].astype(np.uint64)
     for other in own[1:]:
         result = reduce(result, other.astype(np.uint64))
-    return _integers(dtype, result)
+    whole = _integers(dtype, result)
+    return whole.div(len(own), rounding_mode="trunc") if operation == "AVG" else whole

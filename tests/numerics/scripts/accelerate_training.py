@@ -1,6 +1,7 @@
 """An ordinary Hugging Face Accelerate training script. It knows nothing of any backend.
 
-Prints one JSON line on the main process: final weights, the evaluation over all processes, the group used.
+Prints on the main process each step's loss, and one JSON line: final weights, the evaluation over all
+processes, the group used.
 """
 
 import argparse
@@ -43,6 +44,7 @@ def main():
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                accelerator.print("loss", accelerator.reduce(loss.detach(), "mean").item())
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

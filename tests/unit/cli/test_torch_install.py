@@ -10,6 +10,7 @@ import pytest
 from backyard.cli import torch_install
 from backyard.cli.torch_install import Probe, advise, probe
 from backyard.core.torch_range import is_tested
+from backyard.topology.torch_choice import choose_torch
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ from backyard.core.torch_range import is_tested
 def test_the_command_fits_the_machine(
     system: str, machine: str, nvidia: bool, amd: bool, index: str | None
 ) -> None:
-    command = advise(system, machine, nvidia=nvidia, amd=amd).command
+    command = advise(choose_torch(system, machine, nvidia=nvidia, amd=amd)).command
     assert command is not None
     assert '"torch>=2.13,<2.14"' in command
     assert command.startswith(f'"{sys.executable}" -m pip install ')
@@ -40,7 +41,7 @@ def test_the_command_fits_the_machine(
 
 
 def test_an_intel_mac_is_told_the_truth() -> None:
-    advice = advise("Darwin", "x86_64", nvidia=False, amd=False)
+    advice = advise(choose_torch("Darwin", "x86_64", nvidia=False, amd=False))
     assert advice.command is None
     assert "Intel" in advice.why
 

@@ -172,7 +172,7 @@ def test_gloo_and_our_members_meet_through_it(servers: BoardServers) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(40)
+        thread.join(90)
     assert results == {0: 3.0, 1: 3.0, 2: 3.0}
     assert members[0] == members[1] == members[2]
 
@@ -307,7 +307,7 @@ def test_two_processes_become_a_group_with_no_address_rank_or_port(
     ]
     lines = []
     for process in processes:
-        out, errors = process.communicate(timeout=100)
+        out, errors = process.communicate(timeout=200)
         assert process.returncode == 0, errors
         lines += [line.split() for line in out.splitlines()]
     for again in "01":

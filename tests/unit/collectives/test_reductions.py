@@ -36,7 +36,7 @@ def test_plain_operations_scale_nothing(op: dist.ReduceOp.RedOpType, name: str) 
     [
         (dist.ReduceOp.BAND, "float32"),
         (dist.ReduceOp.MAX, "complex64"),
-        (dist.ReduceOp.AVG, "int32"),
+        (dist.ReduceOp.AVG, "int16"),
         (dist.ReduceOp.AVG, "bool"),
     ],
 )
@@ -52,6 +52,14 @@ def test_average_divides_at_the_end(name: str) -> None:
     staged, values = torch.full((3,), 8).to(dtype), torch.zeros(3, dtype=dtype)
     reduction.drain(staged, values)
     assert values.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["int32", "int64"])
+def test_average_of_integers_drops_the_fraction(name: str) -> None:
+    reduction = _of(dist.ReduceOp.AVG, name)
+    staged, values = torch.tensor([9, -9, 8]).to(getattr(torch, name)), torch.zeros(3, dtype=torch.int64)
+    reduction.drain(staged, values)
+    assert values.tolist() == [2, -2, 2]
 
 
 @pytest.mark.parametrize("name", ["float16", "float8_e4m3fn", "float8_e5m2"])

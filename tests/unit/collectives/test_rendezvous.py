@@ -26,7 +26,7 @@ def test_every_rank_learns_the_same() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(90)
     assert results[0] == results[1] == results[2]
     members, fresh = exchange_members(store, 0, 3, MEMBERS[0], 10)
     assert members == tuple(MEMBERS)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import operator
+import random
 from collections.abc import Sequence
 from functools import cache, reduce
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -299,7 +301,7 @@ def test_rings_work_in_any_order(data: st.DataObject) -> None:
 def test_all_reduce_on_random_shapes(
     world: int, items: int, item: int, segment: int, arity: int, name: str, seed: int
 ) -> None:
-    layout = Layout((items * item,), item, 0, segment, arity)
+    layout = Layout((items * item,), item, 0, segment, arity, sites=_random_sites(world, seed))
     programs = [compile_program("all_reduce", name, rank, world, layout) for rank in range(world)]
     prove_free_of_races(programs)
     before = [[cell(rank, at) for at in range(items * item)] for rank in range(world)]
@@ -307,6 +309,27 @@ def test_all_reduce_on_random_shapes(
     assert all(
         memory == [reduce(operator.add, cells) for cells in zip(*before, strict=True)] for memory in after
     )
+
+
+def _random_sites(world: int, seed: int) -> tuple[tuple[int, ...], ...]:
+    chance = random.Random(seed)
+    ranks = chance.sample(range(world), world)
+    cuts = sorted(chance.sample(range(1, world), chance.randint(0, world - 1)))
+    return tuple(tuple(ranks[lo:hi]) for lo, hi in pairwise([0, *cuts, world]))
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 5])
+def test_what_crosses_between_sites_does_not_grow_with_the_hosts_of_a_site(hosts: int) -> None:
+    size = 4 * 3 * 1000
+    sites = tuple(tuple(range(site * hosts, (site + 1) * hosts)) for site in range(3))
+    layout = Layout((size,), 4, 0, 256, sites=sites)
+    programs = [compile_program("all_reduce", "sites", rank, 3 * hosts, layout) for rank in range(3 * hosts)]
+    crossing = [
+        sum(send.hi - send.lo for send in program.sends if send.peer // hosts != rank // hosts)
+        for rank, program in enumerate(programs)
+    ]
+    assert [crossing[site[0]] for site in sites] == [2 * 2 * size // 3] * 3
+    assert sum(crossing) == 3 * 2 * 2 * size // 3
 
 
 def test_one_rank_alone_sends_nothing() -> None:

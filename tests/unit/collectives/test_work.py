@@ -114,7 +114,7 @@ def test_many_threads_see_one_end() -> None:
     for thread in lookers + enders:
         thread.start()
     for thread in lookers + enders:
-        thread.join(20)
+        thread.join(90)
     assert results == [[1.0, 1.0]] * 100
 
 
@@ -150,7 +150,7 @@ def test_idle_threads_end_and_a_failing_job_does_not_end_its_thread() -> None:
         settler.submit(lambda number=number: (gate.wait(5), ran.append(number)))
     settler.submit(lambda: 1 / 0)
     gate.set()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 90
     while len(ran) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert sorted(ran) == [0, 1, 2]

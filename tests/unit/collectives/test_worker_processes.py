@@ -72,7 +72,7 @@ def _start(house: dict[str, str], body: str) -> subprocess.Popen[str]:
 def _run(house: dict[str, str], body: str) -> tuple[str, str, int]:
     process = _start(house, body)
     try:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=150)
     finally:
         process.kill()
         process.wait()

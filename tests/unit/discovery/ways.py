@@ -29,7 +29,7 @@ class Notebook:
         return {(sighting.address, sighting.port, sighting.tag) for sighting in self.sightings}
 
 
-async def until(condition: Callable[[], bool], patience: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], patience: float = 60.0) -> None:
     deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

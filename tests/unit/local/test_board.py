@@ -138,10 +138,10 @@ def test_threads_do_not_wait_for_each_other(one: BoardServers) -> None:
     for thread in counters:
         thread.start()
     for thread in counters:
-        thread.join(20)
+        thread.join(90)
     assert sorted(sums) == list(range(1, 81))
     board.set("late", b"now")
-    waiter.join(20)
+    waiter.join(90)
     assert found == [b"now"]
 
 
@@ -200,10 +200,10 @@ def test_the_death_of_the_coordinator_loses_nothing(root: Path) -> None:
         time.sleep(0.3)
         assert not counted, "nobody may answer before there is a new view"
         servers.change_view(b"node1", b"node2")
-        counting.join(20)
+        counting.join(90)
         assert counted == [2]
         client(servers, machine=1).set("later", b"here")
-        waiter.join(20)
+        waiter.join(90)
         assert waited == [b"here"]
         assert board.get("k") == b"v"
 

@@ -108,7 +108,7 @@ class BoardServers:
     def __exit__(self, *_: object) -> None:
         self.call(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(90)
         self._loop.close()
 
     def call(self, work: Coroutine[object, object, None]) -> None:

@@ -53,7 +53,7 @@ class Crowd:
 
     def all(self) -> dict[str, Place | BackyardError]:
         for thread in self.threads:
-            thread.join(30)
+            thread.join(90)
         results, self.results, self.threads = self.results, {}, []
         return results
 

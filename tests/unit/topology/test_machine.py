@@ -20,10 +20,10 @@ from tests.unit.topology.graphs import machine
 
 
 def test_this_machine() -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     for _ in range(5):
         found = describe_machine()
-    assert (time.perf_counter() - begin) / 5 < 0.5, "meant to take milliseconds"
+    assert (time.process_time() - begin) / 5 < 0.5, "meant to take milliseconds"
     assert found.os in ("linux", "macos", "windows")
     assert found.cores >= 1
     assert found.memory_bytes > 1 << 28

@@ -149,4 +149,4 @@ class Street:
 def run(test: Coroutine[Any, Any, None]) -> None:
     """On the loop that agents use; a test that hangs fails."""
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-        runner.run(asyncio.wait_for(test, 30))
+        runner.run(asyncio.wait_for(test, 120))

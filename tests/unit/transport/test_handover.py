@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="descriptors; Wi
 @pytest.fixture
 def channels() -> Iterator[tuple[Channel, Channel]]:
     left, right = socket.socketpair()
-    left.settimeout(5)
-    right.settimeout(5)
+    left.settimeout(60)
+    right.settimeout(60)
     sender, receiver = Channel(left), Channel(right, takes_sockets=True)
     yield sender, receiver
     sender.close()

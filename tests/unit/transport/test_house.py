@@ -112,7 +112,7 @@ def house(tmp_path: Path) -> Iterator[Visited]:
 
 
 def knock(house: Machine, preface: Preface, secret: bytes, more: bytes = b"") -> socket.socket:
-    dialled = socket.create_connection(("127.0.0.1", house.listener.port), timeout=5)
+    dialled = socket.create_connection(("127.0.0.1", house.listener.port), timeout=60)
     dialled.sendall(encode(preface, secret) + more)
     return dialled
 

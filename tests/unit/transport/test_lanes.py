@@ -33,7 +33,7 @@ _kept: dict[LaneReports, list[LaneReport]] = {}
 def until(reports: LaneReports, kind: str) -> LaneReport:
     """The next report of this kind; the others stay for later."""
     kept = _kept.setdefault(reports, [])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         for report in kept:
             if report.kind == kind:

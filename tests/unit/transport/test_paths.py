@@ -123,7 +123,9 @@ async def best(
 
 
 @needs_loopback_network
-def test_one_link_is_left_of_several(tmp_path: Path) -> None:
+def test_one_link_is_left_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "_GRACE_S", 20.0)  # however slow this machine is at the moment
+
     async def race(left: Machine, right: Machine) -> None:
         addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.1.1"]
         link, choice = await best(left, right, addresses)
@@ -207,7 +209,7 @@ def test_a_cancelled_race_leaves_nothing(tmp_path: Path) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await running
             accepted, _ = silent.accept()
-            accepted.settimeout(5)
+            accepted.settimeout(60)
             with accepted:
                 while accepted.recv(1000):
                     pass

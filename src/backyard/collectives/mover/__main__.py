@@ -18,7 +18,9 @@ from backyard.core.errors import BackyardError
 
 
 def main(arguments: list[str]) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the worker's; we end when it does
+    # Both are the worker's, which may want to save something first; we end when it does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(
         level=os.environ.get("BACKYARD_LOG", "WARNING").upper(),
         format=f"%(asctime)s mover[{os.getpid()}] %(levelname)s %(message)s",

@@ -153,7 +153,12 @@ class Connections:
         else:
             attempt.descriptor = sock.fileno()
             events = selectors.EVENT_READ if want is Want.READ else selectors.EVENT_WRITE
-            self._selector.register(attempt.descriptor, events, lambda: self._resume(attempt))
+            self._selector.register(attempt.descriptor, events, lambda: self._ready(attempt))
+
+    def _ready(self, attempt: _Attempt) -> None:
+        """Unless the end of its call, in the same batch of events, has ended it as well."""
+        if attempt.descriptor >= 0:
+            self._resume(attempt)
 
     def _finish(self, attempt: _Attempt, connected: Connected) -> None:
         call = attempt.call

@@ -325,9 +325,9 @@ class Engine:
 
     # links
 
-    def link_up(self, worker: bytes, link: Link) -> None:
-        """A link has proved that the other end is this worker."""
-        peer = self.peers.add(worker, link)
+    def link_up(self, worker: bytes, link: Link, node: bytes = b"") -> None:
+        """A link has proved that the other end is this worker, on this machine."""
+        peer = self.peers.add(worker, link, node)
         peer.ping(self._world.now())
         for group in list(self._groups.values()):
             if group.failure is None and group.rank_of(worker) is not None:

@@ -148,5 +148,6 @@ class Opening:
         group.opened = True
         peers = [self._peers.get(group.workers[rank]) for rank in group.others()]
         links = tuple(peer.link.description for peer in peers if peer is not None)
-        self._world.reply(Opened(group.command.request, group.tag, group.table, links))
+        nodes = tuple(peer.node if peer is not None else b"" for peer in peers)
+        self._world.reply(Opened(group.command.request, group.tag, group.table, links, nodes))
         self._opened(group)

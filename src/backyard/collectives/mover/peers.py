@@ -28,6 +28,7 @@ class Peer:
     link: Link
     heard_at: float
     spoke_at: float
+    node: bytes = b""  # whose key spoke for it; empty in plaintext
     heard_bytes: int = 0
     pings: dict[int, float] = field(default_factory=dict)
     ping_serial: int = 0
@@ -81,9 +82,9 @@ class Peers:
     def __iter__(self) -> Iterator[Peer]:
         return iter(list(self._by_link.values()))
 
-    def add(self, worker: bytes, link: Link) -> Peer:
+    def add(self, worker: bytes, link: Link, node: bytes) -> Peer:
         now = self._now()
-        peer = Peer(worker, link, now, now)
+        peer = Peer(worker, link, now, now, node)
         self._by_worker[worker] = peer
         self._by_link[link] = peer
         return peer

@@ -234,7 +234,7 @@ class MoverProcess:
         self._nodes[link] = connected.node
         self._selector.register(link.fileno(), selectors.EVENT_READ, link)
         self._again.add(link)  # TLS may hold bytes already
-        self._engine.link_up(worker, link)
+        self._engine.link_up(worker, link, connected.node.raw if connected.node is not None else b"")
 
     def _lane_up(self, link: Link | None, sock: socket.socket) -> None:
         if not isinstance(link, StreamLink) or len(link.lanes) >= MAX_LANES:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from backyard.collectives.program import EMPTY, Kind, Layout, Program, check_layout
-from backyard.collectives.strategies import direct, doubling, ring, star, tree
+from backyard.collectives.strategies import direct, doubling, ring, sites, star, tree
 from backyard.core.errors import ConfigError, UnsupportedOperation
 
 __all__ = ["STRATEGIES", "STRATEGY_NAMES", "compile_program", "resolve_strategy", "strategies_for"]
@@ -27,6 +27,7 @@ STRATEGIES: Mapping[Kind, Mapping[str, Compiler]] = MappingProxyType(
             "direct": direct.all_reduce,
             "tree": tree.all_reduce,
             "star": star.all_reduce,
+            "sites": sites.all_reduce,
         },
         Kind.REDUCE: {"ring": ring.reduce, "tree": tree.reduce, "star": star.reduce},
         Kind.BROADCAST: {"ring": ring.broadcast, "tree": tree.broadcast, "star": star.broadcast},
@@ -47,7 +48,7 @@ STRATEGIES: Mapping[Kind, Mapping[str, Compiler]] = MappingProxyType(
     }
 )
 
-STRATEGY_NAMES: tuple[str, ...] = ("ring", "tree", "doubling", "exchange", "star", "direct")
+STRATEGY_NAMES: tuple[str, ...] = ("ring", "tree", "doubling", "exchange", "star", "direct", "sites")
 
 _ONE_SIZE = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.BROADCAST})
 

@@ -17,22 +17,22 @@ def all_reduce(rank: int, world: int, layout: Layout) -> Program:
     bounds = chunk_bounds(layout.sizes[0], world, layout.item)
     ring = _ring_order(world, layout)
     chunks = [(bounds[position], bounds[position + 1]) for position in range(world)]
-    _scatter_sums(builder, ring, ring.index(rank), chunks)
-    _pass_around(builder, ring, ring.index(rank), chunks)
+    scatter_sums(builder, ring, ring.index(rank), chunks)
+    pass_around(builder, ring, ring.index(rank), chunks)
     return builder.build()
 
 
 def reduce_scatter(rank: int, world: int, layout: Layout) -> Program:
     builder = ProgramBuilder(layout.item, layout.segment)
     ring = _ring_order(world, layout)
-    _scatter_sums(builder, ring, ring.index(rank), _blocks_along(ring, layout))
+    scatter_sums(builder, ring, ring.index(rank), _blocks_along(ring, layout))
     return builder.build()
 
 
 def all_gather(rank: int, world: int, layout: Layout) -> Program:
     builder = ProgramBuilder(layout.item, layout.segment)
     ring = _ring_order(world, layout)
-    _pass_around(builder, ring, ring.index(rank), _blocks_along(ring, layout))
+    pass_around(builder, ring, ring.index(rank), _blocks_along(ring, layout))
     return builder.build()
 
 
@@ -70,7 +70,7 @@ def _blocks_along(ring: Sequence[int], layout: Layout) -> list[tuple[int, int]]:
     return [(bounds[rank], bounds[rank + 1]) for rank in ring]
 
 
-def _scatter_sums(
+def scatter_sums(
     builder: ProgramBuilder, ring: Sequence[int], position: int, chunks: Sequence[tuple[int, int]]
 ) -> None:
     """After it, the chunk at this rank's position is complete; every other chunk was sent once."""
@@ -81,7 +81,7 @@ def _scatter_sums(
         builder.reduce(before, *chunks[(position - step - 2) % world])
 
 
-def _pass_around(
+def pass_around(
     builder: ProgramBuilder, ring: Sequence[int], position: int, chunks: Sequence[tuple[int, int]]
 ) -> None:
     """Every rank starts with the chunk at its own position and ends with all."""

@@ -45,6 +45,8 @@ def test_structures(vector: dict[str, Any]) -> None:
     for name in ("late", "sizes"):
         if name in fields:
             fields[name] = tuple(fields[name])
+    if "sites" in fields:
+        fields["sites"] = tuple(tuple(site) for site in fields["sites"])
     kind = STRUCTS[vector["type"]]
     made = kind(**fields)
     assert msgspec.msgpack.encode(made).hex() == wire.hex()

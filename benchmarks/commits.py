@@ -1,0 +1,62 @@
+"""What the members of a session wrote down after every commit (BACKYARD_TRACE_COMMITS), read and judged."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Commit:
+    """One member's line: when, which step, in which group, what it held, which units it had computed."""
+
+    def __init__(self, line: str) -> None:
+        head, _, units = line.partition("[")
+        at, step, generation, rank, world, digest, pid, *of = head.split()
+        self.of = int(of[0]) if of else 0  # so many units had the step; 0: it does not say
+        self.at, self.step, self.digest, self.pid = float(at), int(step), digest, int(pid)
+        self.generation, self.rank, self.world = int(generation), int(rank), int(world)
+        self.units = [int(one) for one in units.strip(" ]\n").split(",") if one.strip()]
+
+
+class Judgement(NamedTuple):
+    """All but the first two should be zero."""
+
+    commits: int
+    steps: int
+    hash_violations: int
+    step_regressions: int
+    units_doubled: int
+    units_lost: int
+    steps_missing: int
+
+
+def read_commits(trace: Path) -> list[Commit]:
+    """Whole lines only: a member may have been killed while it wrote the last one."""
+    if not trace.exists():
+        return []
+    found = []
+    for line in trace.read_text(errors="replace").splitlines():
+        if line.endswith("]"):
+            found.append(Commit(line))
+    return found
+
+
+def judge(commits: list[Commit], units: int) -> Judgement:
+    by_step: dict[int, list[Commit]] = defaultdict(list)
+    last: dict[int, int] = {}
+    regressions = 0
+    for one in commits:
+        by_step[one.step].append(one)
+        regressions += one.step <= last.get(one.pid, 0)
+        last[one.pid] = one.step
+    doubled = lost = violations = 0
+    for members in by_step.values():
+        violations += len({one.digest for one in members}) > 1
+        counted = [unit for one in members for unit in one.units]
+        doubled += len(counted) - len(set(counted))
+        together = len({one.generation for one in members}) == 1 and len(members) == members[0].world
+        if together:  # nobody died between holding the result and writing it down
+            lost += (members[0].of or units) - len(set(counted))
+    missing = (max(by_step) - min(by_step) + 1 - len(by_step)) if by_step else 0
+    return Judgement(len(commits), len(by_step), violations, regressions, doubled, lost, missing)

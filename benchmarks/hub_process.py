@@ -1,0 +1,120 @@
+"""A hub in a process of its own on loopback: founded, started, watched, killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from backyard.hub.founding import found_hub, invite_to
+from backyard.hub.invites import Invite, invite_text
+from backyard.hub.messages import Role, Terms
+from backyard.identity.keys import NodeKey
+from benchmarks.hosts import PROCESS_ENVIRONMENT, tail
+
+SERVES_S = 120.0
+_WATCH_S = 0.2
+# Whoever asks here verifies the hub's signatures, or only wants to know whether somebody answers.
+UNVERIFIED = ssl.create_default_context()
+UNVERIFIED.check_hostname = False
+UNVERIFIED.verify_mode = ssl.CERT_NONE
+
+
+class HubProcess:
+    """Its memory is that of the process and its children, seen five times a second."""
+
+    def __init__(
+        self, directory: Path, terms: Terms, *, plain: bool = False, parent: Invite | None = None
+    ) -> None:
+        self.directory = directory
+        self._options = (["--plain"] if plain else []) + (["--parent", invite_text(parent)] if parent else [])
+        self.owner = NodeKey.generate()
+        self.port = free_port()
+        self.address = f"{'http' if plain else 'https'}://127.0.0.1:{self.port}"
+        self.log = directory.with_suffix(".log")
+        self.peak_mb = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended = threading.Event()
+        if parent is None:
+            found_hub(directory, "load", self.owner.id, terms)
+
+    def __enter__(self) -> HubProcess:
+        self.start()
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self.kill()
+        if error is not None:
+            print(f"--- the hub's last words\n{tail(self.log)}", file=sys.stderr)
+
+    def start(self) -> float:
+        """Seconds until it answers."""
+        begin = time.monotonic()
+        argv = [sys.executable, "-m", "backyard.hub", str(self.directory)]
+        argv += ["--host", "127.0.0.1", "--port", str(self.port), *self._options]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                argv, env=os.environ | PROCESS_ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT
+            )
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() - begin > SERVES_S:
+                raise RuntimeError(f"the hub does not serve:\n{tail(self.log)}")
+            time.sleep(0.02)
+        return time.monotonic() - begin
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+
+    def invite(self, role: Role = "friend", uses: int = 1) -> Invite:
+        return invite_to(self.directory, [self.address], role=role, uses=uses)
+
+    def memory_mb(self) -> float:
+        if self._process is None:
+            return 0.0
+        try:
+            own = psutil.Process(self._process.pid)
+            return float(sum(one.memory_info().rss for one in (own, *own.children(recursive=True)))) / 1e6
+        except psutil.Error:
+            return 0.0
+
+    def cpu_s(self) -> float:
+        assert self._process is not None
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.address}/v1/run", timeout=5.0, context=UNVERIFIED) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_WATCH_S):
+            self.peak_mb = max(self.peak_mb, self.memory_mb())
+
+
+def free_port() -> int:
+    with socket.socket() as some:
+        some.bind(("127.0.0.1", 0))
+        return int(some.getsockname()[1])

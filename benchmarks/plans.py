@@ -1,0 +1,239 @@
+"""What the planner predicts against what is measured, whether it chooses well, and what its choice costs.
+
+    python -m benchmarks.plans --quick     about 15 minutes
+    python -m benchmarks.plans             every network of the table, three seeds
+
+For each network of the lab: the plans for its hosts, and the session run by hand as each of them says, with
+20 million parameters and computing that is a timed wait (two cores carry all hosts). As the session does it,
+the measured exact step calibrates the prediction of the others. Utilisation: computing over wall time.
+Quality: a character transformer with four workers on one host, as chosen and with exact steps, same seeds.
+The last line is one JSON object of figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import shutil
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from backyard.local.run_questions import GraphAsk, GraphTold
+from backyard.planning import (
+    Calibration,
+    Cluster,
+    Model,
+    Options,
+    Plan,
+    Ranking,
+    StepProfile,
+    make_plans,
+    observation,
+    refit,
+)
+from backyard.topology.graph import Graph, decode_graph
+from backyard.training.choosing import cluster_at, sync_of
+from benchmarks.machines import Machines
+from benchmarks.report import environment_line, last_line, table
+from benchmarks.runs import CommandLine
+from lab import Lab
+
+PROGRAMS = Path(__file__).with_name("programs")
+PARAMETERS = 20_000_000
+BATCH = 32
+SAMPLE_S = 0.125  # of one host: a batch takes four hosts a second
+MODEL = Model(parameters=PARAMETERS)
+PROFILE = StepProfile(batch=BATCH, unit=BATCH // 4)
+CHARACTERS = 400  # batches
+
+
+class Network(NamedTuple):
+    hosts: int
+    mbps: int
+    delay_ms: int
+
+    def __str__(self) -> str:
+        return f"{self.hosts} hosts, {self.mbps} Mbit/s, {self.delay_ms} ms"
+
+
+QUICK = (Network(4, 200, 0), Network(4, 20, 0))
+WHOLE = tuple(Network(*one) for one in itertools.product((2, 4), (1000, 200, 50, 20), (0, 20)))
+
+
+class Tried(NamedTuple):
+    """A plan, and the session that followed it."""
+
+    plan: Plan
+    predicted_s: float
+    step_s: float
+    utilisation: float
+
+    @property
+    def off(self) -> float:
+        return abs(self.predicted_s / self.step_s - 1)
+
+
+class Bench:
+    """A formed cluster on one network."""
+
+    def __init__(self, machines: Machines, room: Path) -> None:
+        self._machines, self._line = machines, CommandLine(machines)
+        self._folder = room / "project"
+        shutil.copytree(PROGRAMS, self._folder)
+
+    def cluster(self) -> Cluster:
+        graph = self.graph()
+        nodes = [facts.node for facts in graph.nodes]
+        return cluster_at(graph, MODEL, nodes, [1 / SAMPLE_S] * len(nodes))
+
+    def graph(self) -> Graph:
+        """Once every link of it is measured."""
+        count = len(self._machines.hosts)
+        wanted = count * (count - 1) // 2
+        self._machines.until(lambda: _measured(self._graph()) >= wanted, 60.0, "all links are measured")
+        return self._graph()
+
+    def _graph(self) -> Graph:
+        return decode_graph(self._machines.ask(0, GraphAsk(), GraphTold).graph)
+
+    def follow(self, plan: Plan) -> dict[str, Any]:
+        """The session as a plan says it."""
+        hosts = range(len(plan.order))
+        sync = sync_of(plan, PROFILE)
+        text = f"{sync.period}:{sync.codec}" if sync.is_local or sync.is_encoded else "exact"
+        # The first commit is exact, and carries the word; whole rounds follow.
+        rounds = 3 if sync.period > 8 else 5
+        batches = 2 + rounds * sync.period if sync.is_local else max(4, min(16, int(60 / plan.step_s)))
+        return self.run("planned.py", ",".join(f"h{one}" for one in hosts), SYNC=text, BATCHES=str(batches))
+
+    def run(self, program: str, on: str, *more: str, **variables: str) -> dict[str, Any]:
+        words = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
+        words += ["--set", "OMP_NUM_THREADS=1", *more]
+        done = self._line.run(0, "run", "--on", on, *words, program, folder=self._folder, timeout=1500)
+        found = re.search(r"FIGURES (\{.*\})", done.stdout + done.stderr)
+        if found is None:
+            raise SystemExit(f"the program printed no figures:\n{done.stdout}\n{done.stderr}")
+        result: dict[str, Any] = json.loads(found[1])
+        return result
+
+
+def _measured(graph: Graph) -> int:
+    return sum(link.mbps is not None for link in graph.links)
+
+
+def candidates(ranking: Ranking) -> list[Plan]:
+    """The chosen plan, and what else a session of all these hosts could do: the best of each kind."""
+    everybody = len(ranking.chosen.order)
+    found: dict[tuple[object, ...], Plan] = {}
+    for plan in ranking.plans:
+        is_possible = len(plan.order) == everybody and not plan.is_overlapped
+        is_possible = is_possible and (plan.way != "sites" or plan.is_exact)
+        if is_possible and plan.codec in ("exact", "int8"):
+            found.setdefault((plan.kind, plan.codec), plan)
+    exact = [plan for plan in found.values() if plan.is_exact]
+    others = [plan for plan in found.values() if not plan.is_exact and plan is not ranking.chosen]
+    chosen = [] if ranking.chosen.is_exact else [ranking.chosen]
+    return [*exact, *chosen, *others, ranking.best_alone]
+
+
+def measure(bench: Bench) -> tuple[Ranking, list[Tried]]:
+    cluster = bench.cluster()
+    options = Options(sync="auto", is_given=True, is_flat=True)
+    exact = make_plans(cluster, MODEL, PROFILE, Options(is_given=True, is_flat=True)).chosen
+    measured = bench.follow(exact)
+    tried = [Tried(exact, exact.step_s, measured["step_s"], measured["utilisation"])]
+    calibration = refit(Calibration(), observation(exact, cluster, measured["step_s"]))
+    ranking = make_plans(cluster, MODEL, PROFILE, options, calibration)
+    for plan in candidates(ranking):
+        if plan.is_exact and len(plan.order) > 1:
+            continue
+        found = bench.follow(plan)
+        tried.append(Tried(plan, plan.step_s, found["step_s"], found["utilisation"]))
+    return ranking, tried
+
+
+def on_network(network: Network) -> tuple[Ranking, list[Tried]]:
+    delay = f"{network.delay_ms}ms"
+    with (
+        tempfile.TemporaryDirectory(prefix="by-plans-") as room,
+        Lab(hosts=network.hosts, rate=f"{network.mbps}mbit", delay=delay) as lab,
+        Machines(lab.hosts) as machines,
+    ):
+        machines.form()
+        return measure(Bench(machines, Path(room)))
+
+
+def quality(syncs: Sequence[str], seeds: int, batches: int) -> dict[str, list[float]]:
+    """The loss on what was held out, by way of staying together and seed."""
+    found: dict[str, list[float]] = {sync: [] for sync in syncs}
+    with (
+        tempfile.TemporaryDirectory(prefix="by-plans-") as room,
+        Lab(hosts=1) as lab,
+        Machines(lab.hosts) as machines,
+    ):
+        machines.launch(0)
+        machines.await_answer(0)
+        machines.rename(0, "h0")
+        bench = Bench(machines, Path(room))
+        for seed, sync in itertools.product(range(seeds), syncs):
+            given = {"SYNC": sync, "SEED": str(seed), "BATCHES": str(batches)}
+            figures = bench.run("characters.py", "h0", "--per-node", "4", **given)
+            found[sync].append(figures["loss"])
+            print(f"  {sync}, seed {seed}: loss {figures['loss']:.4f}", flush=True)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", choices=["networks", "quality"])
+    parser.add_argument("--mbps", type=int, help="networks of this rate alone")
+    options = parser.parse_args()
+    print(environment_line())
+    figures: dict[str, float] = {}
+    chosen = {200: "8:bf16", 20: "64:int4"}  # if networks are not measured now
+    if options.only != "quality":
+        networks = [one for one in (QUICK if options.quick else WHOLE) if options.mbps in (None, one.mbps)]
+        figures |= measured_networks(networks, chosen)
+    if options.only != "networks":
+        seeds, batches = (1, CHARACTERS // 2) if options.quick else (3, CHARACTERS)
+        losses = quality(["exact", *dict.fromkeys(chosen.values())], seeds, batches)
+        for mbps, sync in chosen.items():
+            pairs = zip(losses[sync], losses["exact"], strict=True)
+            figures[f"loss_gap_{mbps}mbit"] = statistics.mean(mine / exact - 1 for mine, exact in pairs)
+    last_line(figures)
+    return 0
+
+
+def measured_networks(networks: Sequence[Network], chosen: dict[int, str]) -> dict[str, float]:
+    off, over_best, over_alone, rows = [], [], [], []
+    figures: dict[str, float] = {}
+    for network in networks:
+        ranking, tried = on_network(network)
+        taken = next(one for one in tried if one.plan.name == ranking.chosen.name)
+        alone = tried[-1]
+        off += [one.off for one in tried]
+        over_best.append(taken.step_s / min(one.step_s for one in tried))
+        over_alone.append(taken.step_s / alone.step_s)
+        if network.hosts == 4 and network.delay_ms == 0 and network.mbps in chosen:
+            figures[f"util_{network.mbps}mbit"] = taken.utilisation
+            chosen[network.mbps] = f"{taken.plan.period}:{taken.plan.codec}"
+        for one in tried:
+            mark = "chosen" if one is taken else ""
+            rows.append([str(network), one.plan.name, mark, one.predicted_s, one.step_s, one.utilisation])
+        print(table(["network", "plan", "", "predicted s", "measured s", "utilisation"], rows), flush=True)
+    return figures | {
+        "prediction_error_median": statistics.median(off),
+        "prediction_error_worst": max(off),
+        "chosen_over_best": max(over_best),
+        "over_best_single_host": max(over_alone),
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,77 @@
+"""A training whose computing is a timed wait, with as many parameters as one likes: for plans on slow links.
+
+SYNC: exact | auto | PERIOD:CODEC. SAMPLE_S: seconds for each sample. The main member prints, for the time
+after the change to what was asked for, the seconds of a batch and the share of the time that was computing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Literal
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import backyard
+from backyard.planning.codecs import LOSSY
+from backyard.planning.quality import outer_rule
+
+PARAMETERS = int(os.environ.get("PARAMETERS", "20000000"))
+BATCH = int(os.environ.get("BATCH", "32"))
+SAMPLE_S = float(os.environ.get("SAMPLE_S", "0.125"))
+BATCHES = int(os.environ.get("BATCHES", "12"))
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+class Large(torch.nn.Module):
+    """Every parameter has a gradient, and a forward pass costs next to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.randn(PARAMETERS // 8) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([one[: x.numel()].dot(x.reshape(-1)) for one in self.weights]).mean()
+
+
+def wanted(text: str) -> backyard.Sync | Literal["exact", "auto"]:
+    if text == "exact":
+        return "exact"
+    if text == "auto":
+        return "auto"
+    period, _, codec = text.partition(":")
+    known = next((one for one in LOSSY if one.name == codec), LOSSY[0])
+    outer = outer_rule(known, int(period), is_lora=False)
+    return backyard.Sync(period=int(period), codec=codec, rate=outer.learning_rate, momentum=outer.momentum)
+
+
+def main() -> None:
+    model = Large()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    run = backyard.init(
+        unit=max(1, BATCH // 4), checkpoint_s=1e6, sync=wanted(os.environ.get("SYNC", "exact"))
+    )
+    loader = DataLoader(TensorDataset(torch.randn(BATCH * BATCHES, 4)), batch_size=BATCH)
+    model, optimizer, batches = run.prepare(model, optimizer, loader)
+    commits: list[tuple[float, int, backyard.Sync]] = []
+    run.on_commit(lambda one: commits.append((time.monotonic(), one.done, one.sync)))
+    for (x,) in batches:
+        time.sleep(SAMPLE_S * len(x))
+        model(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    settled = [one for one in commits if one[2] == commits[-1][2]]
+    first, last = settled[0 if len(settled) < 3 else 1], settled[-1]
+    seconds = (last[0] - first[0]) / (last[1] - first[1])
+    if run.is_main:
+        busy = SAMPLE_S * BATCH / run.world / seconds
+        found = {"step_s": seconds, "utilisation": busy, "sync": last[2].sentence(), "period": last[2].period}
+        print("FIGURES", json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

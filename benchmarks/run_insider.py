@@ -1,0 +1,147 @@
+"""A member of the cluster without an agent that takes part in runs, for attacks by those who have a key."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from backyard.agent import run_messages, wire
+from backyard.agent.board_proxy import Here, Please
+from backyard.agent.run_messages import RecordTold, ReportTold
+from backyard.core.errors import BackyardError
+from backyard.identity import NodeId
+from backyard.runs.record import Report, RunRecord, read_order
+from backyard.shipping import messages as shipping
+from backyard.topology.packages import own_packages
+from backyard.transport.control import ControlLink, dial_agent
+from backyard.transport.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP, target_of
+from benchmarks.insider import Agents, Guest
+
+_answers: msgspec.msgpack.Decoder[Please | Here] = msgspec.msgpack.Decoder(Please | Here)
+T = TypeVar("T")
+
+
+class Insider(Guest):
+    """A member without an agent, on all routes; it keeps what agents tell it of runs and files."""
+
+    def __init__(self, keep: str, agents: Agents) -> None:
+        super().__init__(keep, agents)
+        self.routes: dict[tuple[NodeId, int], ControlLink] = {}
+        self.records: dict[str, RunRecord] = {}
+        self.reports: dict[tuple[NodeId, str], Report] = {}
+        self.told: list[object] = []
+        self.on_told: Callable[[NodeId, object], None] = self._lack
+        self._serial = 0
+
+    def _received(self, link: ControlLink, message: bytes) -> None:
+        super()._received(link, message)
+        kind, body, node = message[:1], message[1:], link.peer.node
+        found: object = None
+        if kind == wire.RUN:
+            found = run_messages.decode(body)
+        elif kind == wire.SHIP:
+            found = shipping.decode(body)
+        elif kind == wire.GUEST_BOARD:
+            found = _answers.decode(body)
+        if isinstance(found, RecordTold):
+            self.records[read_order(found.record).run] = found.record
+        elif isinstance(found, ReportTold):
+            self.reports[node, found.report.run] = found.report
+        if found is not None:
+            self.told.append(found)
+            self.on_told(node, found)
+
+    def _lack(self, node: NodeId, message: object) -> None:
+        """It passes no files on, and says so: others would wait for it."""
+        link = self.routes.get((node, ROUTE_AGENT_SHIP))
+        if isinstance(message, shipping.Want) and link is not None:
+            link.send(wire.SHIP + shipping.encode(shipping.Lacks(message.names)))
+
+    async def call(self, node: NodeId, route: int) -> ControlLink:
+        """A link on this route; one that is there is used again."""
+        link = self.routes.get((node, route))
+        if link is None or link.closed is not None:
+            host, port = self.agents[node]
+            link = await dial_agent(
+                host,
+                port,
+                route=route,
+                target=target_of(node),
+                secret=self.log.secret,
+                tls=self.tls,
+                expect=node,
+                on_message=self._received,
+                on_closed=lambda link, why: None,
+            )
+            self.routes[node, route] = link
+            self.dialled += 1
+        return link
+
+    async def come(self) -> None:
+        """To every agent, on every route."""
+        for node in self.agents:
+            for route in (ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP):
+                link = await self.call(node, route)
+                if route == ROUTE_AGENT:
+                    self.links[node] = link
+
+    async def is_cut_at(self, node: NodeId, message: bytes, route: int = ROUTE_AGENT_BULK) -> bool:
+        """Whether the agent ends the link at this message."""
+        link = await self.call(node, route)
+        link.send(message)
+        for _ in range(100):
+            if link.closed is not None:
+                return True
+            await asyncio.sleep(0.01)
+        return False
+
+    async def are_cut_at(self, message: bytes) -> int:
+        """How many agents end the link at it."""
+        return sum(await asyncio.gather(*(self.is_cut_at(node, message) for node in self.agents)))
+
+    def report(self, run: str, stage: str, **more: object) -> bytes:
+        self._serial += 1
+        told = Report(
+            run=run,
+            incarnation=self.incarnation,
+            serial=self._serial,
+            stage=stage,  # type: ignore[arg-type]  # one of the stages, or a lie
+            devices=("cpu",),
+            packages=own_packages(()),
+        )
+        return run_messages.encode(ReportTold(replace(told, **more)))
+
+    async def tell(self, message: bytes, route: int = ROUTE_AGENT_BULK) -> None:
+        for node in self.agents:
+            with contextlib.suppress(BackyardError):
+                link = await self.call(node, route)
+                link.send(message)
+
+    @contextlib.asynccontextmanager
+    async def beating(self) -> AsyncIterator[None]:
+        """In the view, as an honest guest, while something else goes on."""
+        await self.enter()
+        alive = asyncio.create_task(self.live(1000.0))
+        try:
+            yield
+        finally:
+            alive.cancel()
+            await asyncio.gather(alive, return_exceptions=True)
+            await self.leave()
+            for link in self.routes.values():
+                link.close("over")
+
+
+async def until_found(found: Callable[[], T | None], seconds: float = 30.0) -> T:
+    """What it tells once that is something; TimeoutError if it never is."""
+    end = asyncio.get_running_loop().time() + seconds
+    while not (result := found()):
+        if asyncio.get_running_loop().time() > end:
+            raise TimeoutError("what the attack waits for did not come")
+        await asyncio.sleep(0.01)
+    return result

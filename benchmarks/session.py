@@ -1,0 +1,168 @@
+"""What a session costs when nothing fails, what unequal machines bring, and how a newcomer is healed.
+
+    python -m benchmarks.session --quick     about 8 minutes
+    python -m benchmarks.session             more rounds
+
+On four lab hosts at 1 Gbit/s, in turns: the same loop with a session, with DDP on our backend (an unmodified
+program under `backyard run`), and with DDP on Gloo (torchrun, in the clear). Unequal: the hosts wait 1, 1, 2
+and 4 times as long for each sample, which stands for slower devices; DDP, with equal shares, for comparison.
+Healing: a worker is killed, returns and gets 500 MB while the others train steps that stand for device work.
+The last line is one JSON object of figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.commits import Commit, read_commits
+from benchmarks.machines import Machines
+from benchmarks.report import environment_line, last_line, table
+from benchmarks.runs import CommandLine, start_torchrun
+from lab import Lab
+
+HOSTS = 4
+LINE_BYTES_S = 125e6
+PROGRAMS = Path(__file__).with_name("programs")
+SLOWNESS = (1, 1, 2, 4)
+SAMPLE_S = 0.004
+STATE_MB = 500
+STEP_S = 2.0
+
+
+class Bench:
+    """One formed cluster and its folder."""
+
+    def __init__(self, machines: Machines, room: Path) -> None:
+        self._machines = machines
+        self._line = CommandLine(machines)
+        self._folder = room / "project"
+        shutil.copytree(PROGRAMS, self._folder)
+        self._room = room
+
+    def steps(self, rounds: int) -> dict[str, list[float]]:
+        """Medians of step times, by way, in turns."""
+        found: dict[str, list[float]] = {"session": [], "ddp ours": [], "ddp gloo": []}
+        for _ in range(rounds):
+            found["session"].append(self._under_backyard("session", STEPS="24")["median"])
+            found["ddp ours"].append(self._under_backyard("ddp", STEPS="24")["median"])
+            found["ddp gloo"].append(self._under_torchrun(STEPS="24")["median"])
+        return found
+
+    def unequal(self) -> tuple[list[float], float, float]:
+        """Samples per second: of each host alone, of a session on all, and of DDP on all."""
+        sizes = {"WIDTH": "64", "LAYERS": "2", "BATCH": "256", "DELAY": str(SAMPLE_S)}
+        solos = []
+        for place in range(HOSTS):
+            found = self._under_backyard("session", on=f"h{place}", UNIT="8", STEPS="6", WARM="2", **sizes)
+            solos.append(256 / found["median"])
+        ours = self._under_backyard("session", UNIT="4", STEPS="30", WARM="8", **sizes)
+        ddp = self._under_backyard("ddp", STEPS="12", **sizes)
+        return solos, 256 / ours["median"], 256 / ddp["median"]
+
+    def heal(self) -> tuple[float, float, float]:
+        """Share of the line, longest pause in steps, and how long the newcomer took to come back."""
+        trace = self._room / "heal"
+        words = ["--set", f"BACKYARD_TRACE_COMMITS={trace}", "--set", f"STATE_MB={STATE_MB}"]
+        words += ["--set", f"STEP_S={STEP_S}", "--on", "h0,h1,h2", "--all"]
+        running = self._line.start(0, "run", *words, "heavy.py", folder=self._folder)
+        self._machines.until(lambda: _steps(trace) > 4, 180.0, "training has begun")
+        killed = time.time()
+        os.kill(next(one.pid for one in reversed(read_commits(trace)) if one.rank == 2), signal.SIGKILL)
+        self._machines.until(lambda: "HEALED" in running.output(), 180.0, "the newcomer has the state")
+        healed = time.time()
+        self._machines.until(lambda: _steps(trace, healed) > 3, 60.0, "they train together")
+        line = re.search(r"HEALED (\d+) (\S+) (\d+)", running.output())
+        assert line is not None
+        running.signal(signal.SIGINT)
+        running.wait(60)
+        commits = [one for one in read_commits(trace) if one.rank == 0]
+        normal = statistics.median(_gaps([one for one in commits if one.at < killed]))
+        # The death itself costs a step; what counts here is the time in which the newcomer was healed.
+        alone = [one for one in commits if one.at > killed and one.world == 2]
+        joined = [one for one in commits if one.at > killed and one.world == 3]
+        pause = max(_gaps([*alone[1:], *joined[:3]]))
+        share = int(line[1]) / float(line[2]) / LINE_BYTES_S
+        return share, pause / normal, joined[0].at - killed
+
+    def _under_backyard(self, way: str, on: str = "h0,h1,h2,h3", **variables: str) -> dict[str, Any]:
+        words = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
+        words += ["--set", f"WAY={way}", "--set", "OMP_NUM_THREADS=1"]
+        done = self._line.run(0, "run", "--on", on, *words, "steps.py", folder=self._folder, timeout=300)
+        return _figures(done.stdout + done.stderr)
+
+    def _under_torchrun(self, **variables: str) -> dict[str, Any]:
+        started = start_torchrun(
+            self._machines, [self._folder] * HOSTS, ["steps.py"], {"WAY": "ddp", **variables}
+        )
+        for process in started:
+            process.wait(200)
+        return _figures(started[0].output())
+
+
+def _figures(text: str) -> dict[str, Any]:
+    found = re.search(r"FIGURES (\{.*\})", text)
+    if found is None:
+        raise SystemExit(f"the program printed no figures:\n{text}")
+    result: dict[str, Any] = json.loads(found[1])
+    return result
+
+
+def _steps(trace: Path, since: float = 0.0) -> int:
+    return sum(one.rank == 0 and one.at > since for one in read_commits(trace))
+
+
+def _gaps(commits: list[Commit]) -> list[float]:
+    return [late.at - early.at for early, late in itertools.pairwise(commits)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", choices=["steps", "unequal", "heal"])
+    options = parser.parse_args()
+    figures: dict[str, float] = {}
+    print(environment_line())
+    with (
+        tempfile.TemporaryDirectory(prefix="by-session-") as room,
+        Lab(hosts=HOSTS, rate="1gbit") as lab,
+        Machines(lab.hosts) as machines,
+    ):
+        machines.own = [{"SLOWNESS": str(one)} for one in SLOWNESS]
+        machines.form()
+        bench = Bench(machines, Path(room))
+        if options.only in (None, "steps"):
+            found = bench.steps(2 if options.quick else 6)
+            rows = [[way, statistics.median(took), min(took), max(took)] for way, took in found.items()]
+            print(table(["seconds of a step", "median", "least", "most"], rows))
+            middle = {way: statistics.median(took) for way, took in found.items()}
+            figures["step_over_ddp_ours"] = middle["session"] / middle["ddp ours"]
+            figures["step_over_ddp_gloo"] = middle["session"] / middle["ddp gloo"]
+        if options.only in (None, "unequal"):
+            solos, ours, ddp = bench.unequal()
+            print("samples per second alone:", ", ".join(f"{one:.0f}" for one in solos))
+            print(f"together: {ours:.0f} with a session, {ddp:.0f} with equal shares (DDP)")
+            figures["unequal_share_of_solo"] = ours / sum(solos)
+            figures["equal_shares_share_of_solo"] = ddp / sum(solos)
+        if options.only in (None, "heal"):
+            share, pause, took = bench.heal()
+            print(f"{STATE_MB} MB came at {share:.2f} of the line; back after {took:.1f} s")
+            figures["heal_share_of_link"] = share
+            figures["heal_longest_pause_steps"] = pause
+    last_line(figures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

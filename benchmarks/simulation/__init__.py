@@ -1,0 +1,8 @@
+"""Trainings on machines and links that are not there: the real decisions, on a fake clock.
+
+What decides is Backyard's own: plans (``planning``), who computes which units (``runs.leases``), whether a
+step counts when members die (``runs.commit``), shares that follow speeds (``training.pace``), the way that is
+chosen while training runs (``training.choosing``), and each rank's messages of a sum
+(``collectives.strategies``, ``collectives.costs``). Simulated are computing, which is a wait, and links.
+May import Backyard and the fake clock; nothing imports it but benchmarks and tests.
+"""

@@ -1,0 +1,125 @@
+"""What a simulated training comes to, in the figures that a real one is measured by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import NamedTuple
+from unittest import mock
+
+from backyard.planning import Model, StepProfile
+from backyard.planning.codecs import LOSSY
+from backyard.planning.quality import outer_rule
+from backyard.runs.leases import Course
+from backyard.topology.graph import Graph, LinkFacts, NodeFacts, build_graph
+from backyard.training import choosing
+from backyard.training.choosing import Chooser, Seen, Wish
+from backyard.training.sync import Sync
+from benchmarks.simulation.network import Link
+from benchmarks.simulation.training import Committed, Costs, Training
+from benchmarks.simulation.worlds import World
+
+
+class Figures(NamedTuple):
+    """After the change to what was asked for: seconds of a batch, and the share of computing in them."""
+
+    step_s: float
+    utilisation: float
+    sync: Sync
+
+    @property
+    def busy_s(self) -> float:
+        return self.utilisation * self.step_s
+
+
+def sync_named(text: str) -> Sync:
+    """``exact``, or ``PERIOD:CODEC`` as in benchmarks/programs/planned.py."""
+    if text == "exact":
+        return Sync()
+    period, _, codec = text.partition(":")
+    known = next((one for one in LOSSY if one.name == codec), LOSSY[0])
+    outer = outer_rule(known, int(period), is_lora=False)
+    return Sync(period=int(period), codec=codec, rate=outer.learning_rate, momentum=outer.momentum)
+
+
+def train(world: World, course: Course, numbers: int, costs: Costs, sync: Sync | None = None) -> Training:
+    """Not yet begun; with a ``sync`` the first member asks for it from the beginning."""
+    training = Training(world.clock, world.network, world.links, world.speeds, course, numbers, costs)
+    training.wanted = sync if sync is not None and sync != Sync() else None
+    return training
+
+
+def run(training: Training, batches: int) -> None:
+    training.begin()
+    training.clock.run_until(lambda: sum(one.batches for one in training.commits) >= batches)
+
+
+def figures(commits: Sequence[Committed], busy_s: float) -> Figures:
+    """As the program counts them: the first commits of what was asked for are not believed.
+
+    ``busy_s``: of a batch, if nobody ever waited.
+    """
+    last = commits[-1].sync
+    settled = [one for one in commits if one.sync == last]
+    counted = settled[1:] if len(settled) > 1 else settled
+    seconds = sum(one.seconds for one in counted) / sum(one.batches for one in counted)
+    return Figures(seconds, busy_s / seconds, last)
+
+
+def fullest(wires: Sequence[Link], carried: Sequence[float], seconds: float) -> tuple[Link, float]:
+    """The link that was busy for the largest share of the time, and that share."""
+    loads = {link: size / link.rate for link, size in zip(wires, carried, strict=True)}
+    link = max(loads, key=lambda link: loads[link])
+    return link, loads[link] / seconds
+
+
+class PlanningAtOnce(Chooser):
+    """The session's own, without a thread: on a fake clock planning takes no time."""
+
+    def _begin(self, seen: Seen, step_s: float, *, is_first: bool) -> None:
+        self._known = frozenset(seen.nodes)
+        self._plan_again(seen, step_s, is_first)
+
+
+@contextmanager
+def chosen_while_training(
+    training: Training, model: Model, profile: StepProfile, wish: Wish, graph: Graph
+) -> Iterator[None]:
+    """The first member plans after commits, as `Session` has it do."""
+    nodes = [facts.node for facts in graph.nodes]
+
+    def want(sync: Sync) -> None:
+        training.wanted = sync
+
+    chooser = PlanningAtOnce(lambda: (graph, nodes[0]), model, profile, wish, want)
+
+    def note(made: Committed) -> None:
+        speeds = tuple(training.pace.shares) if training.pace.is_known else ()
+        machines = ("", *(nodes[one] for one in training.members[1:]))
+        chooser.note(Seen(training.generation, training.sync, speeds, machines, made.seconds / made.batches))
+
+    training.on_commit.append(note)
+    with mock.patch.object(choosing, "time", SimpleNamespace(monotonic=lambda: training.clock.now)):
+        yield
+
+
+def graph_of(world: World) -> Graph:
+    """What agents would have measured of a flat world."""
+    ids = [f"{number + 1:064x}" for number in range(len(world.cluster.members))]
+    names = [member.name for member in world.cluster.members]
+    by_name = dict(zip(names, ids, strict=True))
+    return build_graph(
+        (NodeFacts(node=one, name=name) for one, name in zip(ids, names, strict=True)),
+        (
+            LinkFacts(
+                a=by_name[path.source],
+                b=by_name[path.target],
+                rtt_s=2 * path.latency_s,
+                mbps=path.mbps,
+                measured_s_ago=0.0,
+            )
+            for path in world.cluster.paths
+            if by_name[path.source] < by_name[path.target]
+        ),
+    )

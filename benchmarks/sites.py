@@ -1,0 +1,91 @@
+"""Two sites with a slow line between them: what crosses it, and how long a step takes, flat and by sites.
+
+    python -m benchmarks.sites --quick     one and two hosts a site, about 3 minutes
+    python -m benchmarks.sites             one, two and three hosts a site
+
+Each site's hosts have 1 Gbit/s; one line of 20 Mbit/s and 20 ms joins the sites. Real machines pair, measure
+their links and train; the session finds the sites by itself. Flat is the same with the ring set by name.
+The last line is one JSON object of figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from backyard.planning import Cluster, Model, Options, StepProfile, make_plans
+from backyard.training.choosing import cluster_at
+from benchmarks.machines import Machines
+from benchmarks.plans import Bench
+from benchmarks.report import environment_line, last_line, table
+from lab import Lab
+
+PARAMETERS = 1_000_000
+BATCH, BATCHES, SAMPLE_S = 32, 10, 0.005
+TRUNK_MBPS, TRUNK_MS = 20, 20
+
+
+class Found(NamedTuple):
+    hosts: int  # a site
+    way: str
+    predicted_s: float
+    step_s: float
+    crossing: float  # bytes of a step on the line between the sites, both ways
+
+
+def predicted(cluster: Cluster, way: str) -> float:
+    model, profile = Model(parameters=PARAMETERS), StepProfile(batch=BATCH, unit=BATCH // 4)
+    plans = make_plans(cluster, model, profile, Options(is_given=True)).plans
+    everybody = len(cluster.members)
+    same = [one for one in plans if one.is_exact and one.way == way and len(one.order) == everybody]
+    return same[0].step_s
+
+
+def measure(hosts: int) -> list[Found]:
+    found = []
+    with (
+        tempfile.TemporaryDirectory(prefix="by-sites-") as room,
+        Lab(hosts=2 * hosts, rate="1gbit", shaped=True) as lab,
+        Machines(lab.hosts) as machines,
+    ):
+        lab.set_trunk(lab.hosts[:hosts], lab.hosts[hosts:], f"{TRUNK_MBPS}mbit", f"{TRUNK_MS}ms")
+        machines.form()
+        bench = Bench(machines, Path(room))
+        graph = bench.graph()
+        nodes = [facts.node for facts in graph.nodes]
+        cluster = cluster_at(graph, Model(parameters=PARAMETERS), nodes, [1 / SAMPLE_S] * len(nodes))
+        given = {"PARAMETERS": str(PARAMETERS), "SAMPLE_S": str(SAMPLE_S), "BATCHES": str(BATCHES)}
+        everybody = ",".join(f"h{one}" for one in range(2 * hosts))
+        for way, strategy in (("ring", "ring"), ("sites", "auto")) if hosts > 1 else (("ring", "ring"),):
+            before = lab.trunk_bytes()
+            figures = bench.run("planned.py", everybody, BACKYARD_COLLECTIVES_STRATEGY=strategy, **given)
+            crossing = (lab.trunk_bytes() - before) / BATCHES
+            found.append(Found(hosts, way, predicted(cluster, way), figures["step_s"], crossing))
+            print("  ", found[-1], flush=True)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    print(environment_line())
+    found = [one for hosts in ((1, 2) if options.quick else (1, 2, 3)) for one in measure(hosts)]
+    head = ["hosts a site", "way", "predicted s", "measured s", "MB across a step"]
+    rows = [[one.hosts, one.way, one.predicted_s, one.step_s, one.crossing / 1e6] for one in found]
+    print(table(head, rows))
+    flat = {one.hosts: one for one in found if one.way == "ring"}
+    sites = {one.hosts: one for one in found if one.way == "sites"}
+    figures = {}
+    for hosts, one in sites.items():
+        figures[f"faster_than_flat_{hosts}"] = flat[hosts].step_s / one.step_s
+        figures[f"predicted_faster_{hosts}"] = flat[hosts].predicted_s / one.predicted_s
+        figures[f"crossing_over_one_host_{hosts}"] = one.crossing / flat[1].crossing
+    last_line(figures)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

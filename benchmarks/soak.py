@@ -1,0 +1,255 @@
+"""A session on five lab hosts under faults: every 0.5 to 2 s something dies, stops, is cut off or returns.
+
+    python -m benchmarks.soak --quick          10 minutes
+    python -m benchmarks.soak --minutes 480    the long form
+    python -m benchmarks.soak --quick --period 5 --codec int8    the same with rounds of local steps
+
+After every commit each member writes down the hash of its whole state and the units it computed; at the end
+all of it is compared. The last line is one JSON object of figures; all counts of violations must be zero.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from backyard.core.errors import BackyardError
+from benchmarks.commits import judge, read_commits
+from benchmarks.machines import REPOSITORY, Machines
+from benchmarks.report import environment_line, last_line, p95
+from benchmarks.runs import CommandLine
+from lab import Lab
+
+HOSTS = 5
+UNITS = 8
+PROGRAM = REPOSITORY / "tests" / "lab" / "session_program.py"
+_GOES_ON_S = 60.0
+_LEAST_MEMBERS = 3
+_NOTICED_S = 6.0  # a fault that has changed no group after so long changes none
+
+
+class Soak:
+    """One run, and what is done to it."""
+
+    def __init__(self, lab: Lab, machines: Machines, room: Path, seed: int) -> None:
+        self._lab = lab
+        self._machines = machines
+        self._trace = room / "trace"
+        self._chance = random.Random(seed)
+        self._cuts: list[tuple[int, int]] = []
+        self._stopped: list[int] = []
+        self.faults: dict[str, int] = {}
+        self.took: dict[str, list[float]] = {}
+
+    def start(self, room: Path, period: int, codec: str) -> None:
+        folder = room / "project"
+        folder.mkdir()
+        shutil.copy(PROGRAM, folder / "train.py")
+        given = {
+            "EPOCHS": "100000",
+            "DELAY": "0.01",
+            "BACKYARD_TRACE_COMMITS": str(self._trace),
+            "BACKYARD_LOG": "info",
+            "PERIOD": str(period),
+            "CODEC": codec,
+        }
+        words = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
+        CommandLine(self._machines).run(
+            0, "run", "--detach", "--restarts", "1000", *words, "train.py", folder=folder
+        )
+        self._machines.until(lambda: len(read_commits(self._trace)) > 20, 120.0, "training has begun")
+
+    def one_fault(self) -> None:
+        kinds = [
+            self.kill_worker,
+            self.kill_worker,
+            self.kill_agent,
+            self.kill_coordinator,
+            self.stop_coordinator,
+        ]
+        kinds += [self.cut, self.cut_one_way]
+        fault = self._chance.choice(kinds)
+        self._await_members()
+        before = read_commits(self._trace)[-1]
+        begin = time.time()
+        if not fault():
+            return
+        name = fault.__name__
+        self.faults[name] = self.faults.get(name, 0) + 1
+        self._await_commit(name, begin, before.generation)
+        self._restore()
+
+    def _await_members(self) -> None:
+        """Somebody must be left who holds the state: so nothing is killed while fewer than three train."""
+        deadline = time.monotonic() + _GOES_ON_S
+        while time.monotonic() < deadline:
+            last = read_commits(self._trace)[-1]
+            if last.world >= _LEAST_MEMBERS and time.time() - last.at < 1.0:
+                return
+            time.sleep(0.05)
+        self._explain()
+        raise SystemExit(f"fewer than {_LEAST_MEMBERS} members trained for {_GOES_ON_S:g} s")
+
+    def kill_worker(self) -> bool:
+        members = {one.pid for one in read_commits(self._trace)[-HOSTS * 2 :]}
+        alive = [pid for pid in members if psutil.pid_exists(pid)]
+        if len(alive) < 2:
+            return False
+        os.kill(self._chance.choice(alive), signal.SIGKILL)
+        return True
+
+    def kill_agent(self) -> bool:
+        return self._kill(self._chance.choice(self._others()))
+
+    def kill_coordinator(self) -> bool:
+        place = self._coordinator()
+        return place is not None and self._kill(place)
+
+    def stop_coordinator(self) -> bool:
+        place = self._coordinator()
+        if place is None:
+            return False
+        self._machines.freeze(place)
+        self._stopped.append(place)
+        return True
+
+    def cut(self) -> bool:
+        one, other = self._chance.sample(range(HOSTS), 2)
+        self._lab.cut(self._lab.hosts[one], self._lab.hosts[other])
+        self._cuts.append((one, other))
+        return True
+
+    def cut_one_way(self) -> bool:
+        one, other = self._chance.sample(range(HOSTS), 2)
+        self._lab.cut_one_way(self._lab.hosts[one], self._lab.hosts[other])
+        self._cuts.append((one, other))
+        return True
+
+    def _kill(self, place: int) -> bool:
+        self._machines.hosts[place].kill_all()
+        self._machines.agents[place] = None
+        return True
+
+    def _others(self) -> list[int]:
+        return [place for place in range(HOSTS) if self._machines.agents[place] is not None]
+
+    def _coordinator(self) -> int | None:
+        for place in self._others():
+            try:
+                told = self._machines.status(place)
+            except BackyardError:
+                continue
+            first = next((row.name for row in told.nodes if row.coordinator), None)
+            if first is not None:
+                found = int(first[1])
+                return found if self._machines.agents[found] is not None else None
+        return None
+
+    def _await_commit(self, name: str, begin: float, generation: int) -> None:
+        """By a group that was made after the fault; or, if the fault changes none, the longest pause."""
+        deadline = time.monotonic() + _GOES_ON_S
+        while time.monotonic() < deadline:
+            recent = [one for one in read_commits(self._trace)[-HOSTS * 200 :] if one.at > begin]
+            newer = [one for one in recent if one.generation > generation]
+            if newer and name == "kill_worker":
+                self.took.setdefault(name, []).append(newer[0].at - begin)
+                return
+            if newer or (recent and recent[-1].at > begin + _NOTICED_S):
+                times = sorted({begin, *(one.at for one in recent)})
+                pause = max(late - early for early, late in itertools.pairwise(times))
+                self.took.setdefault(name, []).append(pause)
+                return
+            time.sleep(0.02)
+        self._explain()
+        raise SystemExit(f"no commit within {_GOES_ON_S:g} s after {name}")
+
+    def _explain(self) -> None:
+        """The last words of every agent and worker, so that a failure can be understood."""
+        for place in range(HOSTS):
+            print(f"== h{place}", *self._machines.words(place).splitlines()[-25:], sep="\n")
+            logs = sorted(
+                self._machines.state(place).glob("runs/*/logs/*"), key=lambda path: path.stat().st_mtime
+            )
+            for path in logs[-2:]:
+                print(f"-- {path.name}", *path.read_text(errors="replace").splitlines()[-15:], sep="\n")
+
+    def _restore(self) -> None:
+        time.sleep(self._chance.uniform(0.5, 2.0))
+        for place in self._stopped:
+            self._machines.thaw(place)
+        self._stopped.clear()
+        for one, other in self._cuts:
+            self._lab.heal(self._lab.hosts[one], self._lab.hosts[other])
+        self._cuts.clear()
+        for place in range(HOSTS):
+            if self._machines.agents[place] is None:
+                self._machines.launch(place)
+
+    def figures(self) -> dict[str, Any]:
+        commits = read_commits(self._trace)
+        found = judge(commits, UNITS)
+        times = sorted(one.at for one in commits)
+        gaps = [late - early for early, late in itertools.pairwise(times)]
+        workers = sorted(self.took.get("kill_worker", [0.0]))
+        coordinators = sorted(self.took.get("kill_coordinator", []) + self.took.get("stop_coordinator", []))
+        return {
+            "faults": sum(self.faults.values()),
+            "faults_by_kind": self.faults,
+            "commits": found.steps,
+            "hash_violations": found.hash_violations,
+            "step_regressions": found.step_regressions + found.steps_missing,
+            "samples_lost": found.units_lost,
+            "samples_doubled": found.units_doubled,
+            "kill_to_commit_s_median": statistics.median(workers),
+            "kill_to_commit_s_p95": p95(workers),
+            "coordinator_to_commit_s_p95": p95(coordinators),
+            "largest_gap_s": max(gaps, default=0.0),
+        }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--minutes", type=float)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--period", type=int, default=1, help="steps of a round")
+    parser.add_argument("--codec", default="exact")
+    options = parser.parse_args()
+    minutes = options.minutes or (10.0 if options.quick else 480.0)
+    print(environment_line())
+    with (
+        tempfile.TemporaryDirectory(prefix="by-soak-") as room,
+        Lab(hosts=HOSTS) as lab,
+        Machines(lab.hosts) as machines,
+    ):
+        machines.form()
+        soak = Soak(lab, machines, Path(room), options.seed)
+        soak.start(Path(room), options.period, options.codec)
+        end = time.monotonic() + minutes * 60
+        try:
+            while time.monotonic() < end:
+                soak.one_fault()
+        finally:
+            figures = soak.figures()
+            for name, values in soak.took.items():
+                middle = statistics.median(values)
+                print(f"{name}: {len(values)} times, next commit after {middle:.2f} s (median)")
+            last_line(figures)
+    wrong = ("hash_violations", "step_regressions", "samples_lost", "samples_doubled")
+    return 1 if any(figures[name] for name in wrong) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""The checkpoints on this machine's disk, as files: which are there, lent to others, taken from others.
+
+Every method may take as long as the disk takes. What a state means is nothing to the agent: it hashes bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from backyard.core.errors import RunError, ShippingError
+from backyard.identity import NodeKey
+from backyard.runs.checkpoints import (
+    FILES,
+    LARGEST,
+    MANIFEST,
+    SEAL,
+    STATE,
+    Held,
+    Manifest,
+    encode,
+    fingerprint,
+    folder_name,
+    manifest_in,
+    out_of_date,
+    read_manifest,
+    sign,
+    step_of,
+)
+from backyard.shipping import FileEntry, Packed, Store
+from backyard.shipping import Manifest as FileList
+from backyard.shipping.disk import discard, remove_tree
+from backyard.shipping.lending import entry_of, lend, take_back
+from backyard.shipping.manifest import make_manifest, piece_hash
+from backyard.shipping.trees import link_tree
+
+_log = logging.getLogger(__name__)
+
+
+class Shelf:
+    """``homes`` is where the folders of all runs are. ``signers``: whose signature counts for that run."""
+
+    def __init__(self, homes: Path, store: Store, key: NodeKey) -> None:
+        self._homes = homes
+        self._key = key
+        self._store = store
+
+    def folder(self, run: str) -> Path:
+        return self._homes / run / "checkpoints"
+
+    def latest(self, run: str) -> int:
+        """The highest step that has a folder, without looking into it; 0 if there is none."""
+        try:
+            names = os.listdir(self.folder(run))
+        except OSError:
+            return 0
+        return max((step_of(name) or 0 for name in names), default=0)
+
+    def manifests(self, run: str, signers: Collection[bytes]) -> list[Manifest]:
+        """Of those that count by their signatures; whether the tensors are whole is not looked at."""
+        try:
+            names = os.listdir(self.folder(run))
+        except OSError:
+            return []
+        found = []
+        for name in names:
+            step = step_of(name)
+            if step is not None:
+                try:
+                    found.append(self._read(run, step, signers))
+                except RunError as error:
+                    _log.debug("%s of run %s does not count: %s", name, run, error.message)
+        return found
+
+    def sharded(self, run: str) -> int:
+        """The highest step of which a sharded checkpoint, or a part of one, is here; 0: of none."""
+        found = (self.folder(run) / "sharded").rglob("step-*/manifest.json")
+        return max((step_of(path.parent.name) or 0 for path in found), default=0)
+
+    def held(self, run: str, signers: Collection[bytes]) -> list[Held]:
+        return [Held(one.run, one.step, not one.provisional) for one in self.manifests(run, signers)]
+
+    def is_whole(self, run: str, step: int, signers: Collection[bytes]) -> bool:
+        """Reads all of it."""
+        try:
+            manifest = self._read(run, step, signers)
+            return entry_of(self._place(run, step) / STATE, STATE).object.hex() == manifest.file
+        except (RunError, OSError):
+            return False
+
+    def lend(self, run: str, step: int, signers: Collection[bytes]) -> Packed:
+        """Let others fetch it; a BackyardError if it is not whole."""
+        manifest = self._read(run, step, signers)
+        packed = lend(self._place(run, step), FILES, self._store)
+        (state,) = (entry for entry in packed.manifest.files if entry.path == STATE)
+        if state.object.hex() != manifest.file:
+            take_back(self._store, packed.id)
+            raise RunError(f"the checkpoint of step {step} is damaged", hint="Ask another machine.")
+        return packed
+
+    def take_back(self, name: bytes) -> None:
+        take_back(self._store, name)
+
+    def keep(self, files: FileList, run: str, step: int, signers: Collection[bytes]) -> None:
+        """What was fetched becomes a checkpoint; RunError if it is not the one that it should be.
+
+        This machine has seen who signed it, and signs in turn: the one who saved may be removed later.
+        """
+        entries = {entry.path: entry for entry in files.files}
+        if set(entries) != set(FILES):
+            raise RunError("it is no checkpoint", hint="Ask another machine.")
+        for name, most in LARGEST.items():
+            if entries[name].size > most:
+                raise RunError(f"its {name} is too large", hint="Ask another machine.")
+        data, seal = (self._stored(entries[name].object) for name in (MANIFEST, SEAL))
+        manifest = read_manifest(data, seal, run, signers)
+        if manifest.step != step or entries[STATE].object.hex() != manifest.file:
+            raise RunError("it is another checkpoint than was asked for", hint="Ask another machine.")
+        folder, target = self.folder(run), self._place(run, step)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        remove_tree(target)  # one that was not whole
+        own = encode(sign(self._key, run, step, fingerprint(data)))
+        entries[SEAL] = sealed = FileEntry(SEAL, len(own), False, (piece_hash(own),))
+        self._store.put_object(sealed.object, own)
+        link_tree(make_manifest(entries.values()), target, self._store.object_path)
+        discard(self._store.object_path(sealed.object))
+        for old in out_of_date(os.listdir(folder), keep=step):
+            remove_tree(folder / old)
+
+    def has_files(self, manifests: Collection[bytes]) -> bool:
+        """Whether all that a run was started with is in the store."""
+        return all(self.knows(name) for name in manifests)
+
+    def knows(self, name: bytes) -> bool:
+        """Whether all of a list is in the store."""
+        manifest = self._store.manifest(name)
+        return manifest is not None and not self._store.missing(manifest)
+
+    def _place(self, run: str, step: int) -> Path:
+        return self.folder(run) / folder_name(step)
+
+    def _read(self, run: str, step: int, signers: Collection[bytes]) -> Manifest:
+        manifest = manifest_in(self._place(run, step), run, signers)
+        if manifest.step != step:
+            raise RunError(f"it is that of step {manifest.step}", hint="Ask another machine.")
+        return manifest
+
+    def _stored(self, name: bytes) -> bytes:
+        try:
+            return self._store.object_path(name).read_bytes()
+        except OSError as error:
+            raise ShippingError("what was fetched is gone from the store", hint="Fetch it again.") from error

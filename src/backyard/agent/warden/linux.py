@@ -1,0 +1,87 @@
+"""What only Linux offers: dying with the parent, adopting orphans, and who was killed for lack of memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PAUSE_S = 0.01
+
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def die_with_parent(parent: int) -> None:
+    """Between fork and exec: the kernel kills this process when the thread that made it is gone."""
+    assert _libc is not None
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """A descendant whose parent ends becomes our child instead of getting lost."""
+    assert _libc is not None
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_orphans(own: Iterable[int]) -> None:
+    """Bury adopted processes that ended; those in ``own`` are somebody else's to bury."""
+    mine = set(own)
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is None or found.si_pid in mine:
+                return
+            os.waitpid(found.si_pid, os.WNOHANG)
+        except ChildProcessError:
+            return
+
+
+def kill_descendants(deadline_s: float) -> bool:
+    """Kill all that descends from this process and bury it; whether nothing is left."""
+    deadline = time.monotonic() + deadline_s
+    while True:
+        reap_orphans(())
+        left = _descendants(os.getpid())
+        if not left:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it was faster
+        time.sleep(_PAUSE_S)
+
+
+def _descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                stat = Path("/proc", entry, "stat").read_bytes()
+            except OSError:
+                continue  # it has ended
+            # The name in parentheses may hold anything; state and parent follow it.
+            children.setdefault(int(stat.rpartition(b")")[2].split()[1]), []).append(int(entry))
+    found = list(children.get(root, ()))
+    for pid in found:
+        found += children.get(pid, ())
+    return found
+
+
+def memory_kills(vmstat: Path = Path("/proc/vmstat")) -> int | None:
+    """How many processes the kernel has killed for lack of memory since it started; None if unknown."""
+    try:
+        lines = vmstat.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

@@ -1,0 +1,97 @@
+"""Job objects of Windows: what a process starts belongs to its job and ends when the job's handle closes."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Protocol, cast
+
+_EXTENDED_LIMITS = 9  # JobObjectExtendedLimitInformation
+_KILL_ON_CLOSE = 0x2000  # JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE
+_PROCESS_MEMORY = 0x100  # JOB_OBJECT_LIMIT_PROCESS_MEMORY
+_KILLED_CODE = 1
+
+
+class _BasicLimits(ctypes.Structure):
+    _fields_ = (
+        ("PerProcessUserTimeLimit", ctypes.c_int64),
+        ("PerJobUserTimeLimit", ctypes.c_int64),
+        ("LimitFlags", ctypes.c_uint32),
+        ("MinimumWorkingSetSize", ctypes.c_size_t),
+        ("MaximumWorkingSetSize", ctypes.c_size_t),
+        ("ActiveProcessLimit", ctypes.c_uint32),
+        ("Affinity", ctypes.c_size_t),
+        ("PriorityClass", ctypes.c_uint32),
+        ("SchedulingClass", ctypes.c_uint32),
+    )
+
+
+class _ExtendedLimits(ctypes.Structure):
+    _fields_ = (
+        ("BasicLimitInformation", _BasicLimits),
+        ("IoInfo", ctypes.c_uint64 * 6),
+        ("ProcessMemoryLimit", ctypes.c_size_t),
+        ("JobMemoryLimit", ctypes.c_size_t),
+        ("PeakProcessMemoryUsed", ctypes.c_size_t),
+        ("PeakJobMemoryUsed", ctypes.c_size_t),
+    )
+
+
+class Kernel(Protocol):
+    """The calls of kernel32 that a job needs; each gives 0 where it failed."""
+
+    def CreateJobObjectW(self, security: None, name: None) -> int: ...
+    def SetInformationJobObject(self, job: int, what: int, limits: object, size: int) -> int: ...
+    def AssignProcessToJobObject(self, job: int, process: int) -> int: ...
+    def TerminateJobObject(self, job: int, code: int) -> int: ...
+    def GetCurrentProcess(self) -> int: ...
+    def CloseHandle(self, handle: int) -> int: ...
+
+
+class Job:
+    """A group of processes that ends when it is told to, or when the process that holds it ends."""
+
+    def __init__(self, kernel: Kernel, memory_bytes: int | None = None) -> None:
+        self._kernel = kernel
+        self._handle = kernel.CreateJobObjectW(None, None)
+        if not self._handle:
+            raise OSError("Windows made no job object")
+        limits = _ExtendedLimits()
+        limits.BasicLimitInformation.LimitFlags = _KILL_ON_CLOSE
+        if memory_bytes is not None:
+            limits.BasicLimitInformation.LimitFlags |= _PROCESS_MEMORY
+            limits.ProcessMemoryLimit = memory_bytes
+        if not kernel.SetInformationJobObject(
+            self._handle, _EXTENDED_LIMITS, ctypes.byref(limits), ctypes.sizeof(limits)
+        ):
+            self.close()
+            raise OSError("Windows refused the limits of a job object")
+
+    def take(self, process: int) -> None:
+        """Put a process, by its handle, and all that it will start into the job."""
+        if not self._kernel.AssignProcessToJobObject(self._handle, process):
+            raise OSError("Windows did not put the process into its job object")
+
+    def take_this_process(self) -> None:
+        self.take(self._kernel.GetCurrentProcess())
+
+    def kill(self) -> None:
+        self._kernel.TerminateJobObject(self._handle, _KILLED_CODE)
+
+    def close(self) -> None:
+        if self._handle:
+            self._kernel.CloseHandle(self._handle)
+            self._handle = 0
+
+
+def kernel32() -> Kernel:
+    """The real one, with types that keep 64-bit handles whole."""
+    kernel: Any = getattr(ctypes, "WinDLL")("kernel32")  # noqa: B009  # only Windows has it
+    handle, number = ctypes.c_void_p, ctypes.c_uint32
+    kernel.CreateJobObjectW.restype = handle
+    kernel.CreateJobObjectW.argtypes = (handle, ctypes.c_wchar_p)
+    kernel.SetInformationJobObject.argtypes = (handle, ctypes.c_int, handle, number)
+    kernel.AssignProcessToJobObject.argtypes = (handle, handle)
+    kernel.TerminateJobObject.argtypes = (handle, number)
+    kernel.GetCurrentProcess.restype = handle
+    kernel.CloseHandle.argtypes = (handle,)
+    return cast(Kernel, kernel)

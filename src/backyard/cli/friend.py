@@ -1,0 +1,199 @@
+"""``backyard join --invite``: train a friend's model on this machine for as long as you like, and then leave.
+
+Everything lies in one folder of this machine's state directory while it lasts. When this command ends,
+however it ends, so does everything that it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+import psutil
+
+from backyard.agent.naming import machine_name
+from backyard.cli.kept import LEFT, Kept, say, until_left
+from backyard.core.config import Settings, load_settings, state_directory
+from backyard.core.errors import HubError
+from backyard.core.units import counted
+from backyard.identity.keys import NodeKey
+from backyard.shipping import Manifest, Store, changed_since, folder_limits, pack, unpack_into
+from backyard.shipping.disk import remove_tree
+
+if TYPE_CHECKING:
+    from backyard.cli.hub_code import Offered
+    from backyard.hub.client import HubClient
+    from backyard.hub.invites import Invite
+
+_PATIENCE_S = 30.0
+_LOOK_S = 0.1
+_ROOMS = "hubs"
+
+
+class Seated(NamedTuple):
+    """A machine that may begin: its files are laid out, and its seat is written."""
+
+    room: Path
+    folder: Path
+    command: tuple[str, ...]
+    manifest: Manifest
+
+
+def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool) -> int:
+    require_hub_parts()
+    from backyard.cli.hub_code import look, shown
+    from backyard.hub.invites import read_invite
+    from backyard.hub.messages import Description
+
+    found = read_invite(invite)
+    settings = load_settings()
+    client = client_of(found, settings)
+    with room(settings, found.run) as place:
+        description = client.patiently("GET", "/v1/run", Description, patience_s=_PATIENCE_S)
+        offered = look(client, description, place, settings)
+        click.echo(shown(offered))
+        if not yes and not click.confirm("Run it here?", default=False):
+            click.echo("Nothing was started, and nothing is kept.")
+            return 1
+        seated = take_seat(client, found, offered, place, settings, name=name)
+        client.close()
+        say("training; Ctrl-C leaves at once, and leaves nothing behind")
+        code = until_left(_train(seated, quiet))
+        if code == 0 and keep is not None:
+            keep_results(seated, keep, settings)
+    if code == LEFT:
+        say("this machine has left; nothing of the run is kept here")
+    return code
+
+
+def require_hub_parts() -> None:
+    """HubError with the command that installs them."""
+    try:
+        import httpx  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise HubError(
+            "what a hub needs is not installed here", hint='Run: pip install "backyard[hub]"'
+        ) from error
+
+
+def client_of(invite: Invite, settings: Settings) -> HubClient:
+    from backyard.hub.client import HubClient
+    from backyard.hub.seating import member_key
+
+    machine = NodeKey.load_or_create(state_directory(settings) / "node.key")
+    return HubClient(invite.addresses, invite.hub_id, member_key(machine, invite.hub_id), say=say)
+
+
+def take_seat(
+    client: HubClient,
+    invite: Invite,
+    offered: Offered,
+    place: Path,
+    settings: Settings,
+    *,
+    name: str = "",
+    only_begins: bool = False,
+) -> Seated:
+    """Become a member, and have everything here that the script's process needs."""
+    from backyard.cli.hub_code import lay_out
+    from backyard.hub.messages import Join, Joined
+    from backyard.hub.seating import Seat, member_secret, write_seat
+
+    asked = Join(token=invite.token_text, name=fit_name(name or machine_name()))
+    joined = client.patiently("POST", "/v1/members", Joined, asked, patience_s=_PATIENCE_S)
+    folder = lay_out(client, offered, place)
+    machine = NodeKey.load_or_create(state_directory(settings) / "node.key")
+    seat = Seat(
+        addresses=invite.addresses,
+        hub=invite.hub,
+        key=member_secret(machine, invite.hub_id),
+        run=invite.run,
+        folder=str(place),
+        is_owner=joined.role == "owner",
+        only_begins=only_begins,
+    )
+    write_seat(seat, place / "seat")
+    say(f"this machine is {asked.name} in {invite.run}")
+    command = (sys.executable, offered.code.entry, *offered.code.arguments)
+    return Seated(place, folder, command, offered.manifest)
+
+
+async def start_script(seated: Seated, *, quiet: bool = False) -> Kept:
+    return await Kept.start(
+        "script",
+        seated.command,
+        room=seated.room,
+        folder=seated.folder,
+        environment=_environment(seated),
+        quiet=quiet,
+    )
+
+
+async def _train(seated: Seated, quiet: bool) -> int:
+    kept = await start_script(seated, quiet=quiet)
+    try:
+        while kept.ended is None:
+            kept.show()
+            await asyncio.sleep(_LOOK_S)
+    except asyncio.CancelledError:
+        say("leaving")
+        await kept.stop()
+        return LEFT
+    await kept.stop()
+    say(f"the script {kept.how()}")
+    return kept.code
+
+
+def fit_name(name: str) -> str:
+    """As a hub's page shows it: plain letters."""
+    plain = re.sub(r"[^A-Za-z0-9 ._-]+", "-", name).lstrip(" ._-")[:64]
+    return plain or "friend"
+
+
+@contextlib.contextmanager
+def room(settings: Settings, run: str) -> Iterator[Path]:
+    """A folder that is gone afterwards; what a killed command left of its own goes first."""
+    top = state_directory(settings) / _ROOMS
+    top.mkdir(mode=0o700, exist_ok=True)
+    for left in top.iterdir():
+        pid = left.name.rpartition("-")[2]
+        if not (pid.isdigit() and psutil.pid_exists(int(pid))):
+            remove_tree(left)
+    place = top / f"{fit_name(run)}-{secrets.token_hex(4)}-{os.getpid()}"
+    place.mkdir(mode=0o700)
+    try:
+        yield place
+    finally:
+        remove_tree(place)
+        with contextlib.suppress(OSError):
+            top.rmdir()
+
+
+def keep_results(seated: Seated, target: Path, settings: Settings) -> None:
+    """What the script wrote, for a person who asked for it."""
+    limits = folder_limits(settings)
+    changed = changed_since(seated.manifest, seated.folder, limits)
+    if not changed:
+        say("the script wrote no files")
+        return
+    store = Store(seated.room / "written")
+    count = unpack_into(store, pack(seated.folder, store, limits, only=changed).id, target)
+    say(f"{counted(count, 'file')} written by the script: {os.path.relpath(target)}")
+
+
+def _environment(seated: Seated) -> dict[str, str]:
+    kept = ("BACKYARD_CONTRIBUTING_", "BACKYARD_CONFIG")
+    given = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("BACKYARD_") or name.startswith(kept)
+    }
+    return given | {"BACKYARD_HUB": str(seated.room / "seat"), "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,73 @@
+"""``backyard hub follow``, ``hand-over``, ``take-over``: a second machine that goes on if the hub is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import click
+
+from backyard.cli.friend import require_hub_parts, room
+from backyard.cli.hub_places import kept_hub, start_hub, top_folder
+from backyard.cli.kept import LEFT, say, until_left
+from backyard.core.config import load_settings, state_directory
+from backyard.identity.keys import NodeKey
+from backyard.identity.node_id import NodeId
+
+_LOOK_S = 0.1
+
+
+def follow(*, invite: str, name: str, host: str, port: int) -> int:
+    """A mirror, until Ctrl-C."""
+    require_hub_parts()
+    from backyard.hub.founding import hub_key
+    from backyard.hub.invites import read_invite
+
+    settings = load_settings()
+    found = read_invite(invite)
+    directory = top_folder(settings) / (name or f"{found.run}-mirror")
+    key = hub_key(directory)
+    say(f"a copy of {found.run} is kept here; its owner lets it take over with:")
+    click.echo(f"  backyard hub hand-over {key.id}")
+
+    async def serve(place: Path) -> int:
+        kept = await start_hub(directory, ["--follow", invite, "--host", host, "--port", str(port)], place)
+        try:
+            while kept.ended is None:
+                kept.show()
+                await asyncio.sleep(_LOOK_S)
+        except asyncio.CancelledError:
+            return LEFT
+        finally:
+            await kept.stop()
+        say(f"the mirror {kept.how()}")
+        return kept.code
+
+    with room(settings, directory.name) as place:
+        return until_left(serve(place))
+
+
+def hand_over(*, node: str, name: str) -> int:
+    """The owner's word that another hub goes on for this one. Made in advance, it outlives this machine."""
+    require_hub_parts()
+    from backyard.hub.follow import make_succession
+    from backyard.hub.founding import hub_key
+    from backyard.hub.seating import member_key
+
+    settings = load_settings()
+    hub = hub_key(kept_hub(name, settings)).id
+    machine = NodeKey.load_or_create(state_directory(settings) / "node.key")
+    click.echo(make_succession(member_key(machine, hub), hub, NodeId.parse(node), int(time.time())))
+    say("on the other machine, when this hub is gone: backyard hub take-over WORD")
+    return 0
+
+
+def take_over(*, word: str, name: str) -> int:
+    require_hub_parts()
+    from backyard.hub.follow import take_over as succeed
+
+    directory = kept_hub(name, load_settings())
+    succeed(directory, word)
+    say(f"this is the hub now: backyard hub up --no-train --name {directory.name}; friends need new invites")
+    return 0

@@ -1,0 +1,119 @@
+"""``backyard invite`` and ``backyard hub status``: who may come to a hub of this machine, and who came."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from backyard.cli.friend import require_hub_parts
+from backyard.cli.hub_places import kept_hub, known_addresses
+from backyard.cli.kept import say
+from backyard.core.config import load_settings
+from backyard.core.errors import HubError
+from backyard.core.units import counted, parse_duration
+from backyard.identity.keys import NodeKey
+
+if TYPE_CHECKING:
+    from backyard.hub.messages import Role
+
+
+def invite(
+    *, name: str, uses: int, lasts: str, stranger: bool, mirror: bool, address: tuple[str, ...]
+) -> int:
+    require_hub_parts()
+    from backyard.hub.founding import invite_to
+    from backyard.hub.invites import invite_text
+
+    if stranger and mirror:
+        raise HubError("an invite is for a stranger or for a mirror", hint="Leave out one of the two.")
+    directory = kept_hub(name, load_settings())
+    addresses = address or known_addresses(directory)
+    if not addresses:
+        raise HubError("the hub has no address yet", hint="Start it first: backyard hub up")
+    role: Role = "stranger" if stranger else "mirror" if mirror else "friend"
+    made = invite_to(directory, addresses, role=role, uses=uses, valid_s=parse_duration(lasts))
+    click.echo(invite_text(made))
+    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(made.expires))
+    say(f"for {counted(uses, 'machine')} until {until}: backyard join --invite ...")
+    return 0
+
+
+def status(*, name: str, as_json: bool) -> int:
+    """From the log on disk, and from each of its addresses: whether friends would be answered there."""
+    require_hub_parts()
+    from backyard.hub.log import Log
+
+    directory = kept_hub(name, load_settings())
+    log = Log(directory)
+    try:
+        found = log.read()
+    finally:
+        log.close()
+    newest = found.versions[-1] if found.versions else None
+    told = Told(
+        directory.name,
+        newest.number if newest else None,
+        newest.loss if newest else None,
+        tuple(
+            Contributed(one.name, one.node[:9], one.role, one.accepted, one.samples, one.quarantine)
+            for one in sorted(found.members.values(), key=lambda one: -one.samples)
+        ),
+        {address: _reached(directory, address) for address in known_addresses(directory)},
+    )
+    click.echo(json.dumps(msgspec.to_builtins(told), indent=2) if as_json else _described(told))
+    if not as_json and any(told.addresses.values()):
+        say("friends are not answered there; docs/friends.md says how they reach this machine")
+    return 0
+
+
+class Contributed(msgspec.Struct, frozen=True):
+    name: str
+    node: str
+    role: str
+    rounds: int
+    samples: int
+    quarantine: str  # why, if it is
+
+
+class Told(msgspec.Struct, frozen=True):
+    """Of one hub."""
+
+    name: str
+    version: int | None
+    loss: float | None
+    members: tuple[Contributed, ...]
+    addresses: dict[str, str]  # with what is wrong there
+
+
+def _described(told: Told) -> str:
+    version = f"version {told.version}" if told.version is not None else "its owner's model is not there yet"
+    loss = f", loss {told.loss:.4g}" if told.loss is not None else ""
+    lines = [f"{told.name}: {version}{loss}, {counted(len(told.members), 'member')}"]
+    for one in told.members:
+        state = f"  quarantined: {one.quarantine}" if one.quarantine else ""
+        lines.append(
+            f"  {one.name:<24} {one.role:<8} {one.rounds:>6} rounds {one.samples:>12} samples{state}"
+        )
+    lines += [f"  {address} {why or 'answers with the right key'}" for address, why in told.addresses.items()]
+    return "\n".join(lines)
+
+
+def _reached(directory: Path, address: str) -> str:
+    """Empty if the hub answers there, with its key; otherwise why not."""
+    from backyard.hub.client import HubClient
+    from backyard.hub.founding import hub_key
+    from backyard.hub.messages import Description
+
+    client = HubClient([address], hub_key(directory).id, NodeKey.generate())
+    try:
+        client.ask("GET", "/v1/run", Description)
+    except HubError as error:
+        return f"does not answer: {error.message}"
+    finally:
+        client.close()
+    return ""

@@ -1,0 +1,44 @@
+"""The hub's process: ``python -m backyard.hub DIRECTORY [--host HOST] [--port PORT]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from backyard.core.errors import BackyardError
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m backyard.hub", description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--host", default="")
+    parser.add_argument("--port", type=int, default=52480)
+    parser.add_argument("--with-parent", action="store_true", help="end when standard input does")
+    parser.add_argument("--plain", action="store_true", help="no TLS: for a proxy on this machine")
+    parser.add_argument("--follow", metavar="INVITE", help="mirror the hub of this invite")
+    parser.add_argument("--parent", metavar="INVITE", help="be a region of the hub of this invite")
+    given = parser.parse_args(arguments)
+    try:
+        from backyard.hub.invites import read_invite
+        from backyard.hub.serving import run
+
+        run(
+            given.directory,
+            given.host or ("127.0.0.1" if given.plain else "0.0.0.0"),
+            given.port,
+            with_parent=given.with_parent,
+            plain=given.plain,
+            follow=read_invite(given.follow) if given.follow else None,
+            parent=read_invite(given.parent) if given.parent else None,
+        )
+    except BackyardError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

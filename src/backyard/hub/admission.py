@@ -1,0 +1,152 @@
+"""Which updates may count. Pure: figures in, a verdict with its reason out.
+
+What an update is measured by: its norm per square root of a sample, against the running median of the
+accepted ones; and its sketch, a random linear projection in which angles between updates can be seen. Both
+are cheap for any size of model.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy
+
+from backyard.hub.log import Arrival, Member, Seen
+from backyard.hub.messages import Terms
+
+SKETCH = 1024  # numbers
+_WINDOW = 64  # accepted norms that make the median
+_LEAST_NORMS = 3
+_COPY = 0.999  # cosine
+_LEAST_VOTES = 5  # updates of a round that can tell one of them apart
+_AGREED = 0.3  # median cosine to the middle of a round from which on there is a direction at all
+_UNLIKE = 0.2  # of that median
+_FORGIVING = 10  # accepted updates take one refusal away
+COUNTED = frozenset({"size", "schema", "not-finite", "norm", "copy", "unlike", "held-out", "forged"})
+
+Sketch = numpy.ndarray[tuple[int], numpy.dtype[numpy.float32]]
+
+
+class Verdict(NamedTuple):
+    """``kind`` is empty if it may count; then it is multiplied with ``scale``."""
+
+    kind: str = ""
+    reason: str = ""
+    scale: float = 1.0
+
+
+def usual_norm(seen: Sequence[Seen], more: Sequence[float] = ()) -> float | None:
+    """The running median; None while too few are known."""
+    norms = [one.norm for one in seen[-_WINDOW:]] + list(more)
+    return statistics.median(norms) if len(norms) >= _LEAST_NORMS else None
+
+
+def judge_norm(norm: float, median: float | None, terms: Terms) -> Verdict:
+    """Both per square root of a sample."""
+    if median is None or median <= 0 or norm <= terms.clip_over * median:
+        return Verdict()
+    times = norm / median
+    if times > terms.refuse_over:
+        said = f"its norm is {times:.3g} times the median, {terms.refuse_over:g} times are possible"
+        return Verdict("norm", said, 0.0)
+    return Verdict("", f"its norm is {times:.3g} times the median and was cut to it", median / norm)
+
+
+def judge_copy(node: str, sha256: str, sketch: bytes, earlier: Sequence[Seen]) -> Verdict:
+    """Against what others sent before. Sketches of small models do not tell copies from agreement."""
+    if any(one.sha256 == sha256 for one in earlier):
+        return Verdict("copy", "the same bytes were sent before")
+    own = read_sketch(sketch)
+    others = [one.sketch for one in earlier if one.node != node and len(one.sketch) == len(sketch)]
+    if own is None or not others:
+        return Verdict()
+    table = numpy.frombuffer(b"".join(others), dtype="<f4").reshape(len(others), -1)
+    lengths = numpy.linalg.norm(table, axis=1) * numpy.linalg.norm(own)
+    if bool((numpy.abs(table @ own) > _COPY * lengths).any()):
+        return Verdict("copy", "it points where another member's earlier update does")
+    return Verdict()
+
+
+def judge_round(arrivals: Sequence[Arrival], strangers: frozenset[str], terms: Terms) -> dict[str, Verdict]:
+    """Of all updates of a round together, by update: those that do not fit the others.
+
+    Only strangers are judged by their direction, and only if enough others agree on one.
+    """
+    found: dict[str, Verdict] = {}
+    norms = {one.update.id: one.norm * one.scale for one in arrivals}
+    median = statistics.median(norms.values()) if len(norms) >= _LEAST_NORMS else None
+    for one in arrivals:
+        verdict = judge_norm(norms[one.update.id], median, terms)
+        if verdict.kind or verdict.scale != 1.0:
+            found[one.update.id] = verdict
+    sketches = {one.update.id: read_sketch(one.sketch) for one in arrivals}
+    known = {name: _unit(one) for name, one in sketches.items() if one is not None}
+    if len(known) < _LEAST_VOTES or not strangers:
+        return found
+    middle = _unit(numpy.median(numpy.stack(list(known.values())), axis=0))
+    angles = {name: float(one @ middle) for name, one in known.items()}
+    agreed = statistics.median(angles.values())
+    for one in arrivals:
+        angle = angles.get(one.update.id, agreed)
+        if one.update.node in strangers and agreed > _AGREED and angle < _UNLIKE * agreed:
+            way = "points against" if angle < -_UNLIKE * agreed else "has nothing to do with"
+            said = f"it {way} the other updates of its round (cosine {angle:.2f}, the others' {agreed:.2f})"
+            found[one.update.id] = Verdict("unlike", said, 0.0)
+    return found
+
+
+def after_refusal(member: Member, kind: str, reason: str, terms: Terms) -> Member:
+    """In quarantine after some that count. The owner never is: nobody could let it in again."""
+    if kind not in COUNTED or member.role == "owner":
+        return member
+    count = member.refusals + 1
+    quarantine = member.quarantine
+    if count >= terms.refusals and not quarantine:
+        quarantine = f"{count} updates were refused, the last one: {reason}"
+    return msgspec.structs.replace(member, refusals=count, quarantine=quarantine)
+
+
+def after_acceptance(member: Member, samples: int) -> Member:
+    accepted = member.accepted + 1
+    forgiven = 1 if accepted % _FORGIVING == 0 else 0
+    return msgspec.structs.replace(
+        member,
+        accepted=accepted,
+        samples=member.samples + samples,
+        usual=samples,
+        refusals=max(0, member.refusals - forgiven),
+    )
+
+
+def read_sketch(data: bytes) -> Sketch | None:
+    return numpy.frombuffer(data, dtype="<f4") if data else None
+
+
+def _unit(values: Sketch) -> Sketch:
+    length = float(numpy.linalg.norm(values))
+    return values / numpy.float32(length) if length > 0 else values
+
+
+class Allowance:
+    """So many per second for each name, with a reserve for bursts."""
+
+    def __init__(self, per_second: float, reserve: float, most_names: int = 100_000) -> None:
+        self._rate, self._reserve, self._most = per_second, reserve, most_names
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def take(self, name: str, now: float, cost: float = 1.0) -> float:
+        """0.0 if it is allowed; otherwise the seconds to wait."""
+        left, since = self._left.pop(name, (self._reserve, now))
+        left = min(self._reserve, left + (now - since) * self._rate)
+        allowed = left >= cost
+        self._left[name] = (left - cost if allowed else left, now)
+        if len(self._left) > self._most:
+            del self._left[next(iter(self._left))]  # whoever was silent for longest
+        return 0.0 if allowed else (cost - left) / self._rate
+
+
+def names_of(members: Mapping[str, Member]) -> dict[str, str]:
+    return {node: member.name for node, member in members.items()}

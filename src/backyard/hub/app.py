@@ -1,0 +1,295 @@
+"""The hub over HTTP: who speaks, what is asked, and an answer that is signed.
+
+A signature is checked by the headers alone, before any body is read. Bodies are bounded, each by its route,
+and only so many are in memory at once: the others wait in their senders' machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import re
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from backyard.core.errors import HubRefused, ProtocolError
+from backyard.hub.admission import Allowance
+from backyard.hub.intake import Intake
+from backyard.hub.messages import (
+    MOST_MESSAGE_BYTES,
+    PIECE_BYTES,
+    Declaration,
+    Join,
+    LeaseRequest,
+    Problem,
+    decode_message,
+    encode_message,
+)
+from backyard.hub.metrics import HubMetrics
+from backyard.hub.openapi import describe
+from backyard.hub.page import POLICY, render
+from backyard.hub.service import Hub
+from backyard.hub.signing import Nonces, Signed, request_signature, sign_response, verify_request
+from backyard.identity.keys import NodeKey
+
+logger = logging.getLogger(__name__)
+_BODIES_AT_ONCE = 16
+_BODY_DEADLINE_S = 120.0
+_LONGEST_WAIT_S = 60.0
+_SMALL = 64 << 10
+_REQUESTS_PER_S, _REQUESTS_AT_ONCE = 50.0, 500.0
+_JOINS_PER_S, _JOINS_AT_ONCE = 5.0, 1000.0
+_UPLOAD = re.compile("[0-9a-f]{32}")
+_IMMUTABLE = "public, max-age=31536000, immutable"
+
+
+class Said(NamedTuple):
+    """A request that was verified as far as its body: who says it, and the body."""
+
+    node: str
+    body: bytes
+
+
+Handler = Callable[[Request, Said], Awaitable[msgspec.Struct]]
+
+
+class Reception:
+    """Routes of one hub."""
+
+    def __init__(self, hub: Hub, intake: Intake, key: NodeKey) -> None:
+        self._hub, self._intake, self._key = hub, intake, key
+        self._metrics = HubMetrics(hub)
+        hub.on_commit = self._metrics.note_version
+        self._nonces = Nonces(hub.clock())
+        self._bodies = asyncio.Semaphore(_BODIES_AT_ONCE)
+        self._requests = Allowance(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
+        self._joins = Allowance(_JOINS_PER_S, _JOINS_AT_ONCE)
+
+    def routes(self) -> list[Route]:
+        def route(path: str, method: str, handler: Handler, most: int, *, is_open: bool = False) -> Route:
+            async def serve(request: Request) -> Response:
+                began = self._hub.now()
+                answer = await self._serve(request, handler, most, is_open)
+                if "wait=" not in request.url.query:
+                    size = int(request.headers.get("content-length", "0")) if answer.status_code == 200 else 0
+                    name = f"{method} {path}"
+                    self._metrics.note_answer(name, answer.status_code, self._hub.now() - began, size)
+                return answer
+
+            return Route(path, serve, methods=[method])
+
+        for_anybody = [
+            route("/v1/run", "GET", self._run, 0, is_open=True),
+            route("/v1/head", "GET", self._head, 0, is_open=True),
+            Route("/v1/blobs/{name}", self._blob, methods=["GET"]),
+            Route("/", self._page, methods=["GET"]),
+            Route("/v1/openapi.json", self._openapi, methods=["GET"]),
+            Route("/metrics", self._figures, methods=["GET"]),
+        ]
+        if self._hub.is_mirror:
+            return for_anybody
+        return [
+            *for_anybody,
+            route("/v1/members", "POST", self._join, _SMALL),
+            route("/v1/members/{node}/pardon", "POST", self._pardon, 0),
+            route("/v1/replica", "GET", self._replica, 0),
+            route("/v1/leave", "POST", self._leave, 0),
+            route("/v1/leases", "POST", self._lease, _SMALL),
+            route("/v1/uploads", "POST", self._declare, MOST_MESSAGE_BYTES),
+            route("/v1/uploads/{upload}", "GET", self._progress, 0),
+            route("/v1/uploads/{upload}", "PATCH", self._append, PIECE_BYTES),
+        ]
+
+    async def _serve(self, request: Request, handler: Handler, most: int, is_open: bool) -> Response:
+        """Any outcome becomes an answer, signed if the request was."""
+        try:
+            said = await self._verified(request, most, is_open)
+            status, body = 200, encode_message(await handler(request, said))
+        except HubRefused as error:
+            status, body = error.status, encode_message(self._problem(error))
+        except ProtocolError as error:
+            problem = Problem(kind="message", message=error.message[:2000], hint=error.hint[:2000])
+            status, body = 422, encode_message(problem)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception:  # whatever it is, the answer is a signed one
+            logger.exception("%s %s failed", request.method, request.url.path)
+            problem = Problem(kind="busy", message="the hub failed to do this", hint=_LATER, retry_s=5.0)
+            status, body = 503, encode_message(problem)
+        return self._signed(request, status, body)
+
+    def _signed(self, request: Request, status: int, body: bytes) -> Response:
+        headers = {"content-type": "application/json", "cache-control": "no-store"}
+        asked = request_signature(request.headers)
+        if asked is not None:
+            headers |= sign_response(self._key, status, body, asked, self._hub.clock())
+        return Response(body, status, headers)
+
+    def _problem(self, error: HubRefused) -> Problem:
+        return Problem(
+            kind=error.kind,
+            message=error.message[:2000],
+            hint=error.hint[:2000],
+            time=self._hub.clock(),
+            retry_s=error.retry_s,
+            offset=error.offset,
+            quarantined=error.kind == "quarantine",
+        )
+
+    async def _verified(self, request: Request, most: int, is_open: bool) -> Said:
+        if is_open and "signature" not in request.headers:
+            return Said("", b"")
+        path = request.scope["raw_path"].decode("latin-1")
+        query = request.scope["query_string"].decode("latin-1")
+        signed = verify_request(request.method, path, query, request.headers, self._hub.id)
+        self._nonces.take(signed, self._hub.clock(), self._hub.now())
+        node = str(signed.node)
+        self._limit(self._requests, node if node in self._hub.members else "strangers")
+        if node not in self._hub.members:
+            most = min(most, _SMALL)
+        return Said(node, await self._body(request, signed, most))
+
+    def _limit(self, allowance: Allowance, name: str) -> None:
+        wait = allowance.take(name, self._hub.now())
+        if wait > 0:
+            said = "too many requests came from this machine"
+            raise HubRefused(429, "rate", said, hint=_LATER, retry_s=wait)
+
+    async def _body(self, request: Request, signed: Signed, most: int) -> bytes:
+        """Of the signed digest, and no longer than this route takes."""
+        length = request.headers.get("content-length", "0")
+        if not length.isascii() or not length.isdigit() or len(length) > 15 or int(length) > most:
+            raise HubRefused(413, "length", f"{most} bytes are possible here", hint=_LESS)
+        body = b""
+        if most:
+            async with self._bodies:
+                try:
+                    async with asyncio.timeout(_BODY_DEADLINE_S):
+                        body = await _read_body(request, most)
+                except TimeoutError as error:
+                    raise HubRefused(408, "slow", "the body took too long", hint=_LESS) from error
+        if hashlib.sha256(body).digest() != signed.digest:
+            raise HubRefused(401, "digest", "the body is not the one that was signed", hint="Send it again.")
+        return body
+
+    # The routes.
+
+    async def _run(self, request: Request, said: Said) -> msgspec.Struct:
+        return self._hub.description()
+
+    async def _head(self, request: Request, said: Said) -> msgspec.Struct:
+        after = _number(request, "after", 1 << 40)
+        wait = _number(request, "wait", _LONGEST_WAIT_S) or 0.0
+        return await self._hub.head(None if after is None else int(after), wait)
+
+    async def _join(self, request: Request, said: Said) -> msgspec.Struct:
+        self._limit(self._joins, "all")
+        return await self._hub.join(said.node, decode_message(Join, said.body))
+
+    async def _pardon(self, request: Request, said: Said) -> msgspec.Struct:
+        if said.node != self._hub.founding.owner:
+            raise HubRefused(403, "role", "only the owner may do this", hint="Ask the owner of the hub.")
+        await self._hub.pardon(str(request.path_params["node"]))
+        return self._hub.description()
+
+    async def _replica(self, request: Request, said: Said) -> msgspec.Struct:
+        after = _number(request, "after", 1 << 40)
+        return self._hub.replica(said.node, None if after is None else int(after))
+
+    async def _leave(self, request: Request, said: Said) -> msgspec.Struct:
+        await self._hub.leave(said.node)
+        return self._hub.description()
+
+    async def _lease(self, request: Request, said: Said) -> msgspec.Struct:
+        return await self._hub.lease(said.node, decode_message(LeaseRequest, said.body))
+
+    async def _declare(self, request: Request, said: Said) -> msgspec.Struct:
+        return await self._intake.declare(said.node, decode_message(Declaration, said.body))
+
+    async def _progress(self, request: Request, said: Said) -> msgspec.Struct:
+        return self._intake.progress(said.node, _upload_name(request))
+
+    async def _append(self, request: Request, said: Said) -> msgspec.Struct:
+        offset = _number(request, "offset", 1 << 44)
+        if offset is None:
+            raise HubRefused(422, "message", "a piece says its offset", hint="PATCH .../{id}?offset=N")
+        return await self._intake.append(said.node, _upload_name(request), int(offset), said.body)
+
+    async def _blob(self, request: Request) -> Response:
+        """Unsigned: its name is its hash. Any cache may keep it."""
+        name = str(request.path_params["name"])
+        if not re.fullmatch("[0-9a-f]{64}", name) or not self._hub.blobs.has(name):
+            problem = Problem(
+                kind="blob", message="there is no such blob here", hint="Ask for the head again."
+            )
+            return Response(encode_message(problem), 404, {"content-type": "application/json"})
+        headers = {"etag": f'"{name}"', "cache-control": _IMMUTABLE}
+        if request.headers.get("if-none-match", "") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return FileResponse(
+            self._hub.blobs.path(name), headers=headers, media_type="application/octet-stream"
+        )
+
+    async def _page(self, request: Request) -> Response:
+        headers = {"content-security-policy": POLICY, "cache-control": "public, max-age=5"}
+        return HTMLResponse(render(self._hub), headers=headers)
+
+    async def _openapi(self, request: Request) -> Response:
+        return JSONResponse(describe())
+
+    async def _figures(self, request: Request) -> Response:
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+def make_app(reception: Reception) -> Starlette:
+    def plainly(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        problem = Problem(kind="route", message="there is nothing like this here", hint=_SEE)
+        return Response(encode_message(problem), status, {"content-type": "application/json"})
+
+    return Starlette(routes=reception.routes(), exception_handlers={HTTPException: plainly})
+
+
+async def _read_body(request: Request, most: int) -> bytes:
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > most:
+            raise HubRefused(413, "length", f"{most} bytes are possible here", hint=_LESS)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _number(request: Request, name: str, most: float) -> float | None:
+    """A number of the query that is not negative; HubRefused (422) if it is none, or comes twice."""
+    given = request.query_params.getlist(name)
+    if not given:
+        return None
+    try:
+        value = float(given[0]) if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,6})?", given[0]) else math.nan
+    except ValueError:
+        value = math.nan
+    if len(given) > 1 or not 0 <= value <= most:
+        raise HubRefused(422, "message", f"{name} is a number from 0 to {most:g}, once", hint=_SEE)
+    return value
+
+
+def _upload_name(request: Request) -> str:
+    name = str(request.path_params["upload"])
+    if not _UPLOAD.fullmatch(name):
+        raise HubRefused(404, "upload", "there is no such upload", hint="Declare it: POST /v1/uploads.")
+    return name
+
+
+_LESS = "Send less at once."
+_LATER = "Try again later."
+_SEE = "See docs/hub.md."

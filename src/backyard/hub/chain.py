@@ -1,0 +1,68 @@
+"""Which blobs bring a member to the head, which are still needed, and what a mirror needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backyard.hub.log import Committed, Log, Replica
+from backyard.hub.messages import Step
+from backyard.hub.rounds import Lent
+
+_REPLICATED = ("founding", "layout", "course", "pool", "addresses")
+
+
+def last_base(versions: Sequence[Committed]) -> int:
+    """Its place in the sequence."""
+    return max(place for place, one in enumerate(versions) if one.base is not None)
+
+
+def kept_from(versions: Sequence[Committed]) -> int:
+    """The place from which on blobs are kept: the base before the last one, so that those who are a little
+    behind need no whole state."""
+    bases = [place for place, one in enumerate(versions) if one.base is not None]
+    return bases[-2] if len(bases) > 1 else bases[-1]
+
+
+def steps_after(versions: Sequence[Committed], after: int | None) -> tuple[Step, ...]:
+    """From a version, or from nothing. Deltas if they are there and no larger than a whole state."""
+    head = versions[-1].number
+    if after == head:
+        return ()
+    base_place = last_base(versions)
+    base = versions[base_place].base
+    assert base is not None
+    anew = (base, *(one.step for one in versions[base_place + 1 :]))
+    first = versions[kept_from(versions)].number
+    if after is None or not first <= after < head:
+        return anew
+    deltas = tuple(one.step for one in versions if one.number > after)
+    return deltas if sum(one.size for one in deltas) <= sum(one.size for one in anew) else anew
+
+
+def named_blobs(versions: Sequence[Committed]) -> set[str]:
+    """What the chain still needs."""
+    names: set[str] = set()
+    if versions:
+        for one in versions[kept_from(versions) :]:
+            names |= {one.step.sha256, (one.base or one.step).sha256}
+        head = versions[-1]
+        names |= {name for name in (head.momentum, head.feedback) if name is not None}
+    return names
+
+
+def replica_of(log: Log, after: int | None) -> Replica:
+    """What a mirror takes over. Updates that wait become leases, so that their samples return."""
+    found = log.read()
+    first = kept_from(found.versions) if found.versions else 0
+    waiting = [
+        Lent(one.update.lease, one.update.node, one.update.version, one.spans, 1.0, 0.0, 0.0)
+        for one in found.arrivals
+    ]
+    return Replica(
+        facts={name: found.facts[name] for name in _REPLICATED if name in found.facts},
+        members=tuple(found.members.values()),
+        grants=log.grants(),
+        leases=(*found.leases, *waiting),
+        versions=tuple(one for one in found.versions[first:] if after is None or one.number > after),
+        seen=found.seen,
+    )

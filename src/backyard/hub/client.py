@@ -1,0 +1,361 @@
+"""A member's side of the wire: signed questions, verified answers, and patience that says for whom it waits.
+
+An answer counts only if the hub's own key signed it for this very question. Whatever else comes back (a
+proxy's error page, a captive portal, silence) is as if the hub were away. Blobs are not signed: their hash is
+their name, so anybody may serve them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import msgspec
+
+from backyard import __version__
+from backyard.core.errors import HandshakeError, HubAway, HubError, HubRefused, ProtocolError
+from backyard.hub.courtesy import Pace
+from backyard.hub.messages import MOST_MESSAGE_BYTES, Problem, decode_message, encode_message
+from backyard.hub.pinning import context_for
+from backyard.hub.signing import sign_request, verify_response
+from backyard.identity.keys import NodeKey
+from backyard.identity.node_id import NodeId
+
+log = logging.getLogger("backyard.hub")
+logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every request would drown all others
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_CONNECT_S = 10.0
+_ANSWER_S = 30.0
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 20.0
+_SAY_AFTER_S = 10.0
+_READ_BYTES = 1 << 16
+_BUSY = (429, 503)
+
+
+class Waiting:
+    """Pauses that grow, and a word about them after ten seconds and then each minute."""
+
+    def __init__(
+        self,
+        whom: str,
+        say: Callable[[str], None],
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._whom, self._say, self._sleep, self._clock = whom, say, sleep, clock
+        self._began = clock()
+        self._said = self._began - 50.0
+        self._pause = _FIRST_PAUSE_S
+
+    @property
+    def waited_s(self) -> float:
+        return self._clock() - self._began
+
+    def note(self, why: str) -> None:
+        now = self._clock()
+        if now - self._began >= _SAY_AFTER_S and now - self._said >= 60.0:
+            self._said = now
+            self._say(f"waiting for {now - self._began:.0f} s for {self._whom}: {why}")
+
+    def pause(self, why: str, least_s: float = 0.0) -> None:
+        self.note(why)
+        # Drawn at random, so that a thousand members do not come back in the same moment.
+        self._sleep(max(least_s, self._pause * random.uniform(0.5, 1.0)))
+        self._pause = min(_LONGEST_PAUSE_S, 2 * self._pause)
+
+
+class HubClient:
+    """For one member. Not for two threads at once."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        hub: NodeId,
+        key: NodeKey,
+        *,
+        say: Callable[[str], None] = log.warning,
+        pace: Pace | None = None,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        if not addresses:
+            raise HubError("the hub has no address", hint="Ask for a new invite: `backyard invite`.")
+        self._addresses = [address.rstrip("/") for address in addresses]
+        self._hub, self._key = hub, key
+        self._pace = pace or Pace(0.0)
+        self._sleep, self._wall = sleep, wall
+        self._offset = 0.0  # of the hub's clock from ours, once it had to tell
+        self.say = say
+        self.sent_bytes = self.received_bytes = 0
+        self._transport = transport
+        self._lines: dict[str, httpx.Client] = {}  # by address
+
+    @property
+    def address(self) -> str:
+        """The one that answered last."""
+        return self._addresses[0]
+
+    def close(self) -> None:
+        while self._lines:
+            self._lines.popitem()[1].close()
+
+    def _line(self, address: str) -> httpx.Client:
+        """Connections to this address, whose server is known by the hub's key or by its certificate."""
+        if address not in self._lines:
+            verify: ssl.SSLContext | bool = True
+            url = httpx.URL(address)
+            if self._transport is None and url.scheme == "https":
+                verify = context_for(url.host, url.port or 443, self._hub, _CONNECT_S)
+            self._lines[address] = httpx.Client(
+                verify=verify,
+                transport=self._transport,
+                timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S),
+                headers={"user-agent": f"backyard/{__version__}"},
+                follow_redirects=False,
+                trust_env=self._transport is None,
+            )
+        return self._lines[address]
+
+    def _drop(self, address: str) -> None:
+        """What failed may be another server the next time."""
+        line = self._lines.pop(address, None)
+        if line is not None:
+            line.close()
+
+    def waiting(self, whom: str = "") -> Waiting:
+        return Waiting(whom or f"the hub at {self.address}", self.say, self._sleep)
+
+    # questions
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        body: msgspec.Struct | bytes = b"",
+        *,
+        query: Mapping[str, str | int | float] | None = None,
+        wait_s: float = 0.0,
+    ) -> T:
+        """Once, at each address until one answers. HubAway if none does; HubRefused with the hub's reason."""
+        data = body if isinstance(body, bytes) else encode_message(body)
+        away: HubAway | None = None
+        for address in list(self._addresses):
+            try:
+                answer = self._signed(address, method, path, query or {}, data, _ANSWER_S + wait_s)
+            except HubAway as error:
+                away = away or error
+                continue
+            self._addresses.sort(key=lambda one: one != address)
+            return _message(kind, answer)
+        assert away is not None
+        raise away
+
+    def patiently(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        body: msgspec.Struct | bytes = b"",
+        *,
+        query: Mapping[str, str | int | float] | None = None,
+        wait_s: float = 0.0,
+        patience_s: float | None = None,
+    ) -> T:
+        """However often it takes, within ``patience_s``: a hub that crashed comes back where it was."""
+        waiting = self.waiting()
+        while True:
+            try:
+                answer = self.ask(method, path, kind, body, query=query, wait_s=wait_s)
+            except HubAway as error:
+                if patience_s is not None and waiting.waited_s > patience_s:
+                    raise
+                waiting.pause(error.message)
+            except HubRefused as error:
+                if error.status not in _BUSY:
+                    raise
+                waiting.pause(error.message, error.retry_s)
+            else:
+                if waiting.waited_s > _SAY_AFTER_S + wait_s:
+                    log.info("the hub answers again after %.0f s", waiting.waited_s)
+                return answer
+
+    def _signed(
+        self,
+        address: str,
+        method: str,
+        path: str,
+        query: Mapping[str, str | int | float],
+        data: bytes,
+        timeout_s: float,
+    ) -> bytes:
+        for attempt in range(2):
+            url = httpx.URL(f"{address}{path}", params=dict(query) if query else None)
+            target = url.raw_path.decode("ascii")
+            line, _, asked = target.partition("?")
+            # A hub below a path of a proxy's is asked there, but signs what reaches it.
+            own = line.removeprefix(httpx.URL(address).path.rstrip("/"))
+            now = self._wall() + self._offset
+            headers = sign_request(self._key, method, own, asked, data, self._hub, now)
+            status, found, body = self._exchange(address, method, url, headers, data, timeout_s)
+            try:
+                verify_response(self._hub, status, found, body, headers)
+            except HubError as error:
+                raise HubAway(
+                    f"{address} answered {status}, and {error.message}",
+                    hint="See that the address leads to the hub; ask for a new invite if its key changed.",
+                ) from error
+            if status < 300:
+                return body
+            problem = decode_message(Problem, body)
+            if attempt == 0 and problem.kind == "clock" and problem.time:
+                self._offset = problem.time - self._wall()
+                log.info("this machine's clock is %.0f s from the hub's", -self._offset)
+                continue
+            raise HubRefused(
+                status,
+                problem.kind,
+                problem.message,
+                hint=problem.hint or None,
+                retry_s=problem.retry_s,
+                offset=problem.offset,
+            )
+        raise AssertionError("unreachable")
+
+    def _exchange(
+        self,
+        address: str,
+        method: str,
+        url: httpx.URL,
+        headers: Mapping[str, str],
+        data: bytes,
+        timeout_s: float,
+    ) -> tuple[int, dict[str, str], bytes]:
+        content = self._paced(data) if data else None
+        sizes = {"content-length": str(len(data))} if data else {}
+        try:
+            with self._line(address).stream(
+                method,
+                url,
+                headers={**headers, **sizes},
+                content=content,
+                timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
+            ) as response:
+                found = bytearray()
+                for part in response.iter_bytes(_READ_BYTES):
+                    found += part
+                    if len(found) > MOST_MESSAGE_BYTES:
+                        raise HubAway(f"{url.host} sends more than an answer may have")
+                self.received_bytes += len(found)
+                plain = {name.lower(): value for name, value in response.headers.items()}
+                return response.status_code, plain, bytes(found)
+        except (httpx.HTTPError, HandshakeError) as error:
+            self._drop(address)
+            raise HubAway(_why(url, error)) from error
+
+    def _paced(self, data: bytes) -> Iterator[bytes]:
+        portion = self._pace.portion
+        for first in range(0, len(data), portion):
+            part = data[first : first + portion]
+            delay = self._pace.delay(len(part), time.monotonic())
+            if delay:
+                self._sleep(delay)
+            self.sent_bytes += len(part)
+            yield part
+
+    # blobs
+
+    def fetch(self, sha256: str, size: int, target: Path) -> None:
+        """The blob as a file; goes on where an attempt before ended. HubError if its content is another's."""
+        draft = target.with_name(f"{target.name}.part")
+        waiting = self.waiting()
+        while True:
+            try:
+                self._fetch_once(sha256, size, draft)
+                break
+            except HubAway as error:
+                waiting.pause(error.message)
+                self._addresses.append(self._addresses.pop(0))
+        hasher = hashlib.sha256()
+        with draft.open("rb") as file:
+            while part := file.read(1 << 20):
+                hasher.update(part)
+        if hasher.hexdigest() != sha256:
+            draft.unlink()
+            raise HubError(
+                f"what came for the blob {sha256[:12]} has another content",
+                hint="Try again; if it repeats, something between here and the hub changes what it carries.",
+            )
+        draft.replace(target)
+
+    def fetch_bytes(self, sha256: str, most: int, folder: Path) -> bytes:
+        """A small blob whose size nobody said."""
+        target = folder / sha256
+        self.fetch(sha256, -most, target)
+        data = target.read_bytes()
+        target.unlink()
+        return data
+
+    def _fetch_once(self, sha256: str, size: int, draft: Path) -> None:
+        have = draft.stat().st_size if draft.exists() else 0
+        if size >= 0 and have == size and size:
+            return
+        most = abs(size)
+        url = httpx.URL(f"{self.address}/v1/blobs/{sha256}")
+        headers = {"accept-encoding": "identity"} | ({"range": f"bytes={have}-"} if have else {})
+        try:
+            with self._line(self.address).stream("GET", url, headers=headers) as response:
+                if response.status_code == 404:
+                    raise HubError(
+                        f"the hub does not have the blob {sha256[:12]} any more",
+                        hint="Join again: `backyard join --invite ...`.",
+                    )
+                if response.status_code not in (200, 206):
+                    raise HubAway(f"{url.host} answered {response.status_code} to a question for a blob")
+                resumed = response.status_code == 206 and have > 0
+                total = have if resumed else 0
+                with draft.open("ab" if resumed else "wb") as file:
+                    for part in response.iter_bytes(_READ_BYTES):
+                        total += len(part)
+                        if total > most:
+                            break
+                        file.write(part)
+                        self.received_bytes += len(part)
+        except (httpx.HTTPError, HandshakeError) as error:
+            self._drop(self.address)
+            raise HubAway(_why(url, error)) from error
+        if total > most:
+            draft.unlink()
+            raise HubError(f"the blob {sha256[:12]} is larger than was said", hint="Try again.")
+        if size >= 0 and total < size:
+            raise HubAway(f"{url.host} broke off after {total} of {size} bytes")
+
+
+def _message(kind: type[T], body: bytes) -> T:
+    try:
+        return decode_message(kind, body)
+    except ProtocolError as error:
+        raise HubError(
+            f"the hub's answer cannot be read: {error.message}",
+            hint="Install the same Backyard version as the hub's: pip install -U backyard",
+        ) from error
+
+
+def _why(url: httpx.URL, error: httpx.HTTPError | HandshakeError) -> str:
+    where = f"{url.host}:{url.port}" if url.port else url.host
+    if isinstance(error, HandshakeError):
+        return f"{where} is not the hub: {error.message}"
+    if isinstance(error, httpx.TimeoutException):
+        return f"{where} does not answer in time"
+    return f"{where} cannot be reached: {str(error) or type(error).__name__}"

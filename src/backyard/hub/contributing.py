@@ -1,0 +1,261 @@
+"""A member's loop: take the newest state, lease samples, hand over what training them changed, repeat.
+
+What was trained is kept until the hub has taken it: while the hub is away, or its line, or while this machine
+is to be quiet, the member waits and says for whom. It is dropped only if the chain has gone too far by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import torch
+
+from backyard.core.errors import HubError, HubRefused, RunError
+from backyard.core.units import format_size
+from backyard.hub.client import HubClient
+from backyard.hub.courtesy import Manners, is_metered
+from backyard.hub.messages import (
+    Course,
+    Declaration,
+    Description,
+    Head,
+    Layout,
+    Lease,
+    LeaseRequest,
+)
+from backyard.hub.uploads import hashed, push
+from backyard.hub.vectors import Form, add_vector, encode_vector
+
+log = logging.getLogger("backyard.hub")
+
+_POLL_S = 20.0
+_METERED_EVERY_S = 60.0
+# Of an update: the chain goes on without it, and so does its member.
+_DROPPED = ("stale", "lease-over", "lease-differs")
+_BLAMED = ("schema", "not-finite", "norm", "copy", "unlike", "held-out", "size")
+
+
+class Contributor:
+    """One member. ``folder`` is for files that are on their way; nothing in it outlives the process."""
+
+    def __init__(
+        self,
+        client: HubClient,
+        folder: Path,
+        *,
+        is_owner: bool = False,
+        manners: Manners | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        metered: Callable[[], bool] = is_metered,
+    ) -> None:
+        self._client, self._folder, self._is_owner = client, folder, is_owner
+        self._manners = manners or Manners()
+        self._sleep, self._ask_metered = sleep, metered
+        self._metered_at, self._metered = 0.0, False
+        self._description: Description | None = None
+        self._layout: Layout | None = None
+        self._version: int | None = None  # that the state is at
+        self._residual: torch.Tensor | None = None
+        self._lease: Lease | None = None
+        self._speed = 0.0
+        self.contributed = 0  # rounds
+        self.samples = 0
+
+    @property
+    def version(self) -> int | None:
+        return self._version
+
+    def begin(self, layout: Layout, course: Course, state: torch.Tensor) -> Lease | None:
+        """``state`` becomes the chain's; the first lease, None if the run is over."""
+        self._wait_politely()
+        self._description, self._layout = self.found(layout, course, state), layout
+        _compare(self._description, layout, course)
+        self._pull(state)
+        return self._next_lease(state)
+
+    def found(self, layout: Layout, course: Course, state: torch.Tensor) -> Description:
+        """The run, which has a model: the owner's ``state``, if there was none; others wait for it."""
+        known = self._client.patiently("GET", "/v1/run", Description)
+        if known.layout is not None:
+            return known
+        return self._push_base(known, layout, course, state) if self._is_owner else self._await_base()
+
+    def exchange(
+        self, change: torch.Tensor, state: torch.Tensor, *, samples: int, loss: float | None, speed: float
+    ) -> Lease | None:
+        """Hand over what the lease's samples changed; ``state`` becomes the next version's."""
+        assert self._lease is not None
+        self._speed = speed
+        self._wait_politely()
+        lease, self._lease = self._lease, None
+        taken = self._push(lease, change, samples, loss)
+        self._wait_politely()
+        if taken:
+            self.contributed += 1
+            self.samples += samples
+            self._await_newer(state)
+        else:
+            self._pull(state)
+        return self._next_lease(state)
+
+    def leave(self) -> None:
+        """Give back what was leased, so that others need not wait; never fails."""
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return
+        try:
+            self._client.ask("POST", "/v1/leave", Description)
+        except HubError as error:
+            log.info("the lease could not be given back: %s", error.message)
+
+    # the beginning
+
+    def _push_base(
+        self, description: Description, layout: Layout, course: Course, state: torch.Tensor
+    ) -> Description:
+        """Only the owner's weights can be the first."""
+        terms = description.terms
+        form = Form(layout.numel, terms.chunk, terms.base_codec, 0)
+        with tempfile.TemporaryDirectory(dir=self._folder) as room:
+            path = Path(room) / "base"
+            with path.open("wb") as file:
+                encode_vector(file, state, form)
+            sha256, size = hashed(path)
+            log.warning("this machine's model is where the run begins (%s)", format_size(size))
+            declaration = Declaration(kind="base", sha256=sha256, size=size, layout=layout, course=course)
+            push(self._client, declaration, path)
+        return self._client.patiently("GET", "/v1/run", Description)
+
+    def _await_base(self) -> Description:
+        waiting = self._client.waiting("the hub's owner, whose model the run begins with")
+        while True:
+            waiting.pause("it is not there yet")
+            found = self._client.patiently("GET", "/v1/run", Description)
+            if found.layout is not None:
+                return found
+
+    # the chain
+
+    def _pull(self, state: torch.Tensor, wait_s: float = 0.0) -> Head:
+        """To the newest version that there is."""
+        query: dict[str, str | int | float] = {} if self._version is None else {"after": self._version}
+        if wait_s:
+            query["wait"] = wait_s
+        head = self._client.patiently("GET", "/v1/head", Head, query=query, wait_s=wait_s)
+        assert self._description is not None
+        assert self._layout is not None
+        for step in head.steps:
+            form = Form(self._layout.numel, self._description.terms.chunk, step.codec, step.version)
+            if step.size > form.most_bytes:
+                raise HubError(f"version {step.version} is larger than it can be", hint="Join again.")
+            with tempfile.TemporaryDirectory(dir=self._folder) as room:
+                path = Path(room) / step.sha256
+                self._client.fetch(step.sha256, step.size, path)
+                add_vector(path, form, state, is_base=step.kind == "base")
+            self._version = step.version
+        return head
+
+    def _await_newer(self, state: torch.Tensor) -> None:
+        """Until there is a version after the one that we began from, or the run is over."""
+        waiting = self._client.waiting("the others of this round")
+        before = self._version
+        while True:
+            head = self._pull(state, _POLL_S)
+            if self._version != before or head.finished:
+                return
+            waiting.note(head.waits_for or "the round is not closed yet")
+
+    def _next_lease(self, state: torch.Tensor) -> Lease | None:
+        waiting = self._client.waiting("samples to train")
+        while True:
+            assert self._version is not None
+            request = LeaseRequest(samples_per_s=self._speed, version=self._version)
+            try:
+                self._lease = self._client.patiently("POST", "/v1/leases", Lease, request)
+            except HubRefused as error:
+                if error.kind == "finished":
+                    return None
+                if error.kind not in ("behind", "delivered", "all-lent", "no-base"):
+                    raise
+                if error.kind != "behind":
+                    waiting.pause(error.message, error.retry_s)
+                self._pull(state)
+                continue
+            return self._lease
+
+    # handing over
+
+    def _push(self, lease: Lease, change: torch.Tensor, samples: int, loss: float | None) -> bool:
+        """Whether the hub took it."""
+        assert self._description is not None
+        terms = self._description.terms
+        form = Form(change.numel(), terms.chunk, terms.codec, lease.version)
+        residual = torch.zeros_like(change) if self._residual is None else self._residual.clone()
+        with tempfile.TemporaryDirectory(dir=self._folder) as room:
+            path = Path(room) / "update"
+            with path.open("wb") as file:
+                encode_vector(file, change, form, residual)
+            sha256, size = hashed(path)
+            declaration = Declaration(
+                sha256=sha256,
+                size=size,
+                lease=lease.id,
+                version=lease.version,
+                samples=min(samples, lease.samples),
+                loss=loss,
+            )
+            try:
+                progress = push(self._client, declaration, path)
+            except HubRefused as error:
+                if error.kind not in (*_DROPPED, *_BLAMED):
+                    raise
+                log.warning("what was trained in this round does not count: %s", error.message)
+                return False
+        self._residual = residual
+        if progress.clipped < 1.0:
+            log.warning(
+                "the hub scaled this update by %.2g: it was larger than the others'", progress.clipped
+            )
+        return True
+
+    # manners
+
+    def _wait_politely(self) -> None:
+        waiting = self._client.waiting("a better time")
+        while True:
+            now = time.monotonic()
+            if self._manners.metered == "wait" and now - self._metered_at > _METERED_EVERY_S:
+                self._metered_at, self._metered = now, self._ask_metered()
+            why, again_s = self._manners.reason_to_wait(datetime.now().astimezone(), metered=self._metered)
+            if not why:
+                return
+            waiting.note(why)
+            self._sleep(again_s)
+
+
+def _compare(description: Description, layout: Layout, course: Course) -> None:
+    """RunError unless this machine made the model that the hub has, and reads the samples in its order."""
+    theirs, mine = description.layout, layout
+    hint = "Run the files of the invite unchanged, with the versions of packages that the hub's owner has."
+    assert theirs is not None
+    for one, other in zip(theirs.entries, mine.entries, strict=False):
+        if one != other:
+            raise RunError(
+                f"the hub's model has {one.name} {list(one.shape)} {one.dtype} where this one has "
+                f"{other.name} {list(other.shape)} {other.dtype}",
+                hint=hint,
+            )
+    if len(theirs.entries) != len(mine.entries):
+        raise RunError(
+            f"the hub's model has {len(theirs.entries)} tensors, this one {len(mine.entries)}", hint=hint
+        )
+    if description.course != course:
+        raise RunError(
+            f"the hub's run is over {description.course}, this machine's over {course}",
+            hint="Give every machine the same data set, seed and batch size.",
+        )

@@ -1,0 +1,142 @@
+"""A backup hub: it mirrors the chain, serves it to anybody, and takes over by the owner's word.
+
+A mirror asks the hub for what the log holds, fetches the blobs that it names, and only then writes its own
+log: it is always some whole state that the hub had. It has a key of its own. When the owner signs that it
+succeeds the hub, it goes on from there; updates that waited for their round are trained again.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from backyard.core.decoding import decode
+from backyard.core.errors import HubError, ProtocolError
+from backyard.hub.blobs import sync
+from backyard.hub.chain import named_blobs
+from backyard.hub.client import HubClient
+from backyard.hub.founding import FOLLOWS, SUCCEEDS, Founding, hub_blobs, hub_key
+from backyard.hub.log import Changes, Log, Replica, change, read_fact
+from backyard.hub.messages import Code, Head, decode_message
+from backyard.identity.keys import NodeKey, verify_signature
+from backyard.identity.node_id import NodeId
+from backyard.identity.private_file import private_directory
+
+PREFIX = "backyard-succession:"
+_MOST_BLOB = 1 << 42
+_SIGNATURE = 64
+logger = logging.getLogger(__name__)
+
+
+class Succession(msgspec.Struct, frozen=True, array_like=True):
+    """The owner's word that one hub goes on for another."""
+
+    hub: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    successor: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    time: Annotated[int, Meta(ge=0, le=1 << 40)]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Succession)
+
+
+def make_succession(owner: NodeKey, hub: NodeId, successor: NodeId, time: int) -> str:
+    data = _encoder.encode(Succession(hub.raw, successor.raw, time))
+    return PREFIX + base64.urlsafe_b64encode(owner.sign(PREFIX.encode() + data) + data).decode()
+
+
+def read_succession(text: str, owner: NodeId) -> Succession:
+    """HubError unless this owner signed it."""
+    try:
+        data = base64.b64decode(text.strip().removeprefix(PREFIX), altchars=b"-_", validate=True)
+        signature, told = data[:_SIGNATURE], data[_SIGNATURE:]
+        if verify_signature(owner, signature, PREFIX.encode() + told):
+            return decode(_decoder, told, "the word cannot be read")
+    except (ValueError, ProtocolError) as error:
+        raise HubError("this is not an owner's word about a hub", hint=_COPY_AGAIN) from error
+    raise HubError("the owner of the run has not signed this", hint=_COPY_AGAIN)
+
+
+class Mirror:
+    """Of one hub, in a directory of its own. For one thread."""
+
+    def __init__(self, directory: Path, client: HubClient, hub: NodeId) -> None:
+        self._client, self._hub = client, hub
+        self._log = Log(private_directory(directory))
+        self._blobs = hub_blobs(directory)
+        self._folder = private_directory(directory / "uploads")
+        hub_key(directory)
+
+    def close(self) -> None:
+        self._log.close()
+
+    def follow(self, wait_s: float) -> int | None:
+        """Wait for a newer version, then take over all that is new. The version that is mirrored now."""
+        versions = self._log.read().versions
+        if versions:
+            query: dict[str, int | float] = {"after": versions[-1].number, "wait": wait_s}
+            self._client.ask("GET", "/v1/head", Head, query=query, wait_s=wait_s)
+        after = {"after": versions[-1].number} if versions else {}
+        replica = self._client.ask("GET", "/v1/replica", Replica, query=after)
+        known = [*versions, *replica.versions]
+        needed = named_blobs(known) if known else set()
+        for name in sorted(needed | self._code_blobs(replica)):
+            self._fetch(name)
+        self._write(replica)
+        gone = {name for name in self._blobs.names() if name not in needed | self._code_blobs(replica)}
+        self._blobs.remove_all(gone)
+        return known[-1].number if known else None
+
+    def _code_blobs(self, replica: Replica) -> set[str]:
+        founding = read_fact(replica.facts, "founding", Founding)
+        if founding is None:
+            raise HubError("the hub's answer does not say what the run is", hint="Update both machines.")
+        if founding.code is None:
+            return set(founding.kept)
+        self._fetch(founding.code)
+        code = decode_message(Code, self._blobs.path(founding.code).read_bytes())
+        return {founding.code, code.manifest, *code.contents, *founding.kept}
+
+    def _fetch(self, name: str) -> None:
+        if self._blobs.has(name):
+            return
+        target = self._folder / f"mirror-{name}"
+        self._client.fetch(name, -_MOST_BLOB, target)
+        with target.open("rb+") as file:
+            sync(file.fileno())
+        self._blobs.adopt(target, name)
+
+    def _write(self, replica: Replica) -> None:
+        changes: Changes = [change(Log.set_fact, name, value) for name, value in replica.facts.items()]
+        changes.append(change(Log.set_fact, FOLLOWS, self._hub.raw))
+        changes.append(Log.clear_for_replica)
+        changes += [change(Log.put_member, one) for one in replica.members]
+        changes += [change(Log.put_grant, one) for one in replica.grants]
+        changes += [change(Log.put_lease, one) for one in replica.leases]
+        changes += [change(Log.put_seen, one) for one in replica.seen]
+        changes += [change(Log.put_version, one) for one in replica.versions]
+        self._log.transact(changes)
+
+
+def take_over(directory: Path, word: str) -> None:
+    """The mirror in this directory becomes the run's hub. HubError unless the owner said so, of this one."""
+    log = Log(directory)
+    try:
+        facts = log.read().facts
+        founding, follows = read_fact(facts, "founding", Founding), facts.get(FOLLOWS)
+        if founding is None or follows is None:
+            raise HubError(f"there is no mirror in {directory}", hint="Run `backyard hub follow` first.")
+        said = read_succession(word, NodeId.parse(founding.owner))
+        if (said.hub, said.successor) != (follows, hub_key(directory).id.raw):
+            raise HubError("the owner's word is about other hubs", hint=_COPY_AGAIN)
+        log.transact([change(Log.set_fact, SUCCEEDS, word.strip().encode())])
+    finally:
+        log.close()
+
+
+_COPY_AGAIN = "Copy the whole line that the owner's machine printed."

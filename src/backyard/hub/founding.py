@@ -1,0 +1,110 @@
+"""How a hub comes to be: a directory with its key, its log and its blobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from backyard.core.errors import HubError
+from backyard.hub.blobs import Blobs
+from backyard.hub.invites import Invite, make_invite
+from backyard.hub.log import Log, change, read_fact
+from backyard.hub.messages import Name, NodeText, Role, Sha256, Terms
+from backyard.identity.keys import NodeKey
+from backyard.identity.node_id import NodeId
+from backyard.identity.private_file import private_directory
+
+KEY_FILE = "hub.key"
+FOLLOWS, SUCCEEDS = "follows", "succeeds"  # facts of a mirror, and of one that took over
+_LOSSLESS = ("fp32", "fp32+zlib")
+
+
+class Founding(msgspec.Struct, frozen=True, kw_only=True):
+    """What never changes."""
+
+    name: Name
+    owner: NodeText
+    terms: Terms = Terms()
+    code: Sha256 | None = None
+    kept: tuple[Sha256, ...] = ()  # blobs that belong to the code
+
+
+def found_hub(
+    directory: Path,
+    name: str,
+    owner: NodeId,
+    terms: Terms,
+    *,
+    code: str | None = None,
+    kept: Sequence[str] = (),
+) -> None:
+    """Put the code's blobs there first (`Blobs.put`). HubError if there is a hub already."""
+    if terms.base_codec not in _LOSSLESS:
+        raise HubError(
+            f"a base in {terms.base_codec} would differ from the chain", hint="Use fp32 for `base_codec`."
+        )
+    private_directory(directory)
+    log = Log(directory)
+    try:
+        if is_founded(log):
+            raise HubError(
+                f"there is a hub in {directory} already", hint="Start it as it is, or name another directory."
+            )
+        founding = Founding(name=name, owner=str(owner), terms=terms, code=code, kept=tuple(kept))
+        checked = msgspec.convert(msgspec.to_builtins(founding), Founding)
+        log.transact([change(Log.set_fact, "founding", checked)])
+    except msgspec.ValidationError as error:
+        raise HubError(
+            f"a hub cannot be founded like this: {error}", hint="Correct what the sentence names."
+        ) from error
+    finally:
+        log.close()
+
+
+def is_founded(log: Log) -> bool:
+    return read_fact(log.read().facts, "founding", Founding) is not None
+
+
+def has_hub(directory: Path) -> bool:
+    log = Log(private_directory(directory))
+    try:
+        return is_founded(log)
+    finally:
+        log.close()
+
+
+def hub_key(directory: Path) -> NodeKey:
+    """The key that invites pin: the hub's own, not its machine's."""
+    return NodeKey.load_or_create(private_directory(directory) / KEY_FILE)
+
+
+def hub_blobs(directory: Path) -> Blobs:
+    return Blobs(directory / "blobs")
+
+
+def invite_to(
+    directory: Path,
+    addresses: Sequence[str],
+    *,
+    role: Role = "friend",
+    uses: int = 1,
+    valid_s: float = 7 * 86400,
+) -> Invite:
+    """A new invite to the hub in this directory; it may be running."""
+    log = Log(directory)
+    try:
+        founding = read_fact(log.read().facts, "founding", Founding)
+        if founding is None:
+            raise HubError(f"there is no hub in {directory}", hint="Found one with `backyard hub up`.")
+        expires = int(time.time() + valid_s)
+        invite, grant = make_invite(
+            tuple(addresses), hub_key(directory).id, founding.name, role=role, uses=uses, expires=expires
+        )
+        kept = msgspec.msgpack.encode(addresses)
+        log.transact([change(Log.put_grant, grant), change(Log.set_fact, "addresses", kept)])
+        return invite
+    finally:
+        log.close()

@@ -1,0 +1,283 @@
+"""Uploads: pieces into a file, the file through admission, and what passed to the round.
+
+A partial file is named by who sends what, so that the same declaration finds it again, also after the hub
+began anew. It becomes a blob only when its content has the declared hash and passed every check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from backyard.core.errors import HubError, HubRefused, ProtocolError
+from backyard.hub import rounds
+from backyard.hub.admission import Verdict, after_acceptance, judge_copy, judge_norm, usual_norm
+from backyard.hub.blobs import FREE_SPACE_HINT, hash_file, sync
+from backyard.hub.finishing import Figures
+from backyard.hub.log import Arrival, Log, Seen, change
+from backyard.hub.messages import PIECE_BYTES, Declaration, Layout, Progress, Step, check_layout
+from backyard.hub.pool import trained
+from backyard.hub.rounds import Delivered, behind, weight_of
+from backyard.hub.service import Hub
+
+logger = logging.getLogger(__name__)
+_MOST_UPLOADS = 20_000
+_MOST_BASE_BYTES = 1 << 42
+_ABANDONED_S = 86_400.0
+_KEPT_SEEN = 1024
+# The optional check of an update that is about to count: the file and the version it begins from.
+HeldOut = Callable[[Path, int], Verdict]
+
+
+class _Upload:
+    def __init__(self, node: str, declared: Declaration, path: Path) -> None:
+        self.node, self.declared, self.path = node, declared, path
+        self.lock = asyncio.Lock()
+        self.done: Progress | None = None
+
+    def offset(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
+
+
+class Intake:
+    """Of one hub."""
+
+    def __init__(self, hub: Hub, held_out: HeldOut | None = None) -> None:
+        self._hub, self._held_out = hub, held_out
+        self._directory = hub.directory / "uploads"
+        self._directory.mkdir(exist_ok=True)
+        for file in self._directory.iterdir():
+            if hub.clock() - file.stat().st_mtime > _ABANDONED_S:
+                file.unlink(missing_ok=True)
+        self._uploads: dict[str, _Upload] = {}
+
+    async def declare(self, node: str, declared: Declaration) -> Progress:
+        name = _name(node, declared)
+        found = self._uploads.get(name)
+        if found is not None and found.done is not None:
+            return found.done
+        if any(one.lease == declared.lease and one.sha256 == declared.sha256 for one in self._hub.seen):
+            # It counts already: the answer was lost, and the hub began anew since.
+            return Progress(id=name, offset=declared.size, size=declared.size, accepted=True)
+        if declared.kind == "base":
+            self._check_base(node, declared)
+        else:
+            await self._check_update(node, declared)
+        if declared.lease is not None:
+            await self._hub.step(rounds.Heard(declared.lease))
+        if found is None:
+            self._forget_some()
+            found = self._uploads[name] = _Upload(node, declared, self._directory / name)
+        return _progress(name, found)
+
+    def progress(self, node: str, name: str) -> Progress:
+        return _progress(name, self._find(node, name))
+
+    async def append(self, node: str, name: str, offset: int, data: bytes) -> Progress:
+        """A piece. Again after a lost answer is harmless; a wrong place is refused with the right one."""
+        upload = self._find(node, name)
+        async with upload.lock:
+            if upload.done is not None:
+                return upload.done
+            here, size = upload.offset(), upload.declared.size
+            if offset > here or offset + len(data) > size or len(data) > PIECE_BYTES:
+                said = f"a piece of {len(data)} bytes at {offset} does not continue {here} of {size} bytes"
+                raise HubRefused(409, "offset", said, hint="Go on at the offset that is given.", offset=here)
+            if upload.declared.lease is not None:
+                await self._hub.step(rounds.Heard(upload.declared.lease))
+            fresh = data[here - offset :]
+            try:
+                await asyncio.to_thread(_append, upload.path, fresh, offset + len(data) == size)
+            except OSError as error:
+                said = f"the hub's disk failed: {error.strerror or error}"
+                raise HubRefused(503, "disk", said, hint=FREE_SPACE_HINT, retry_s=5.0) from error
+            if upload.offset() == size:
+                await self._finish(name, upload)
+            return _progress(name, upload)
+
+    async def _finish(self, name: str, upload: _Upload) -> None:
+        declared = upload.declared
+        try:
+            if await asyncio.to_thread(hash_file, upload.path) != declared.sha256:
+                said = "what arrived has another hash than what was declared"
+                raise HubRefused(422, "digest", said, hint="Declare it and send it again.")
+            if declared.kind == "base":
+                upload.done = await self._take_base(name, upload)
+            else:
+                upload.done = await self._take_update(name, upload)
+        except HubRefused as error:
+            if error.status == 409:
+                await self._hub.note(upload.node, error.kind, error.message)
+            if error.status != 503:
+                upload.path.unlink(missing_ok=True)
+                del self._uploads[name]
+            raise
+        except HubError as error:
+            raise HubRefused(503, "disk", error.message, hint=error.hint, retry_s=5.0) from error
+
+    async def _take_base(self, name: str, upload: _Upload) -> Progress:
+        declared, hub = upload.declared, self._hub
+        assert declared.layout is not None
+        assert declared.course is not None
+        try:
+            await asyncio.to_thread(_check_state, upload.path, declared.layout, hub)
+        except ProtocolError as error:
+            raise HubRefused(422, "schema", error.message, hint=error.hint) from error
+        await asyncio.to_thread(hub.blobs.adopt, upload.path, declared.sha256)
+        from backyard.hub.commits import first_version
+
+        step = Step("base", 0, declared.sha256, declared.size, hub.founding.terms.base_codec)
+        await hub.found(first_version(step, hub.clock()), declared.layout, declared.course)
+        return Progress(id=name, offset=declared.size, size=declared.size, accepted=True)
+
+    async def _take_update(self, name: str, upload: _Upload) -> Progress:
+        declared, hub, node = upload.declared, self._hub, upload.node
+        member = hub.member(node)
+        figures = await self._measured(node, upload.path, declared.version)
+        norm = figures.norm / math.sqrt(max(1, declared.samples))
+        seen_before = hub.seen
+        verdict = await asyncio.to_thread(judge_copy, node, declared.sha256, figures.sketch, seen_before)
+        if not verdict.kind:
+            verdict = judge_norm(norm, usual_norm(hub.seen), hub.founding.terms)
+        if not verdict.kind and self._held_out is not None:
+            held = await asyncio.to_thread(self._held_out, upload.path, declared.version)
+            verdict = held if held.kind else verdict
+        if verdict.kind:
+            await self._refuse(node, verdict.kind, verdict.reason)
+        lent = hub.state.lent.get(declared.lease or "")
+        if lent is None or lent.node != node:
+            raise HubRefused(409, "lease-over", "the lease of this update is over", hint=_BEGIN_AGAIN)
+        await asyncio.to_thread(hub.blobs.adopt, upload.path, declared.sha256)
+        update = Delivered(name, node, lent.id, declared.version, declared.samples, declared.trained)
+        seen = Seen(
+            node=node,
+            lease=lent.id,
+            sha256=declared.sha256,
+            norm=norm * verdict.scale,
+            sketch=figures.sketch,
+        )
+        arrival = Arrival(
+            update=update,
+            sha256=declared.sha256,
+            size=declared.size,
+            spans=declared.trained or trained(lent.spans, declared.samples),
+            norm=norm,
+            scale=verdict.scale,
+            sketch=figures.sketch,
+            loss=declared.loss,
+        )
+        after = after_acceptance(member, declared.samples)
+        weight = declared.samples * weight_of(behind(hub.state, declared.version))
+        hub.arrivals[name] = arrival
+        try:
+            changes = [
+                change(Log.put_arrival, arrival),
+                change(Log.put_member, after),
+                change(Log.put_seen, seen),
+            ]
+            await hub.step(rounds.Arrived(update), changes)
+        except HubRefused:
+            hub.arrivals.pop(name, None)
+            hub.blobs.remove(declared.sha256)
+            raise
+        hub.members[node] = after
+        hub.seen = [*hub.seen[-_KEPT_SEEN:], seen]
+        size = declared.size
+        return Progress(id=name, offset=size, size=size, accepted=True, weight=weight, clipped=verdict.scale)
+
+    async def _measured(self, node: str, path: Path, version: int) -> Figures:
+        finisher = await self._hub.finisher()
+        try:
+            return await asyncio.to_thread(finisher.measure, path, version)
+        except ProtocolError as error:
+            kind = "not-finite" if "finite" in error.message or "scale" in error.message else "schema"
+            await self._refuse(node, kind, error.message)
+            raise AssertionError from error  # refused above
+
+    async def _refuse(self, node: str, kind: str, reason: str, status: int = 422) -> None:
+        """Always HubRefused."""
+        if await self._hub.refuse(node, kind, reason):
+            reason += "; this machine is in quarantine now"
+        raise HubRefused(status, kind, f"the update was refused: {reason}", hint=_BEGIN_AGAIN)
+
+    def _check_base(self, node: str, declared: Declaration) -> None:
+        if self._hub.member(node).role != "owner":
+            raise HubRefused(403, "role", "only the owner may push the base", hint="Ask the owner to start.")
+        if self._hub.version is not None:
+            raise HubRefused(409, "base-there", "the run has its base already", hint="Pull it: GET /v1/head.")
+        if declared.layout is None or declared.course is None or declared.size > _MOST_BASE_BYTES:
+            raise HubRefused(422, "schema", "a base comes with its layout and course", hint=_SAME_VERSION)
+        try:
+            check_layout(declared.layout)
+        except HubError as error:
+            raise HubRefused(422, "schema", error.message, hint=error.hint) from error
+
+    async def _check_update(self, node: str, declared: Declaration) -> None:
+        self._hub.member(node)
+        lent = self._hub.state.lent.get(declared.lease or "")
+        if lent is None:
+            said = "the lease of this update is over"
+            await self._hub.note(node, "lease-over", said)
+            raise HubRefused(409, "lease-over", said, hint=_BEGIN_AGAIN)
+        if lent.node != node:
+            await self._refuse(node, "forged", "it was sent for another member's lease", 403)
+        if declared.version != lent.version or not 0 < declared.samples <= lent.samples:
+            said = f"the lease is for {lent.samples} samples from version {lent.version}"
+            await self._hub.note(node, "lease-differs", said)
+            raise HubRefused(409, "lease-differs", said, hint=_BEGIN_AGAIN)
+        most = (await self._hub.finisher()).most_bytes()
+        if declared.size > most:
+            await self._refuse(node, "size", f"it has {declared.size} bytes, {most} are possible", 413)
+
+    def _find(self, node: str, name: str) -> _Upload:
+        found = self._uploads.get(name)
+        if found is None or found.node != node:
+            raise HubRefused(404, "upload", "there is no such upload", hint="Declare it: POST /v1/uploads.")
+        return found
+
+    def _forget_some(self) -> None:
+        """Those that are done, and those whose lease is over: their files go."""
+        if len(self._uploads) < _MOST_UPLOADS and len(self._uploads) <= 2 * len(self._hub.members) + 16:
+            return
+        for name, upload in list(self._uploads.items()):
+            if upload.declared.lease is not None and upload.declared.lease not in self._hub.state.lent:
+                upload.path.unlink(missing_ok=True)
+                del self._uploads[name]
+
+
+def _name(node: str, declared: Declaration) -> str:
+    told = f"{node} {declared.kind} {declared.lease} {declared.sha256} {declared.size}"
+    return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+
+def _progress(name: str, upload: _Upload) -> Progress:
+    if upload.done is not None:
+        return upload.done
+    return Progress(id=name, offset=upload.offset(), size=upload.declared.size)
+
+
+def _append(path: Path, data: bytes, is_last: bool) -> None:
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        if is_last:
+            sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_state(path: Path, layout: Layout, hub: Hub) -> None:
+    from backyard.hub.commits import check_base
+
+    check_base(path, layout, hub.founding.terms)
+
+
+_BEGIN_AGAIN = "Pull the head, take a new lease and begin again."
+_SAME_VERSION = "Install the same Backyard version as the hub's."

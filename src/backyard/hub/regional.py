@@ -1,0 +1,199 @@
+"""A regional hub: a member of its parent that trains by its own members.
+
+It leases samples from its parent, deals them out, merges what its members push into one update with the sum
+of their samples, and passes that up. Its chain is its parent's, version by version, and it serves the blobs
+onward. So a parent's traffic is bounded by its regions, and a leaf's is the same as with a hub of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from backyard.core.errors import HubAway, HubError, HubRefused
+from backyard.hub import rounds
+from backyard.hub.blobs import Blobs, sync
+from backyard.hub.client import HubClient
+from backyard.hub.commits import OuterStep, mean_loss
+from backyard.hub.finishing import Closed, Merged
+from backyard.hub.founding import found_hub, hub_blobs
+from backyard.hub.log import Committed
+from backyard.hub.merging import Outer, merged_chunk, take_outer_step
+from backyard.hub.messages import (
+    Code,
+    Declaration,
+    Description,
+    Head,
+    Layout,
+    Lease,
+    LeaseRequest,
+    Step,
+    Terms,
+    decode_message,
+)
+from backyard.hub.service import Hub
+from backyard.hub.uploads import push
+from backyard.identity.node_id import NodeId
+
+_POLL_S = 20.0
+_PAUSE_S = 2.0
+_MOST_BLOB = 1 << 42
+_SHORTER = 0.7  # of the parent's round: the region's own must fit into it
+logger = logging.getLogger(__name__)
+
+
+class Parent:
+    """The parent as a region sees it. Every method blocks."""
+
+    def __init__(self, client: HubClient, blobs: Blobs, folder: Path) -> None:
+        self._client, self._blobs, self._folder = client, blobs, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.lease: Lease | None = None
+
+    def describe(self) -> Description:
+        return self._client.patiently("GET", "/v1/run", Description)
+
+    def steps(self, after: int | None, wait: float = 0.0) -> tuple[Step, ...]:
+        """Of the chain, with their blobs here."""
+        query: dict[str, int | float] = {"wait": wait} | ({} if after is None else {"after": after})
+        head = self._client.patiently("GET", "/v1/head", Head, query=query, wait_s=wait)
+        for step in head.steps:
+            self.fetch(step.sha256, step.size)
+        return head.steps
+
+    def take_lease(self, rate: float, version: int) -> Lease:
+        message = LeaseRequest(samples_per_s=rate, version=version)
+        self.lease = self._client.patiently("POST", "/v1/leases", Lease, message)
+        return self.lease
+
+    def push(self, declaration: Declaration) -> None:
+        push(self._client, declaration, self._blobs.path(declaration.sha256))
+
+    def fetch(self, name: str, size: int = -_MOST_BLOB) -> None:
+        if self._blobs.has(name):
+            return
+        target = self._folder / f"parent-{name}"
+        self._client.fetch(name, size, target)
+        with target.open("rb+") as file:
+            sync(file.fileno())
+        self._blobs.adopt(target, name)
+
+
+class PassUp(OuterStep):
+    """What a region does with a closed round. What the codec loses is added to the next update."""
+
+    def __init__(self, blobs: Blobs, terms: Terms, layout: Layout, parent: Parent) -> None:
+        super().__init__(blobs, terms, layout)
+        self._parent = parent
+        self._feedback: str | None = None
+
+    def finish(self, closed: Closed) -> Merged:
+        lease = self._parent.lease
+        inputs, parts, refused = self.inputs(closed)
+        if not inputs or lease is None or lease.version != closed.head.number:
+            return Merged((), (), refused)
+        trim = self._terms.trim if any(one.node in closed.strangers for one in parts) else None
+        outcome = take_outer_step(  # without momentum and with this rate it is the mean itself
+            self._blobs,
+            self._form(self._terms.codec, lease.version),
+            lambda index: merged_chunk(inputs, index, trim),
+            Outer(None, self._blob(self._feedback)),
+            -1.0,
+            0.0,
+            self._pool,
+        )
+        declaration = Declaration(
+            sha256=outcome.step.sha256,
+            size=outcome.step.size,
+            lease=lease.id,
+            version=lease.version,
+            samples=sum(one.samples for one in parts),
+            trained=tuple(sorted(span for one in parts for span in one.spans)),
+            loss=mean_loss(parts),
+        )
+        self._blobs.remove(outcome.momentum)
+        try:
+            self._parent.push(declaration)
+        except HubRefused as error:
+            logger.warning("the parent refused the region's update: %s", error.message)
+        finally:
+            self._blobs.remove(outcome.step.sha256)
+        if self._feedback is not None and self._feedback != outcome.feedback:
+            self._blobs.remove(self._feedback)
+        self._feedback = outcome.feedback
+        steps: tuple[Step, ...] = ()
+        while not steps:
+            steps = self._parent.steps(closed.head.number, _POLL_S)
+        first, *others = mirrored(self._parent, steps, self._terms.base_every, closed.time)
+        counted = msgspec.structs.replace(
+            first, members=len(parts), samples=declaration.samples, loss=declaration.loss
+        )
+        return Merged((counted, *others), parts, refused)
+
+
+def mirrored(parent: Parent, steps: Sequence[Step], base_every: int, time: float) -> list[Committed]:
+    """The parent's steps as versions of the region's chain, with a base wherever the parent has one."""
+    found = []
+    for step in steps:
+        base = step if step.kind == "base" else None
+        if base is None and step.version % base_every == 0:
+            whole = parent.steps(None)
+            base = whole[0] if whole and whole[0].version == step.version else None
+        found.append(
+            Committed(number=step.version, step=step, base=base, time=time, rule="the parent's version")
+        )
+    return found
+
+
+def found_region(directory: Path, parent: Parent, description: Description, owner: NodeId) -> None:
+    """A hub in this directory with the parent's run and code."""
+    kept: tuple[str, ...] = ()
+    if description.code is not None:
+        parent.fetch(description.code)
+        code = decode_message(Code, hub_blobs(directory).path(description.code).read_bytes())
+        kept = (code.manifest, *code.contents)
+        for name in kept:
+            parent.fetch(name)
+    terms = msgspec.structs.replace(description.terms, round_s=_SHORTER * description.terms.round_s)
+    found_hub(directory, description.name, owner, terms, code=description.code, kept=kept)
+
+
+async def run_region(hub: Hub, parent: Parent) -> None:
+    """For as long as the run goes on: sync, lease, deal out, and let the rounds pass up what they make."""
+    while (description := await asyncio.to_thread(parent.describe)).layout is None:
+        await asyncio.sleep(_PAUSE_S)
+    assert description.course is not None
+    while True:
+        try:
+            await _sync(hub, parent, description)
+            assert hub.version is not None
+            version, batch = hub.version, description.course.batch
+            terms = description.terms
+            usual = sum(hub.state.usual.values()) or terms.first_batches * batch
+            lease = await asyncio.to_thread(parent.take_lease, usual / terms.round_s, version)
+            await hub.step(rounds.Supplied(lease.spans))
+            await hub.newer(version, lease.void_s)
+        except HubRefused as error:
+            if error.kind == "finished":
+                await _sync(hub, parent, description)
+                await hub.step(rounds.Ended())
+                return
+            await asyncio.sleep(max(error.retry_s, 0.1))
+        except (HubAway, HubError) as error:
+            logger.warning("%s", error.message)
+            await asyncio.sleep(_PAUSE_S)
+
+
+async def _sync(hub: Hub, parent: Parent, description: Description) -> None:
+    """The parent's head becomes the region's, if the region is behind."""
+    assert description.layout is not None
+    assert description.course is not None
+    steps = await asyncio.to_thread(parent.steps, hub.version)
+    if steps and not hub.state.closing:
+        every = description.terms.base_every
+        versions = await asyncio.to_thread(mirrored, parent, steps, every, hub.clock())
+        await hub.adopt(versions, description.layout, description.course)

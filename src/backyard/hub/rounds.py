@@ -1,0 +1,405 @@
+"""Who trains on which samples, whose update counts, and when a round closes. Pure: (state, event, now) -> ...
+
+A round begins when a version is committed. Members take leases: spans of the order that is a pure function
+of seed and epoch, as many as fit the round's time at their measured speed. A round closes when everybody
+whose lease is not overdue has delivered, or a quorum has and the grace window has passed. A lease stays good
+for some versions more: late updates count less. Whatever was not delivered returns to the pool, so that each
+sample counts once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from backyard.core.units import format_duration
+from backyard.hub.messages import Course, Span, Terms
+from backyard.hub.pool import Pool, give_back, samples_left, take, trained, without
+
+_UPLOAD_S = 180.0  # between two pieces, which may wait for a busy hub
+_GROWTH = 4  # times the samples of the last lease at most: a claimed speed is believed by and by
+
+
+class Lent(msgspec.Struct, frozen=True, array_like=True):
+    """A lease that is out."""
+
+    id: str
+    node: str
+    version: int
+    spans: tuple[Span, ...]
+    seconds: float
+    overdue: float  # by the hub's monotonic clock: nobody waits for it from then on
+    void: float  # its spans return
+    patience: float = 0.0  # until then its round waits for an upload that moves
+
+    @property
+    def samples(self) -> int:
+        return sum(span.size for span in self.spans)
+
+
+class Delivered(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """An admitted update that waits for its round."""
+
+    id: str
+    node: str
+    lease: str
+    version: int
+    samples: int
+    spans: tuple[Span, ...] = ()  # which of the lease's; if none are said, its first so many samples
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    terms: Terms
+    course: Course | None = None
+    version: int | None = None
+    pool: Pool = Pool()
+    lent: Mapping[str, Lent] = {}
+    waiting: Mapping[str, Delivered] = {}
+    closing: tuple[Delivered, ...] = ()  # that are being merged
+    quorum_at: float | None = None
+    usual: Mapping[str, int] = {}  # the samples of each member's last delivered lease
+    is_region: bool = False  # its samples come from a parent, who also says when it is over
+
+    @property
+    def is_finished(self) -> bool:
+        busy = self.is_region or self.lent or self.waiting or self.closing
+        return self.course is not None and not (busy or samples_left(self.pool, self.course))
+
+
+# Events.
+class Founded(NamedTuple):
+    """The owner's base is version 0."""
+
+    course: Course
+
+
+class Asked(NamedTuple):
+    node: str
+    lease: str  # the id of a new lease, if there will be one
+    version: int
+    samples_per_s: float
+
+
+class Arrived(NamedTuple):
+    """An update that passed admission."""
+
+    update: Delivered
+
+
+class Heard(NamedTuple):
+    """A piece of the update for a lease arrived."""
+
+    lease: str
+
+
+class GaveUp(NamedTuple):
+    """A lease's update was refused for good, or its member left."""
+
+    node: str
+
+
+class Ticked(NamedTuple):
+    pass
+
+
+class Dropped(NamedTuple):
+    """Spans of the round that is merged do not count after all."""
+
+    spans: tuple[Span, ...]
+
+
+class Committed(NamedTuple):
+    version: int
+
+
+class MergeFailed(NamedTuple):
+    pass
+
+
+class Ended(NamedTuple):
+    """A regional hub's parent has no samples left."""
+
+
+class Supplied(NamedTuple):
+    """A regional hub's own lease: its members get these samples, and what they held before is over."""
+
+    spans: tuple[Span, ...]
+
+
+Event = (
+    Founded | Supplied | Ended | Asked | Arrived | Heard | GaveUp | Ticked | Dropped | Committed | MergeFailed
+)
+
+
+# Effects.
+class Lend(NamedTuple):
+    lease: Lent
+
+
+class Return(NamedTuple):
+    """A lease is over without an update."""
+
+    lease: str
+
+
+class Count(NamedTuple):
+    """An update waits for its round, and its lease is over."""
+
+    update: Delivered
+    behind: int
+
+
+class Discard(NamedTuple):
+    """An update that waited will not count."""
+
+    update: str
+
+
+class Close(NamedTuple):
+    """Merge these into the next version."""
+
+    updates: tuple[Delivered, ...]
+
+
+class Refuse(NamedTuple):
+    kind: str
+    message: str
+    hint: str
+    retry_s: float = 0.0
+
+
+Effect = Lend | Return | Count | Discard | Close | Refuse
+
+
+class Decision(NamedTuple):
+    state: State
+    effects: tuple[Effect, ...]
+    reason: str
+
+
+def decide(state: State, event: Event, now: float) -> Decision:
+    """What happens next. Leases that are void return first, whatever the event is."""
+    gone = _expired(state, now)
+    state = gone.state
+    if isinstance(event, Founded):
+        found = _found(state, event.course)
+    elif isinstance(event, Ended):
+        found = Decision(_replace(state, is_region=False), (), "the run is over")
+    elif isinstance(event, Supplied):
+        found = _supply(state, event.spans)
+    elif isinstance(event, Asked):
+        found = _ask(state, event, now)
+    elif isinstance(event, Arrived):
+        found = _arrive(state, event.update)
+    elif isinstance(event, Heard):
+        found = _hear(state, event.lease, now)
+    elif isinstance(event, GaveUp):
+        own = tuple(one for one in state.lent.values() if one.node == event.node)
+        found = _give_back(state, own, "its member gave it up")
+    elif isinstance(event, Dropped):
+        found = Decision(_replace(state, pool=give_back(state.pool, event.spans)), (), "")
+    elif isinstance(event, Committed):
+        closed = _replace(state, version=event.version, closing=(), quorum_at=None)
+        found = Decision(closed, (), f"version {event.version} is committed")
+    elif isinstance(event, MergeFailed):
+        again = {one.id: one for one in state.closing} | dict(state.waiting)
+        found = Decision(_replace(state, closing=(), waiting=again), (), "the merge failed and is repeated")
+    else:
+        found = Decision(state, (), "")
+    closed_now = _close(found.state, now)
+    reasons = [one for one in (gone.reason, found.reason, closed_now.reason) if one]
+    return Decision(closed_now.state, gone.effects + found.effects + closed_now.effects, "; ".join(reasons))
+
+
+def renewed(lease: Lent, terms: Terms, now: float) -> Lent:
+    """A lease in the state of a hub that began again: its clock is another, so it gets its whole time."""
+    void = now + lease.seconds * (2 + terms.stale_limit)
+    return msgspec.structs.replace(lease, overdue=now + lease.seconds, void=void, patience=void)
+
+
+def weight_of(behind: int) -> float:
+    """Of an update so many versions behind."""
+    return 1.0 / math.sqrt(1.0 + behind)
+
+
+def waits_for(state: State, names: Mapping[str, str], now: float) -> str:
+    """For whom the round waits, and how long at most: a sentence."""
+    if state.version is None:
+        return "waits for the owner's base"
+    if state.closing:
+        return f"merges {len(state.closing)} updates into version {state.version + 1}"
+    late = sorted(_expected(state, now), key=lambda one: one.overdue)
+    if not late:
+        return "waits for somebody to take a lease"
+    some = ", ".join(names.get(one.node, one.node[:9]) for one in late[:5])
+    more = f" and {len(late) - 5} more" if len(late) > 5 else ""
+    until = format_duration(max(0.0, late[-1].overdue - now))
+    return f"{len(state.waiting)} updates are here; waits for {some}{more}, {until} at most"
+
+
+def next_moment(state: State, now: float) -> float:
+    """When to tick again although nothing happens."""
+    moments = [one.void for one in state.lent.values()]
+    moments += [one.overdue for one in state.lent.values() if one.overdue > now]
+    if state.quorum_at is not None:
+        moments.append(state.quorum_at + state.terms.grace * state.terms.round_s)
+    return min(moments, default=now + 60.0)
+
+
+def _ask(state: State, event: Asked, now: float) -> Decision:
+    course, version = state.course, state.version
+    if course is None or version is None:
+        return _refused(state, "no-base", "the owner has not pushed the base yet", _WAIT, 2.0)
+    if event.version != version:
+        said = f"version {event.version} was asked for, the head is {version}"
+        return _refused(state, "behind", said, "Pull the head, then ask again.")
+    if any(one.node == event.node for one in (*state.waiting.values(), *state.closing)):
+        return _refused(state, "delivered", "the update of this round is here already", _NEXT, 1.0)
+    own = next((one for one in state.lent.values() if one.node == event.node), None)
+    if own is not None:  # it begins again: the same samples, from the head
+        samples, spans, pool = own.samples, own.spans, state.pool
+        name = own.id
+    else:
+        name, samples = event.lease, _fitting(state, event)
+        spans, pool = take(state.pool, course, samples)
+        samples = sum(span.size for span in spans)
+    if not samples:
+        if state.is_finished:
+            return _refused(
+                state, "finished", "all samples of the run are trained on", "Pull the final state."
+            )
+        wait = 1.0 if state.is_region else 5.0
+        return _refused(state, "all-lent", "others hold all samples that are left", _WAIT, wait)
+    rate = event.samples_per_s
+    seconds = (samples / rate if rate else 3 * state.terms.round_s) * (
+        1 + state.terms.grace
+    ) + state.terms.slack_s
+    void = now + seconds * (2 + state.terms.stale_limit)
+    lease = Lent(name, event.node, version, spans, seconds, now + seconds, void, void)
+    after = _replace(state, pool=pool, lent={**state.lent, name: lease})
+    return Decision(after, (Lend(lease),), f"{samples} samples from version {version}, {seconds:.1f} s")
+
+
+def _fitting(state: State, event: Asked) -> int:
+    """Whole batches that fit the round's time."""
+    assert state.course is not None
+    batch, usual = state.course.batch, state.usual.get(event.node)
+    first = state.terms.first_batches * batch
+    most = _GROWTH * usual if usual else first
+    wanted = event.samples_per_s * state.terms.round_s if event.samples_per_s else usual or first
+    return max(1, int(min(wanted, most)) // batch) * batch
+
+
+def behind(state: State, version: int) -> int:
+    """How many versions an update from this one would be behind if it were merged next."""
+    assert state.version is not None
+    return state.version + (1 if state.closing else 0) - version
+
+
+def _found(state: State, course: Course) -> Decision:
+    pool = Pool(course.samples * course.epochs) if state.is_region else state.pool
+    after = _replace(state, course=course, version=0, pool=pool)
+    return Decision(after, (), "the owner's base is version 0")
+
+
+def _supply(state: State, spans: tuple[Span, ...]) -> Decision:
+    assert state.course is not None
+    effects: tuple[Effect, ...] = (
+        *(Return(name) for name in state.lent),
+        *(Discard(name) for name in state.waiting),
+    )
+    pool = Pool(state.course.samples * state.course.epochs, spans)
+    after = _replace(state, pool=pool, lent={}, waiting={}, quorum_at=None)
+    return Decision(after, effects, f"{sum(span.size for span in spans)} samples to deal out")
+
+
+def _arrive(state: State, update: Delivered) -> Decision:
+    lease = state.lent.get(update.lease)
+    if lease is None or lease.node != update.node:
+        return _refused(state, "lease-over", "the lease of this update is over", _BEGIN_AGAIN)
+    if update.version != lease.version or not 0 < update.samples <= lease.samples:
+        said = f"the lease is for {lease.samples} samples from version {lease.version}"
+        return _refused(state, "lease-differs", said, _BEGIN_AGAIN)
+    late = behind(state, update.version)
+    if late > state.terms.stale_limit:
+        returned = _give_back(state, (lease,), "its update is too far behind")
+        said = f"the update is {late} versions behind, {state.terms.stale_limit} are possible"
+        refuse = Refuse("stale", said, _BEGIN_AGAIN)
+        return Decision(returned.state, (*returned.effects, refuse), returned.reason)
+    rest = without(lease.spans, update.spans or trained(lease.spans, update.samples))
+    if rest is None or sum(span.size for span in rest) != lease.samples - update.samples:
+        return _refused(state, "lease-differs", "it is not about samples of its lease", _BEGIN_AGAIN)
+    after = _replace(
+        state,
+        lent={name: one for name, one in state.lent.items() if name != lease.id},
+        waiting={**state.waiting, update.id: update},
+        pool=give_back(state.pool, rest),
+        usual={**state.usual, update.node: update.samples},
+    )
+    return Decision(after, (Count(update, late),), f"an update of {update.samples} samples, {late} behind")
+
+
+def _hear(state: State, name: str, now: float) -> Decision:
+    """An upload that moves keeps its lease, as long as its update could still count."""
+    lease = state.lent.get(name)
+    if lease is None or behind(state, lease.version) > state.terms.stale_limit:
+        return Decision(state, (), "")
+    until = now + state.terms.grace * state.terms.round_s + state.terms.slack_s
+    overdue = max(lease.overdue, min(until, lease.patience))
+    kept = msgspec.structs.replace(lease, overdue=overdue, void=max(lease.void, now + _UPLOAD_S))
+    return Decision(_replace(state, lent={**state.lent, name: kept}), (), "")
+
+
+def _expired(state: State, now: float) -> Decision:
+    gone = tuple(one for one in state.lent.values() if now >= one.void)
+    return _give_back(state, gone, "nobody delivered it") if gone else Decision(state, (), "")
+
+
+def _give_back(state: State, leases: tuple[Lent, ...], why: str) -> Decision:
+    names = {one.id for one in leases}
+    pool = give_back(state.pool, [span for one in leases for span in one.spans])
+    after = _replace(
+        state, pool=pool, lent={name: one for name, one in state.lent.items() if name not in names}
+    )
+    reason = "; ".join(f"{one.samples} samples of {one.node[:9]} return: {why}" for one in leases)
+    return Decision(after, tuple(Return(one.id) for one in leases), reason)
+
+
+def _expected(state: State, now: float) -> list[Lent]:
+    return [one for one in state.lent.values() if now < one.overdue]
+
+
+def _close(state: State, now: float) -> Decision:
+    if not state.waiting or state.closing:
+        return Decision(state, (), "")
+    here, out = len(state.waiting), len(_expected(state, now))
+    if not out:
+        why = f"all {here} updates that were expected are here"
+    elif here < math.ceil(state.terms.quorum * (here + out)):
+        return Decision(_replace(state, quorum_at=None) if state.quorum_at is not None else state, (), "")
+    elif state.quorum_at is None:
+        return Decision(_replace(state, quorum_at=now), (), f"the quorum is there: {here} of {here + out}")
+    elif now < state.quorum_at + state.terms.grace * state.terms.round_s:
+        return Decision(state, (), "")
+    else:
+        why = f"{here} of {here + out} updates are here and the grace window has passed"
+    updates = tuple(sorted(state.waiting.values()))
+    after = _replace(state, waiting={}, closing=updates, quorum_at=None)
+    return Decision(after, (Close(updates),), why)
+
+
+def _refused(state: State, kind: str, message: str, hint: str, retry_s: float = 0.0) -> Decision:
+    return Decision(state, (Refuse(kind, message, hint, retry_s),), message)
+
+
+def _replace(state: State, **changes: object) -> State:
+    return msgspec.structs.replace(state, **changes)
+
+
+_WAIT = "Ask again in some seconds."
+_FINAL = "Pull the final state: GET /v1/head."
+_NEXT = "Wait for the next version: GET /v1/head."
+_BEGIN_AGAIN = "Pull the head, take a new lease and begin again."

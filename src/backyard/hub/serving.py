@@ -1,0 +1,220 @@
+"""The hub's process: uvicorn, and an end that loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.sslproto
+import contextlib
+import logging
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+
+from backyard.core.errors import HubError
+from backyard.hub.app import Reception, make_app
+from backyard.hub.blobs import Blobs
+from backyard.hub.certificate import server_context
+from backyard.hub.client import HubClient
+from backyard.hub.finishing import Finisher
+from backyard.hub.follow import Mirror
+from backyard.hub.founding import has_hub, hub_blobs, hub_key
+from backyard.hub.intake import HeldOut, Intake
+from backyard.hub.invites import Invite
+from backyard.hub.messages import Join, Joined, Layout, Terms
+from backyard.hub.service import Hub, MakeFinisher
+
+PORT = 52480
+_KEEP_ALIVE_S = 75
+_CONNECTIONS = 8192
+_BACKLOG = 2048
+_TLS_BUFFER = 32 << 10
+_MIRROR_WAIT_S, _MIRROR_PAUSE_S = 30.0, 5.0
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def outer_step(blobs: Blobs, terms: Terms, layout: Layout) -> Finisher:
+    from backyard.hub.commits import OuterStep  # torch, which takes a while
+
+    return OuterStep(blobs, terms, layout)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    directory: Path,
+    *,
+    held_out: HeldOut | None = None,
+    make_finisher: MakeFinisher = outer_step,
+    is_region: bool = False,
+) -> AsyncIterator[tuple[Hub, Starlette]]:
+    """A hub that works, and its application."""
+    key = hub_key(directory)
+    hub = Hub(directory, key.id, make_finisher, is_region)
+    try:
+        await hub.start()
+        yield hub, make_app(Reception(hub, Intake(hub, held_out), key))
+    finally:
+        await hub.close()
+
+
+async def serve(
+    directory: Path, host: str, port: int, *, with_parent: bool = False, plain: bool = False
+) -> None:
+    """Until SIGINT or SIGTERM, or standard input ends. HubError if the port is taken.
+
+    TLS by default; ``plain`` is for a proxy on the same machine that speaks TLS itself.
+    """
+    _check_plain(plain, host)
+    async with running(directory) as (hub, app):
+        await _serve(directory, hub, app, host, port, with_parent=with_parent, plain=plain)
+
+
+async def serve_mirror(
+    directory: Path, invite: Invite, host: str, port: int, *, with_parent: bool = False, plain: bool = False
+) -> None:
+    """Follow a hub, and serve what was mirrored to anybody, until SIGINT or SIGTERM."""
+    _check_plain(plain, host)
+    key = hub_key(directory)
+    client = HubClient(invite.addresses, invite.hub_id, key)
+    joined = Join(token=invite.token_text, name="mirror")
+    await asyncio.to_thread(client.patiently, "POST", "/v1/members", Joined, joined)
+    mirror = Mirror(directory, client, invite.hub_id)
+    await asyncio.to_thread(mirror.follow, 0.0)
+    hub = Hub(directory, key.id, outer_step)
+    hub.read()
+
+    async def follow() -> None:
+        while True:
+            try:
+                await asyncio.to_thread(mirror.follow, _MIRROR_WAIT_S)
+                hub.read()
+            except HubError as error:
+                logging.getLogger(__name__).warning("%s", error.message)
+                await asyncio.sleep(_MIRROR_PAUSE_S)
+
+    following = asyncio.create_task(follow())
+    try:
+        app = make_app(Reception(hub, Intake(hub), key))
+        await _serve(directory, hub, app, host, port, with_parent=with_parent, plain=plain)
+    finally:
+        following.cancel()
+        client.close()
+
+
+async def serve_region(
+    directory: Path, invite: Invite, host: str, port: int, *, with_parent: bool = False, plain: bool = False
+) -> None:
+    """A member of the invite's hub that has members of its own, until SIGINT or SIGTERM."""
+    from backyard.hub.regional import Parent, PassUp, found_region, run_region  # torch, which takes a while
+
+    _check_plain(plain, host)
+    key, blobs = hub_key(directory), hub_blobs(directory)
+    client = HubClient(invite.addresses, invite.hub_id, key)
+    parent = Parent(client, blobs, directory / "uploads")
+    message = Join(token=invite.token_text, name="region")
+    joined = await asyncio.to_thread(client.patiently, "POST", "/v1/members", Joined, message)
+    if not has_hub(directory):
+        await asyncio.to_thread(found_region, directory, parent, joined.description, key.id)
+
+    def pass_up(blobs: Blobs, terms: Terms, layout: Layout) -> Finisher:
+        return PassUp(blobs, terms, layout, parent)
+
+    async with running(directory, make_finisher=pass_up, is_region=True) as (hub, app):
+        passing = asyncio.create_task(run_region(hub, parent))
+        try:
+            await _serve(directory, hub, app, host, port, with_parent=with_parent, plain=plain)
+        finally:
+            passing.cancel()
+            client.close()
+
+
+async def _serve(
+    directory: Path,
+    hub: Hub,
+    app: Starlette,
+    host: str,
+    port: int,
+    *,
+    with_parent: bool = False,
+    plain: bool = False,
+) -> None:
+    with _listening(host, port) as listener:
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            limit_concurrency=_CONNECTIONS,
+            timeout_graceful_shutdown=5,
+            lifespan="off",
+            server_header=False,
+            h11_max_incomplete_event_size=64 << 10,
+        )
+        if not plain:
+            # asyncio gives each TLS connection so large a buffer of its own: a thousand would be 256 MiB.
+            asyncio.sslproto.SSLProtocol.max_size = _TLS_BUFFER
+            context = server_context(directory, hub_key(directory))
+            config.ssl_context_factory = lambda *_: context
+        server = uvicorn.Server(config)
+        name, bound = hub.founding.name, listener.getsockname()[1]
+        logging.getLogger(__name__).info("the hub of %s listens at port %d", name, bound)
+        if with_parent:
+            threading.Thread(target=_stop_with_input, args=(server,), daemon=True).start()
+        await server.serve(sockets=[listener])
+
+
+def _check_plain(plain: bool, host: str) -> None:
+    if plain and host not in _LOOPBACK:
+        raise HubError(
+            f"a hub without TLS may not listen at {host}",
+            hint="Leave out `--plain`, or listen at 127.0.0.1 with a proxy before it.",
+        )
+
+
+def _stop_with_input(server: uvicorn.Server) -> None:
+    """Whoever started this process holds the other end, and is gone when it closes."""
+    while sys.stdin.buffer.read(1):
+        pass
+    server.should_exit = True
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if not hasattr(socket, "SO_EXCLUSIVEADDRUSE"):  # on Windows the reuse option lets others in
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise HubError(
+            f"the hub cannot listen at {host} port {port}: {error.strerror or error}",
+            hint="Stop what uses the port, or give another one with `--port`.",
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def run(
+    directory: Path,
+    host: str,
+    port: int,
+    *,
+    with_parent: bool = False,
+    plain: bool = False,
+    follow: Invite | None = None,
+    parent: Invite | None = None,
+) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    if follow is not None:
+        serving = serve_mirror(directory, follow, host, port, with_parent=with_parent, plain=plain)
+    elif parent is not None:
+        serving = serve_region(directory, parent, host, port, with_parent=with_parent, plain=plain)
+    else:
+        serving = serve(directory, host, port, with_parent=with_parent, plain=plain)
+    asyncio.run(serving)

@@ -1,0 +1,54 @@
+"""Pushing a file to a hub in pieces: whatever breaks, it goes on where the hub says that it ended."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from backyard.core.errors import HubAway, HubRefused
+from backyard.hub.client import HubClient
+from backyard.hub.messages import Declaration, Progress
+
+# Refusals after which the declaration tells where to go on.
+_ASK_AGAIN = ("upload", "offset", "digest", "replay")
+_BUSY = (429, 503)
+_MOST_DIGESTS = 3  # times that what arrived had another hash
+
+
+def hashed(path: Path) -> tuple[str, int]:
+    """The name of a file's content, and its size."""
+    hasher, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            hasher.update(part)
+            size += len(part)
+    return hasher.hexdigest(), size
+
+
+def push(client: HubClient, declaration: Declaration, path: Path) -> Progress:
+    """Until the hub has admitted it; HubRefused with its reason if it does not. Repeating it is harmless."""
+    waiting = client.waiting()
+    progress: Progress | None = None
+    digests = 0
+    with path.open("rb") as file:
+        while True:
+            try:
+                if progress is None:
+                    progress = client.ask("POST", "/v1/uploads", Progress, declaration)
+                if progress.accepted:
+                    return progress
+                file.seek(progress.offset)
+                piece = file.read(progress.piece)
+                where = f"/v1/uploads/{progress.id}"
+                progress = client.ask("PATCH", where, Progress, piece, query={"offset": progress.offset})
+                waiting = client.waiting()
+            except HubAway as error:
+                progress = None
+                waiting.pause(error.message)
+            except HubRefused as error:
+                progress = None
+                digests += error.kind == "digest"
+                again = error.kind in _ASK_AGAIN or error.status in _BUSY
+                if not again or digests > _MOST_DIGESTS:
+                    raise
+                waiting.pause(error.message, error.retry_s)

@@ -1,0 +1,127 @@
+"""What gradients can be sent as: how large, how much work, and what it is expected to cost the result. Pure.
+
+The costs of int8, int4 and top-k are our own, of a small transformer in a short training (see
+docs/benchmarks/plans.md); the others and the speeds are where planning begins. Whoever has measured hands in
+codecs of its own (`Options.codecs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+Name = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+LossShare = Annotated[float, Meta(ge=0, le=10)]
+
+EXACT = "exact"
+# Of the largest 1.56 %, each with 2 bits of value and 12 bits of place.
+_SPARSE_BYTES = 0.0156 * (2 + 12) / 8
+# What a merged sparse sum is sent as, at most: four bits of everything.
+_MERGED_BYTES = 0.5
+
+
+class Codec(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to write gradients down.
+
+    ``mb_per_s``: of full gradients, written and read again; None: no work. ``gathers``: what two machines
+    send cannot be added on the way, so everybody gets everybody's. The costs are shares of the loss: of
+    gradients at every step, and of what a round of local steps changed.
+    """
+
+    name: Name
+    bytes_per_parameter: Annotated[float, Meta(gt=0, le=16)]
+    mb_per_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    gathers: bool = False
+    step_cost: LossShare = 0.0
+    round_cost: LossShare = 0.0
+    source: Annotated[str, Meta(max_length=300)] = ""
+
+    @property
+    def is_exact(self) -> bool:
+        return self.name == EXACT
+
+
+class Payload(NamedTuple):
+    """What one machine sends of its gradients, in bytes."""
+
+    size: float
+    gathers: bool = False
+    largest: float = 0.0
+
+    def merged(self, machines: int) -> float:
+        """What the sum of so many takes."""
+        return min(machines * self.size, max(self.largest, self.size)) if self.gathers else self.size
+
+
+def payload(codec: Codec, parameters: int) -> Payload:
+    size = codec.bytes_per_parameter * parameters
+    return Payload(size, codec.gathers, _MERGED_BYTES * parameters if codec.gathers else 0.0)
+
+
+def exact_codec(wire_bytes: float) -> Codec:
+    """Gradients as they are."""
+    return Codec(name=EXACT, bytes_per_parameter=wire_bytes, source="nothing is changed")
+
+
+LOSSY: tuple[Codec, ...] = (
+    Codec(
+        name="fp16",
+        bytes_per_parameter=2.0,
+        mb_per_s=4000.0,
+        step_cost=0.001,
+        source="an assumption: rounded once a step, and sums may leave its range",
+    ),
+    Codec(
+        name="bf16",
+        bytes_per_parameter=2.0,
+        mb_per_s=4000.0,
+        step_cost=0.001,
+        source="an assumption: rounded once a step; the usual form of gradients in large trainings",
+    ),
+    Codec(
+        name="int8",
+        bytes_per_parameter=1.0,
+        mb_per_s=1500.0,
+        step_cost=0.001,
+        source="no cost was seen for what local steps changed at 10 billion parameters (arXiv 2412.01152); "
+        "at every step none that we could measure",
+    ),
+    Codec(
+        name="int4",
+        bytes_per_parameter=0.5,
+        mb_per_s=1000.0,
+        step_cost=0.018,
+        round_cost=0.002,
+        source="no cost was seen for what local steps changed up to 4 billion parameters (arXiv 2501.18512), "
+        "0.1 % in a small model of ours; at every step 1.8 % there",
+    ),
+    Codec(
+        name="topk",
+        bytes_per_parameter=_SPARSE_BYTES,
+        mb_per_s=300.0,
+        gathers=True,
+        step_cost=0.1,
+        round_cost=0.1,
+        source="no cost with local steps at 512 million parameters (arXiv 2508.15706) nor at every step of "
+        "small vision models (arXiv 1712.01887); in a short training of a small transformer of ours 11 % "
+        "both ways",
+    ),
+    Codec(
+        name="powersgd",
+        bytes_per_parameter=0.008,
+        mb_per_s=500.0,
+        step_cost=0.005,
+        source="rank 4; said to be small and to depend on the rank (arXiv 1905.13727): an assumption",
+    ),
+)
+
+# What a round of local steps changed is sent as one of these.
+LADDER = ("bf16", "int8", "int4", "topk")
+
+
+def ladder(codecs: Sequence[Codec]) -> tuple[Codec, ...]:
+    known = {codec.name: codec for codec in codecs}
+    return tuple(known[name] for name in LADDER if name in known)

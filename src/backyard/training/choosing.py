@@ -1,0 +1,207 @@
+"""Which way of staying together suits the machines: the first member asks the planner while it trains.
+
+The first steps of a group are exact. They show how fast each member computes and how long a step takes, which
+calibrates the prediction. Then the plans for just these members are compared. With sync "auto" the best is
+taken from a later commit on; otherwise it is only said what would be faster. Steps that leave the prediction
+for a while are a reason to plan again.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from backyard.core.errors import BackyardError
+from backyard.planning import (
+    LOSSY,
+    Calibration,
+    Cluster,
+    Model,
+    Options,
+    Plan,
+    StepProfile,
+    Watch,
+    adopt,
+    begin_watch,
+    cluster_of,
+    make_plans,
+    observation,
+    refit,
+    watch,
+)
+from backyard.planning.plans import listed
+from backyard.topology.graph import Graph, build_graph
+from backyard.training.sync import Sync
+
+log = logging.getLogger("backyard.training")
+
+WARM = 8  # commits of a group before anything is said of it
+_LONG_S = 20.0  # or as many as take so long
+_SAID = 0.98  # of a step's time: what is faster than this alone is said
+
+# How small PowerSGD's form is depends on the shapes; sparse gradients of single steps are only known to suit
+# small vision models. Both can be asked for, and are not chosen.
+_CODECS = tuple(
+    msgspec.structs.replace(codec, step_cost=1.0) if codec.gathers else codec
+    for codec in LOSSY
+    if codec.name != "powersgd"
+)
+
+Wish = Literal["exact", "auto"]
+
+
+class Choice(NamedTuple):
+    """``said``: what a person should know, if anything."""
+
+    plan: Plan
+    sync: Sync
+    calibration: Calibration
+    why: str
+    said: str = ""
+
+
+def choose(
+    cluster: Cluster,
+    model: Model,
+    profile: StepProfile,
+    wish: Wish,
+    calibration: Calibration,
+    measured: tuple[Plan, float] | None = None,
+) -> Choice:
+    """``measured``: the plan that is followed, and the seconds of a step. Without it, every step is exact."""
+    if measured is not None:
+        calibration = refit(calibration, observation(measured[0], cluster, measured[1]))
+    options = Options(sync=wish, is_given=True, is_flat=True, codecs=_CODECS)
+    found = make_plans(cluster, model, profile, options, calibration)
+    free = msgspec.structs.replace(options, is_given=False)
+    best = make_plans(cluster, model, profile, free, calibration).chosen
+    said = _advice(found.chosen, best, wish)
+    return Choice(found.chosen, sync_of(found.chosen, profile), calibration, found.reason, said)
+
+
+def _advice(plan: Plan, best: Plan, wish: Wish) -> str:
+    """Whether fewer machines would be faster."""
+    if len(best.order) >= len(plan.order) or best.step_s > _SAID * plan.step_s:
+        return ""
+    together = " alone" if len(best.order) == 1 else ""
+    said = (
+        f"{listed(sorted(best.order))}{together} would be {plan.step_s / best.step_s:.2f} times as fast as "
+        f"these {len(plan.order)} machines together: backyard run --on {','.join(sorted(best.order))} ..."
+    )
+    return f"{said}; or let plans change the mathematics: --sync auto" if wish == "exact" else said
+
+
+def sync_of(plan: Plan, profile: StepProfile) -> Sync:
+    if plan.outer is None:
+        return Sync(codec=plan.codec)
+    return Sync(
+        period=plan.period,
+        codec=plan.codec,
+        inner=max(1, profile.batch // len(plan.order)),
+        rate=plan.outer.learning_rate,
+        momentum=plan.outer.momentum,
+        decay=plan.outer.error_feedback or 1.0,
+    )
+
+
+class Seen(NamedTuple):
+    """A commit, as the chooser needs it."""
+
+    generation: int
+    sync: Sync
+    speeds: tuple[float, ...]  # by rank; empty: not known yet
+    nodes: tuple[str, ...]  # machines by rank; this one's is empty
+    step_s: float  # since the commit before, for each batch
+
+
+class Chooser:
+    """Of one member; only the first one's words are heard. Planning has a thread of its own."""
+
+    def __init__(
+        self,
+        survey: Callable[[], tuple[Graph, str]],
+        model: Model,
+        profile: StepProfile,
+        wish: Wish,
+        want: Callable[[Sync], None],
+    ) -> None:
+        self._survey, self._model, self._profile = survey, model, profile
+        self._wish, self._want = wish, want
+        self._known: frozenset[str] = frozenset()
+        self._generation = -1
+        self._steps: list[float] = []
+        self._plan: Plan | None = None  # that is followed, or about to be
+        self._sync = Sync()
+        self._watch: Watch | None = None
+        self._calibration = Calibration()
+        self._thread: threading.Thread | None = None
+        self._failed = False
+
+    def note(self, seen: Seen) -> None:
+        """After each commit."""
+        if seen.generation != self._generation or seen.sync != self._sync:
+            self._generation, self._sync, self._steps = seen.generation, seen.sync, []
+            return  # what came before belongs to another group
+        self._steps.append(seen.step_s)
+        is_busy = self._thread is not None and self._thread.is_alive()
+        if is_busy or self._failed or not seen.speeds or len(set(seen.nodes)) < 2:
+            return
+        if self._plan is None or frozenset(seen.nodes) != self._known:
+            if len(self._steps) >= WARM or (len(self._steps) > 1 and sum(self._steps) > _LONG_S):
+                self._begin(seen, statistics.median(self._steps[-WARM:]), is_first=True)
+        elif self._watch is not None:
+            self._watch, proposal, _ = watch(self._watch, seen.step_s, time.monotonic())
+            if proposal is not None:
+                self._begin(seen, proposal.measured_s, is_first=False)
+
+    def _begin(self, seen: Seen, step_s: float, *, is_first: bool) -> None:
+        self._known = frozenset(seen.nodes)
+        self._thread = threading.Thread(
+            target=self._plan_again, args=(seen, step_s, is_first), name="backyard-plan", daemon=True
+        )
+        self._thread.start()
+
+    def _plan_again(self, seen: Seen, step_s: float, is_first: bool) -> None:
+        try:
+            graph, this = self._survey()
+            nodes = [node or this for node in seen.nodes]
+            cluster = cluster_at(graph, self._model, nodes, seen.speeds)
+            current = self._plan
+            if is_first or current is None:
+                exact = Options(is_given=True, is_flat=True)
+                current = make_plans(cluster, self._model, self._profile, exact, self._calibration).chosen
+            is_followed = seen.sync == sync_of(current, self._profile)
+            found = choose(
+                cluster,
+                self._model,
+                self._profile,
+                self._wish,
+                self._calibration,
+                (current, step_s) if is_followed else None,
+            )
+        except BackyardError as error:
+            self._failed = True
+            log.warning("nothing is planned for this group: %s", error.message)
+            return
+        self._calibration = found.calibration
+        self._watch = begin_watch(found.plan) if self._watch is None else adopt(self._watch, found.plan)
+        self._plan = found.plan
+        log.info("plan: %s", found.why)
+        if found.said:
+            log.warning("%s", found.said)
+        self._want(found.sync)
+
+
+def cluster_at(graph: Graph, model: Model, nodes: Sequence[str], speeds: Sequence[float]) -> Cluster:
+    """The members' machines as a cluster; of several workers on one machine, the speeds add up."""
+    together: dict[str, float] = {}
+    for node, speed in zip(nodes, speeds, strict=True):
+        together[node] = together.get(node, 0.0) + speed
+    facts = [one for one in graph.nodes if one.node in together]
+    return cluster_of(build_graph(facts, graph.links), model, together)

@@ -1,0 +1,414 @@
+"""The members who train together now: learns of each new group from this machine's agent, and meets there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch._C._distributed_c10d import PrefixStore
+
+from backyard.collectives.backend import create_group
+from backyard.collectives.cluster_store import ClusterStore
+from backyard.compression import Codec, ErrorFeedback, Part, PowerSGD, Turn
+from backyard.core.config import load_settings, state_directory
+from backyard.core.errors import BackyardError, CollectiveError, PeerLost, ProtocolError, RunError
+from backyard.local.board import BoardClient, agent_at
+from backyard.local.board_messages import Scope
+from backyard.local.client import ListenerClient
+from backyard.local.questions import decode_told, encode
+from backyard.local.run_questions import CircleAsk, CircleTold, GraphAsk, GraphTold
+from backyard.planning.places import Sites, ranks_by_site
+from backyard.topology.graph import Graph, decode_graph
+from backyard.training.healing import Wire
+from backyard.training.nursery import Room
+from backyard.training.room import GroupRoom
+from backyard.training.squeeze import CodedReducer
+from backyard.training.sums import Reducer, Travelling
+
+log = logging.getLogger("backyard.training")
+
+_ASK_S = 5.0
+_MEET_S = 30.0
+_SAY_S = 10.0
+_SURVEY_S = 300.0
+_OPERATION_S = 3600.0  # a slow member is waited for; a dead one is noticed by its links
+
+
+class Place(NamedTuple):
+    """Who this worker is to its agent."""
+
+    run: str
+    local_rank: int
+    start: int
+    state: Path
+
+    @classmethod
+    def from_environment(cls) -> Place | None:
+        """None in a process that no agent launched: it trains alone."""
+        if not os.environ.get("BACKYARD_LAUNCHED"):
+            return None
+        return cls(
+            os.environ["BACKYARD_RUN"],
+            int(os.environ["LOCAL_RANK"]),
+            int(os.environ["BACKYARD_START"]),
+            state_directory(load_settings()),
+        )
+
+
+class Circle(Wire, Reducer, CodedReducer, Protocol):
+    """What the session needs of the group. Every method may raise CollectiveError: then `meet` again."""
+
+    rank: int
+    world: int
+    generation: int
+    provisional: bool
+    beginning: bool  # somebody in this group was started with the run, or with its restart
+    finished: bool  # a member has ended well
+    on_told: Callable[[int], None]  # while it meets: the newest nursery of the group that comes, or 0
+
+    def meet(self, broken: CollectiveError | None) -> None:
+        """Be in a group that is newer than the last one, with everybody in it; ``broken``: how that ended."""
+
+    def newest(self) -> int:
+        """The newest generation that is known of, without waiting."""
+
+    def machines(self) -> tuple[str, ...]:
+        """Of every rank; this one's is empty."""
+
+    def survey(self) -> tuple[Graph, str]:
+        """What was measured of the cluster, from any thread, and which of its machines this is."""
+
+    def gather(self, word: bytes) -> list[bytes]: ...
+
+    def nursery(self) -> int:
+        """The number of the newest attempt to heal newcomers of this group; 0: there are none."""
+
+    def nursery_opener(self, number: int) -> Callable[[], Room] | None:
+        """Opens the room with them, from any thread; None if that attempt is out of date."""
+
+    def await_nursery(self) -> Room | None:
+        """For a newcomer: the next attempt to heal it; None once it is a member."""
+
+    def nursery_broke(self) -> None:
+        """That attempt failed: so that another is made."""
+
+    def say_near(self) -> None:
+        """This newcomer could be let in."""
+
+
+class _Arrived:
+    """The sum over one."""
+
+    def wait(self) -> None:
+        return
+
+
+class Alone:
+    """A run of one."""
+
+    rank, world, generation, provisional, beginning, finished = 0, 1, 0, False, True, False
+
+    def __init__(self) -> None:
+        self.on_told: Callable[[int], None] = lambda nursery: None
+
+    def meet(self, broken: CollectiveError | None) -> None:
+        return
+
+    def newest(self) -> int:
+        return 0
+
+    def machines(self) -> tuple[str, ...]:
+        return ("",)
+
+    def survey(self) -> tuple[Graph, str]:
+        return Graph(), ""
+
+    def gather(self, word: bytes) -> list[bytes]:
+        return [word]
+
+    def begin_sum(self, tensor: torch.Tensor) -> Travelling:
+        return _Arrived()
+
+    def sum_coded(self, *_: object) -> tuple[torch.Tensor, Callable[[], None]]:
+        raise AssertionError("there is nobody else")
+
+    def begin_send(self, tensor: torch.Tensor, to: int) -> Travelling:
+        raise AssertionError("there is nobody else")
+
+    begin_receive = begin_send
+
+    def nursery(self) -> int:
+        return 0
+
+    def nursery_opener(self, number: int) -> Callable[[], Room] | None:
+        return None
+
+    def await_nursery(self) -> Room | None:
+        return None
+
+    def nursery_broke(self) -> None:
+        return
+
+    def say_near(self) -> None:
+        return
+
+
+class _MeetingStore(ClusterStore):
+    """Waits for members who are still in the middle of a step, but not for a group that is out of date."""
+
+    def __init__(self, board: BoardClient, is_stale: Callable[[], bool]) -> None:
+        super().__init__(board, timedelta(seconds=_MEET_S))
+        self._is_stale = is_stale
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        begin = said = time.monotonic()
+        while True:
+            try:
+                super().wait(keys, timedelta(seconds=1.0))
+                return
+            except RuntimeError:
+                now = time.monotonic()
+                if self._is_stale() or now - begin > _OPERATION_S:
+                    raise
+                if now - said > _SAY_S:
+                    said = now
+                    missing = ", ".join(key for key in keys if not self.check([key]))
+                    log.warning("waiting for %.0f s for members to meet: %s", now - begin, missing)
+
+
+class AgentsCircle:
+    """Groups as the cluster decides them."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.rank, self.world, self.generation, self.provisional = 0, 1, 0, False
+        self.beginning, self.finished = True, False
+        self.on_told: Callable[[int], None] = lambda nursery: None
+        self._room: GroupRoom | None = None
+        self._stuck = False
+        self._blames: tuple[int, ...] = ()
+        self._near = False
+        self._last_nursery = self._broken_nursery = 0
+        self._surveyed: tuple[Graph, str] | None = None
+        self._survey_again = 0.0
+        self._sites_open = False  # whether this group has yet to agree on them
+        self._told: CircleTold | None = None
+        self._changed = threading.Condition()
+        self._failure = ""
+        threading.Thread(target=self._listen, name="backyard-circle", daemon=True).start()
+
+    def newest(self) -> int:
+        told = self._told
+        return told.generation if told is not None and told.is_member else self.generation
+
+    def machines(self) -> tuple[str, ...]:
+        others = [] if self._room is None else [node.hex() for node in self._room.nodes]
+        return (*others[: self.rank], "", *others[self.rank :])
+
+    def survey(self) -> tuple[Graph, str]:
+        with ListenerClient.connect(self._place.state) as client:
+            told = decode_told(client.ask(encode(GraphAsk()), _ASK_S))
+        if not isinstance(told, GraphTold):
+            raise RunError("the agent does not speak of what it has measured")
+        return decode_graph(told.graph), told.this
+
+    def meet(self, broken: CollectiveError | None) -> None:
+        """Groups that break while they are made are passed over for the next one."""
+        self._complain(broken)
+        while True:
+            told = self._await(lambda told: told.is_member and told.generation > self.generation)
+            self.on_told(told.nursery)
+            self._stuck, self._blames, self._near = False, (), False
+            if self._room is not None:
+                self._room.close()
+                self._room = None
+            self.generation, self.rank, self.world = told.generation, told.rank, told.world
+            self.provisional, self.beginning = told.provisional, told.beginning
+            self.finished = told.finished
+            if told.world == 1:
+                return
+            try:
+                self._room = _make_room(self._store(told, self._is_passed), told, told.rank, told.world)
+                self._sites_open = told.world > 2
+                return
+            except (CollectiveError, ProtocolError, RuntimeError) as error:
+                log.info("generation %d did not come about: %s", told.generation, error)
+                self._complain(error)
+
+    def _sites(self) -> Sites:
+        """From what was measured a while ago, if it knows these machines: a group must not wait for it."""
+        machines = self.machines()
+        try:
+            known, until = self._surveyed, self._survey_again
+            if known is None or time.monotonic() > until or not _knows(known[0], machines):
+                self._surveyed = known = self.survey()
+                self._survey_again = time.monotonic() + _SURVEY_S
+            graph, this = known
+            sites = ranks_by_site(graph, [node or this for node in machines])
+        except BackyardError as error:
+            log.info("sites are not told apart: %s", error.message)
+            return ()
+        if sites:
+            log.info("sums go through %d sites, ranks %s", len(sites), " and ".join(map(str, sites)))
+        return sites
+
+    def gather(self, word: bytes) -> list[bytes]:
+        return [word] if self._room is None else self._room.gather(word)
+
+    def begin_sum(self, tensor: torch.Tensor) -> Travelling:
+        if self._room is None:
+            return _Arrived()
+        # With the first sum and not before: a group that only meets to see that all is done must not wait.
+        if self._sites_open:
+            self._sites_open = False
+            self._room.agree_on_sites(self._sites() if self.rank == 0 else ())
+        return self._room.begin_sum(tensor)
+
+    def sum_coded(
+        self,
+        tensor: torch.Tensor,
+        codec: Codec | PowerSGD,
+        turn: Turn,
+        parts: Sequence[Part],
+        feedback: ErrorFeedback,
+    ) -> tuple[torch.Tensor, Callable[[], None]]:
+        assert self._room is not None
+        return self._room.sum_coded(tensor, codec, turn, parts, feedback)
+
+    def begin_send(self, tensor: torch.Tensor, to: int) -> Travelling:
+        assert self._room is not None
+        return self._room.begin_send(tensor, to)
+
+    def begin_receive(self, tensor: torch.Tensor, sender: int) -> Travelling:
+        assert self._room is not None
+        return self._room.begin_receive(tensor, sender)
+
+    # newcomers
+
+    def nursery(self) -> int:
+        told = self._told
+        is_now = told is not None and told.is_member and told.generation == self.generation
+        return told.nursery if told is not None and is_now else 0
+
+    def nursery_opener(self, number: int) -> Callable[[], Room] | None:
+        told = self._told
+        if told is None or (told.nursery, told.generation) != (number, self.generation):
+            return None
+        return partial(self._open_nursery, told, self.rank)
+
+    def await_nursery(self) -> Room | None:
+        while True:
+            told = self._await(lambda told: told.is_member or told.nursery > self._last_nursery)
+            if told.is_member:
+                return None
+            self._last_nursery = told.nursery
+            try:
+                return self._open_nursery(told, told.world + told.rank)
+            except (CollectiveError, ProtocolError, RuntimeError) as error:
+                log.info("nobody could heal this worker yet: %s", error)
+                self.nursery_broke()
+
+    def nursery_broke(self) -> None:
+        self._broken_nursery, self._near = self._last_nursery, False
+        self._tell_now()
+
+    def say_near(self) -> None:
+        if not self._near:
+            self._near = True
+            self._tell_now()
+
+    def _open_nursery(self, told: CircleTold, rank: int) -> Room:
+        store = self._store(told, lambda: self._told is not None and self._told.nursery != told.nursery)
+        return _make_room(store, told, rank, told.world + told.nursed, f"nursery-{told.nursery}")
+
+    # the agent
+
+    def _complain(self, error: Exception | None) -> None:
+        """So that the agent may tell the others whom this worker has lost."""
+        self._blames = (error.peer,) if isinstance(error, PeerLost) else ()
+        self._stuck = True
+        if self.generation:
+            self._tell_now()
+
+    def _is_passed(self) -> bool:
+        return self.newest() > self.generation
+
+    def _store(self, told: CircleTold, is_stale: Callable[[], bool]) -> ClusterStore:
+        scope = Scope(self._place.run, told.generation)
+        return _MeetingStore(BoardClient(agent_at(self._place.state), scope, _MEET_S), is_stale)
+
+    def _await(self, is_good: Callable[[CircleTold], bool]) -> CircleTold:
+        """However long it takes: this worker may be the last that holds the state."""
+        begin = said = time.monotonic()
+        with self._changed:
+            while True:
+                told = self._told
+                if told is not None and is_good(told):
+                    return told
+                now = time.monotonic()
+                why = self._failure or (told.sentence if told is not None else "the agent is silent")
+                if now - said > _SAY_S:
+                    said = now
+                    log.warning("waiting for %.0f s for a group to train in: %s", now - begin, why)
+                self._changed.wait(0.5)
+
+    def _question(self, version: int, wait_s: float) -> CircleAsk:
+        run, local_rank, start, _ = self._place
+        generation = self.generation or self._broken_nursery
+        stuck = generation > 0 and (self._stuck or self.generation == 0)
+        blames = self._blames if stuck else ()
+        return CircleAsk(run, local_rank, start, version, wait_s, generation, stuck, blames, self._near)
+
+    def _tell_now(self) -> None:
+        """Beside the question that waits for news."""
+        try:
+            with ListenerClient.connect(self._place.state) as client:
+                client.ask(encode(self._question(0, 0.0)), _ASK_S)
+        except BackyardError as error:
+            log.info("the agent could not be told: %s", error.message)
+
+    def _listen(self) -> None:
+        """Ask the agent again and again; it answers when there is news."""
+        version = 0
+        while True:
+            try:
+                with ListenerClient.connect(self._place.state) as client:
+                    while True:
+                        question = self._question(version, _ASK_S)
+                        told = decode_told(client.ask(encode(question), _ASK_S * 3))
+                        if not isinstance(told, CircleTold):
+                            raise RunError("the agent does not speak of groups")
+                        version = told.version
+                        room = self._room
+                        if told.broken and question.generation == self.generation and room is not None:
+                            room.abort()  # one of it is gone: the others need not wait for silence
+                        with self._changed:
+                            self._told, self._failure = told, ""
+                            self._changed.notify_all()
+            except BackyardError as error:
+                self._failure = error.message
+                time.sleep(0.2)
+
+
+def _knows(graph: Graph, machines: Sequence[str]) -> bool:
+    known = {facts.node for facts in graph.nodes}
+    return all(machine in known for machine in machines if machine)
+
+
+def _make_room(
+    store: ClusterStore, told: CircleTold, rank: int, world: int, prefix: str = "group"
+) -> GroupRoom:
+    try:
+        group = create_group(PrefixStore(prefix, store), rank, world, _MEET_S, told.generation)
+    finally:
+        store.close()  # it serves to meet only
+    group.setTimeout(timedelta(seconds=_OPERATION_S))
+    return GroupRoom(group, rank, world, told.world)

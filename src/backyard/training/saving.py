@@ -1,0 +1,172 @@
+"""When the state is saved, by whom, and what a training begins with after everybody died."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from backyard.checkpoint.files import Checkpoints, Facts
+from backyard.checkpoint.notary import AgentsNotary, Notary
+from backyard.checkpoint.state import Parts
+from backyard.core.decoding import decode
+from backyard.core.errors import BackyardError
+from backyard.runs.checkpoints import Held, Manifest
+from backyard.training.circle import Circle, Place
+from backyard.training.profiling import is_dry_run
+from backyard.training.state import TrainingState
+
+log = logging.getLogger("backyard.training")
+
+_NOWHERE = 1 << 16
+
+
+class _Found(msgspec.Struct, frozen=True, array_like=True):
+    """The newest checkpoint that a member could begin with; ``here``: it is on its disk, and whole."""
+
+    place: int = _NOWHERE  # of its run among those that this one goes on with; its own has 0
+    agreed: bool = False  # such count before provisional ones
+    step: int = 0
+    here: bool = True
+
+    @property
+    def worth(self) -> tuple[int, bool, int]:
+        return -self.place, self.agreed, self.step
+
+
+class _Loaded(NamedTuple):
+    manifest: Manifest
+    parts: Parts
+
+
+class Shelves(NamedTuple):
+    """Where checkpoints are: this run's own, then those of the runs that it goes on with, newest first."""
+
+    checkpoints: tuple[Checkpoints, ...]
+    notary: Notary
+
+    @classmethod
+    def of(cls, place: Place | None) -> Shelves | None:
+        """None where nothing is kept: alone, in a container, or in a dry run."""
+        folder = os.environ.get("BACKYARD_CHECKPOINTS", "")
+        if place is None or not folder or is_dry_run():
+            return None
+        notary = AgentsNotary(place.state, place.run, place.local_rank, place.start)
+        own = Path(folder)
+        earlier = [run for run in os.environ.get("BACKYARD_RESUMES", "").split(",") if run]
+        # The folders of all runs lie beside each other.
+        places = [(own, place.run), *((own.parents[1] / run / own.name, run) for run in earlier)]
+        return cls(tuple(Checkpoints(path, run, notary) for path, run in places), notary)
+
+
+class Saving:
+    """``shelves`` is None where nothing is kept."""
+
+    def __init__(self, shelves: Shelves | None, every_s: float, copies: int) -> None:
+        self._shelves = shelves
+        self._every_s = every_s
+        self._copies = copies
+        self._last = time.monotonic()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this member can save: one of each machine does."""
+        return self._shelves is not None and os.environ.get("LOCAL_RANK", "0") == "0"
+
+    def is_due(self) -> bool:
+        return self._shelves is not None and time.monotonic() - self._last >= self._every_s
+
+    def save(self, circle: Circle, keepers: Sequence[int], state: TrainingState, done: int) -> None:
+        """The first of those who can each write a copy, every one on another machine."""
+        self._last = time.monotonic()
+        if self._shelves is not None and circle.rank in keepers[: self._copies]:
+            facts = Facts(done, circle.generation, circle.provisional, self._copies)
+            self._shelves.checkpoints[0].save(state.parts(done), facts)
+
+    def restore(self, circle: Circle, state: TrainingState) -> tuple[int, int]:
+        """Nobody has a state: who begins, and with how many steps behind it. The newest checkpoint counts.
+
+        If it is on no member's disk, one of them has it brought from whatever machine holds it.
+        """
+        given_up: set[tuple[str, int]] = set()
+        loaded = self._newest_here(circle)
+        while True:
+            away = self._newest_away(circle, loaded, given_up)
+            mine = self._word(loaded) if away is None else self._word_of(away)
+            said = circle.gather(msgspec.msgpack.encode(mine))
+            words = [decode(_decoder, data, "what a member has saved cannot be read") for data in said]
+            best = max(range(len(words)), key=lambda rank: (words[rank].worth, words[rank].here, -rank))
+            if words[best].here:
+                break
+            if best == circle.rank and away is not None:
+                self._bring(away)
+                loaded = self._newest_here(circle)
+                if self._word(loaded).worth < mine.worth:
+                    given_up.add((away.run, away.step))
+        if words[best].step and best == circle.rank and loaded is not None:
+            manifest, parts = loaded
+            log.warning("going on from the checkpoint of step %d of run %s", manifest.step, manifest.run)
+            return best, state.load(parts)
+        return best, words[best].step
+
+    def finish(self) -> None:
+        if self._shelves is not None:
+            self._shelves.checkpoints[0].wait()
+
+    # what there is
+
+    def _newest_here(self, circle: Circle) -> _Loaded | None:
+        for checkpoints in self._possible(circle):
+            found = checkpoints.newest()
+            if found is not None:
+                return _Loaded(*found)
+        return None
+
+    def _newest_away(
+        self, circle: Circle, loaded: _Loaded | None, given_up: set[tuple[str, int]]
+    ) -> Held | None:
+        """What the machines in reach have, if it is better than what this one could read itself."""
+        if not self._possible(circle) or self._shelves is None:
+            return None
+        try:
+            told = self._shelves.notary.newest(given_up)
+        except BackyardError as error:
+            log.warning("checkpoints of other machines are not looked for: %s", error.message)
+            return None
+        held = Held(told.run, told.step, told.agreed)
+        is_known = any(one.run == held.run for one in self._possible(circle))
+        return held if is_known and self._word_of(held).worth > self._word(loaded).worth else None
+
+    def _bring(self, held: Held) -> None:
+        assert self._shelves is not None
+        log.warning("the checkpoint of step %d of run %s is brought here", held.step, held.run)
+        try:
+            self._shelves.notary.bring(held.run, held.step)
+        except BackyardError as error:
+            log.warning("it could not be brought: %s", error.message)
+
+    def _possible(self, circle: Circle) -> tuple[Checkpoints, ...]:
+        """The first group of a run that goes on with no other has nothing to look for."""
+        if self._shelves is None or (circle.generation <= 1 and len(self._shelves.checkpoints) == 1):
+            return ()
+        return self._shelves.checkpoints
+
+    def _word(self, loaded: _Loaded | None) -> _Found:
+        if loaded is None:
+            return _Found()
+        manifest = loaded.manifest
+        held = Held(manifest.run, manifest.step, not manifest.provisional)
+        return msgspec.structs.replace(self._word_of(held), here=True)
+
+    def _word_of(self, held: Held) -> _Found:
+        assert self._shelves is not None
+        runs = [one.run for one in self._shelves.checkpoints]
+        return _Found(runs.index(held.run), held.agreed, held.step, False)
+
+
+_decoder = msgspec.msgpack.Decoder(_Found)

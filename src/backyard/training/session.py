@@ -1,0 +1,401 @@
+"""The session: an ordinary training loop whose steps are exact, whoever computes them and whoever dies.
+
+``batches`` yields units. ``optimizer.step()`` after a unit adds its gradients to the step's sum; after the
+last unit that this member has, the step is finished with all the others: see `steps`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+from backyard.checkpoint.files import write_model
+from backyard.core.errors import ConfigError, RunError
+from backyard.planning import Model, StepProfile
+from backyard.training.anchoring import Anchoring, arithmetic_of
+from backyard.training.beyond import Beyond, Leased, Outward
+from backyard.training.choosing import Chooser, Seen, Wish
+from backyard.training.circle import AgentsCircle, Alone, Circle, Place
+from backyard.training.data import Units
+from backyard.training.gathered import decode_tensor, encode_tensor
+from backyard.training.journal import Journal
+from backyard.training.memory import Memory, Piece
+from backyard.training.norms import Norms
+from backyard.training.nursery import Healed
+from backyard.training.pace import Pace
+from backyard.training.profiling import is_dry_run, profiled
+from backyard.training.provisional import ProvisionalSteps
+from backyard.training.rounds import Rounds
+from backyard.training.saving import Saving, Shelves
+from backyard.training.scaling import Scaling
+from backyard.training.state import TrainingState
+from backyard.training.steps import Steps, Training
+from backyard.training.streams import Stream
+from backyard.training.sums import Sums
+from backyard.training.sync import Sync
+
+_SCALER = "backyard.scaler"
+_WISHES: dict[str, Wish] = {"exact": "exact", "auto": "auto"}
+
+
+def init(
+    *,
+    seed: int = 0,
+    unit: int = 0,
+    checkpoint_s: float = 60.0,
+    copies: int = 2,
+    mixed: bool = False,
+    sync: Wish | Sync | None = None,
+    beyond: Beyond | None = None,
+) -> Session:
+    """The session of this process.
+
+    ``unit``: samples of a canonical micro-batch (0: an eighth of a batch). Every ``checkpoint_s`` seconds the
+    state is saved, on the disks of ``copies`` machines. Machines whose processors compute
+    differently are noticed; ``mixed`` says so where only the optimizer at hand does. ``sync``: "exact"; or
+    "auto", to let the planner choose codecs and local steps too; or a `Sync`. None: as the run was started.
+    """
+    place = Place.from_environment()
+    circle: Circle = Alone() if place is None else AgentsCircle(place)
+    saving = Saving(Shelves.of(place), checkpoint_s, copies)
+    named = sync if sync is not None else os.environ.get("BACKYARD_SYNC") or "exact"
+    wish = named if isinstance(named, Sync) else _WISHES.get(named)
+    if wish is None:
+        raise ConfigError(f"there is no sync {named!r}", hint="Take 'exact', 'auto' or a backyard.Sync.")
+    wish = "exact" if is_dry_run() else wish
+    return Session(circle, seed=seed, unit=unit, saving=saving, mixed=mixed, sync=wish, beyond=beyond)
+
+
+class Session:
+    """Made by `init`; `prepare` comes next."""
+
+    def __init__(
+        self,
+        circle: Circle,
+        *,
+        seed: int,
+        unit: int,
+        saving: Saving,
+        mixed: bool = False,
+        sync: Wish | Sync = "exact",
+        beyond: Beyond | None = None,
+    ) -> None:
+        self.next_epoch = 0  # of the next pass over the batches
+        self._circle = circle
+        self._saving = saving
+        self._seed = seed
+        self._unit_size = unit
+        self._mixed = mixed
+        self._sync = sync
+        self._beyond = beyond
+        self._model: torch.nn.Module | None = None
+        self._optimizers: list[Optimizer] = []
+        self._tracked: dict[str, Any] = {}
+        self._clip: float | None = None
+        self._current: Piece | None = None
+        self._stepped = 0
+        self._weight: float | None = None
+        self._in_batch = False
+        self._pace = Pace()
+        self._memory = Memory.from_environment()
+        self._journal = Journal()
+
+    # what the script asks
+
+    @property
+    def done(self) -> int:
+        """Steps, which is batches of the loader, that are committed."""
+        return self._state.covered
+
+    @property
+    def healed(self) -> Healed | None:
+        """How this member got the state, if it came while the others trained."""
+        return self._steps.healed
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this member speaks for all: exactly one does at any time."""
+        return self._circle.rank == 0
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """What was logged, by step: means over whole batches."""
+        return self._journal.history
+
+    @property
+    def world(self) -> int:
+        return self._circle.world
+
+    @property
+    def sync(self) -> Sync:
+        """How the members stay together now."""
+        return self._state.sync
+
+    @property
+    def provisional(self) -> bool:
+        """Whether this side goes on without a quorum, so that its commits may be given up later."""
+        return self._circle.provisional
+
+    def prepare(
+        self,
+        model: torch.nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        loader: DataLoader[Any],
+        *more: Any,
+    ) -> tuple[Any, ...]:
+        """What to use from now on, in the same order; schedulers and a GradScaler may follow the loader."""
+        if self._model is not None:
+            raise RunError("prepare was called twice", hint="Make everything first, then call it once.")
+        self._model = model
+        self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self._sums = Sums(
+            parameter
+            for one in self._optimizers
+            for group in one.param_groups
+            for parameter in group["params"]
+        )
+        self._norms = Norms(model)
+        scalers = [one for one in more if isinstance(one, torch.amp.GradScaler)]
+        schedulers = [one for one in more if one not in scalers]
+        scaling = Scaling(scalers[0] if scalers else None)
+        if scaling.scaler is not None:
+            self._tracked[_SCALER] = scaling.scaler
+        self._state = TrainingState(model, self._optimizers, schedulers, self._tracked)
+        unit = self._unit_size or max(1, (loader.batch_size or 1) // 8)
+        self._data = self._data_of(loader, unit)
+        self._memory.watch(unit)
+        # With ``mixed`` no two members are taken for alike.
+        arithmetic = os.urandom(8) if self._mixed else arithmetic_of(self._optimizers)
+        optimizer_steps = [one.step for one in self._optimizers]
+        training = Training(
+            data=self._data,
+            sums=self._sums,
+            rounds=Rounds(self._sums, self._state, optimizer_steps),
+            norms=self._norms,
+            state=self._state,
+            scaling=scaling,
+            anchoring=Anchoring(self._state, arithmetic),
+            optimizer_steps=optimizer_steps,
+            scheduler_steps=[one.step for one in schedulers],
+        )
+        for one in self._optimizers:
+            one.step = self._step_of()  # type: ignore[method-assign,assignment]
+        for scheduler in schedulers:
+            scheduler.step = self._scheduler_step_of(type(scheduler).__name__)
+        self._steps = Steps(self._circle, self._saving, training, self._journal, self._pace)
+        self._steps.clip = self._clip
+        if isinstance(self._data, Leased):
+            self._go_beyond(self._data, scaling)
+        else:
+            self._choose_sync(scaling, loader.batch_size or 1, unit)
+        self.on_commit(ProvisionalSteps.of(Place.from_environment()))
+        self._steps.meet()
+        return (model, optimizer, profiled(self, Batches(self)), *more)
+
+    def _data_of(self, loader: DataLoader[Any], unit: int) -> Units | Stream:
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        if self._beyond is not None:
+            if is_stream:
+                raise RunError(
+                    "a hub leases places in an order, and a stream has none",
+                    hint="Use a data set with a length, which can be read at any place.",
+                )
+            return Leased(loader, unit, self._seed)
+        return Stream(loader, unit, self._seed, self._state) if is_stream else Units(loader, unit, self._seed)
+
+    def _go_beyond(self, data: Leased, scaling: Scaling) -> None:
+        """With a hub, it says what is trained and how all stay together."""
+        if scaling.scaler is not None or not isinstance(self._circle, Alone):
+            raise RunError(
+                "a hub is not reached from a group of several workers, nor with a GradScaler",
+                hint="Let each machine join by itself with `backyard join --invite`, without a scaler.",
+            )
+        assert self._beyond is not None
+        outward = Outward(self._beyond, self._sums, data, self._state, self._pace.speed)
+        outward.loss = lambda: self._journal.mean(self._steps.done, "loss")
+        for one in self._optimizers:
+            one._opt_called = True  # type: ignore[attr-defined]  # by those who trained before us, as schedulers see it
+        self._steps.begin_with(outward)
+
+    def _choose_sync(self, scaling: Scaling, batch: int, unit: int) -> None:
+        sync = self._sync
+        if isinstance(sync, Sync):
+            if sync.is_local and scaling.scaler is not None:
+                raise RunError(
+                    "local steps do not work with a GradScaler, whose scale all members must share",
+                    hint="Use bfloat16 without a scaler, or synchronise every step.",
+                )
+            self._steps.wanted = sync
+            return
+        wish: Wish = "exact" if scaling.scaler is not None else sync
+        trained = self._sums.parameters
+        parameters = sum(one.numel() for one in trained)
+        wire = sum(one.numel() * max(4, one.element_size()) for one in trained) / parameters
+        is_lora = parameters < sum(one.numel() for one in self._state.model.parameters()) / 2
+        chooser = Chooser(
+            self._circle.survey,
+            Model(parameters=parameters, wire_bytes=wire, is_lora=is_lora),
+            StepProfile(batch=batch, unit=min(unit, batch)),
+            wish,
+            self._steps.want,
+        )
+        last = [time.monotonic(), 0.0]
+
+        def note() -> None:
+            now, covered = time.monotonic(), self.done
+            step_s = (now - last[0]) / max(1.0, covered - last[1])
+            last[:] = [now, covered]
+            if self.is_main:
+                speeds = tuple(self._pace.shares) if self._pace.is_known else ()
+                seen = Seen(
+                    self._circle.generation, self._state.sync, speeds, self._circle.machines(), step_s
+                )
+                chooser.note(seen)
+
+        self._steps.on_commit.append(note)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left: a member that joins late begins with the one that the others are in."""
+        for epoch in range(self._state.epoch, count):
+            self.next_epoch = epoch
+            yield epoch
+
+    def clip_grad_norm(self, most: float) -> None:
+        """From now on the gradient of each whole batch is clipped to this norm."""
+        self._clip = most
+        if self._model is not None:
+            self._steps.clip = most
+
+    def weight(self, amount: float) -> None:
+        """Of the unit at hand: for losses that are means over something else than samples, such as tokens."""
+        if self._sums.has_begun:
+            raise RunError(
+                "run.weight was called after backward()",
+                hint="Call it before: gradients travel while backward still runs.",
+            )
+        self._weight = float(amount)
+        self._sums.weigh(self._weight)
+
+    def log(self, **values: Any) -> None:
+        """Means over the whole batch; in `history` one commit later, as it is often called after the step."""
+        self._journal.log(values)
+
+    def track(self, name: str, thing: Any) -> None:
+        """Something with ``state_dict`` and ``load_state_dict`` that belongs to the state."""
+        self._tracked[name] = thing
+
+    def save(self, path: str | Path) -> None:
+        """The model's parameters and buffers as safetensors; written by the main member."""
+        self._saving.finish()
+        if not self.is_main or self._model is None:
+            return
+        with self._steps.committed():
+            write_model(self._model.state_dict(), Path(path), {"steps": str(self.done)})
+
+    def gather(self, value: torch.Tensor) -> torch.Tensor:
+        """Every member's tensor, one after the other; for evaluation."""
+        return torch.cat([decode_tensor(data) for data in self._circle.gather(encode_tensor(value))])
+
+    def state_digest(self) -> str:
+        """Of everything that a commit may change."""
+        return self._steps.state_digest()
+
+    def on_commit(self, notice: Callable[[Session], None]) -> None:
+        self._steps.on_commit.append(lambda: notice(self))
+
+    # the loop
+
+    def units_of(self, epoch: int) -> Iterator[Any]:
+        """Batches of this member's units, until the steps of an epoch are committed."""
+        if epoch > self._state.epoch and not self._data.is_over(epoch, self.done):
+            self._state.epoch, self._state.epoch_began = epoch, self.done
+            self._steps.begin_epoch()
+        while not self._data.is_over(epoch, self.done):
+            if not self._steps.pending:  # the others have enough to do without us
+                self._steps.finish()
+                continue
+            step, covered = self._steps.done, self.done
+            pieces = [one for unit in self._steps.pending for one in self._memory.pieces(unit)]
+            batches = self._data.batches(covered, [piece.span for piece in pieces])
+            for piece, batch in zip(pieces, batches, strict=True):
+                self._begin(step, covered, piece)
+                self._in_batch = True
+                yield batch
+                self._in_batch = False
+                self._check_stepped()
+                self._pace.end_unit(piece.span.size)
+
+    def _begin(self, step: int, covered: int, piece: Piece) -> None:
+        size = float(piece.span.size)
+        self._current, self._stepped, self._weight = piece, 0, None
+        self._journal.begin_unit(step, size)
+        self._norms.begin(piece.part)
+        self._data.seed_unit(covered, piece.unit, piece.part)
+        self._sums.forget_unit()
+        if len(self._steps.pending) == 1 and piece.is_last and self._steps.travels_early:
+            self._sums.expect_last(self._circle, size)
+        self._pace.begin_unit()
+
+    def _check_stepped(self) -> None:
+        if self._current is not None:
+            raise RunError(
+                "a batch ended without optimizer.step()",
+                hint="Call optimizer.step() for each batch; it takes effect with the last one.",
+            )
+
+    def _step_of(self) -> Callable[..., None]:
+        def step() -> None:  # no closure: it would compute the unit again
+            self._stepped += 1
+            if self._stepped == len(self._optimizers):
+                self._unit_done()
+
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else torch warns, for our own wrapper
+        return step
+
+    def _scheduler_step_of(self, name: str) -> Callable[..., None]:
+        """In the loop it does nothing: schedulers follow commits, also those without a batch of ours."""
+
+        def step(*_: Any) -> None:
+            if not self._in_batch:
+                raise RunError(
+                    f"{name}.step() was called outside the loop over batches",
+                    hint="A scheduler given to prepare moves with every commit. For one that moves with "
+                    "epochs call run.track('scheduler', scheduler) instead, before prepare.",
+                )
+
+        return step
+
+    def _unit_done(self) -> None:
+        piece = self._current
+        if piece is None:
+            raise RunError("optimizer.step() was called without a batch", hint="Call it inside the loop.")
+        weight = self._weight if self._weight is not None else float(piece.span.size)
+        self._steps.claim(piece.unit, weight, is_whole=piece.is_last)
+        self._current = None
+        if not self._steps.pending:
+            begin = time.monotonic()
+            self._steps.finish()
+            self._pace.waited(time.monotonic() - begin)
+
+
+class Batches:
+    """Each pass over it is the next epoch; one that the others have finished is empty."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __len__(self) -> int:
+        """Steps, not units; TypeError for a stream."""
+        return len(self._session._data)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self._session.next_epoch
+        self._session.next_epoch += 1
+        yield from self._session.units_of(epoch)

@@ -1,0 +1,82 @@
+"""Sums that travel encoded. What the codec lost is kept by this member, and sent with the next sum.
+
+It is remembered when the step counts, not before: a sum that broke and is repeated sends the same bytes. What
+a member kept dies with it: the error of one encoding, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from backyard.compression import Codec, ErrorFeedback, Part, PowerSGD, Turn
+from backyard.training.sums import Reducer
+from backyard.training.sync import Sync
+
+
+class CodedReducer(Protocol):
+    """What sums over the members in a codec's form."""
+
+    world: int
+
+    def sum_coded(
+        self,
+        tensor: torch.Tensor,
+        codec: Codec | PowerSGD,
+        turn: Turn,
+        parts: Sequence[Part],
+        feedback: ErrorFeedback,
+    ) -> tuple[torch.Tensor, Callable[[], None]]:
+        """The sum, NaN if a number was not finite, and what to call when it counts."""
+
+
+class Squeeze:
+    """One residual for each parameter, whatever the codec."""
+
+    def __init__(self) -> None:
+        self._feedback = ErrorFeedback()
+        self._codec: tuple[str, Codec | PowerSGD] | None = None
+        self._keeps: list[Callable[[], None]] = []
+
+    def sum(
+        self,
+        circle: CodedReducer,
+        sync: Sync,
+        step: int,
+        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        parts: Sequence[Sequence[Part]],
+    ) -> None:
+        """Of each pair (mine, total) the second becomes the sum of everybody's first."""
+        self._keeps = []
+        if circle.world == 1:
+            for mine, total in pairs:
+                total.copy_(mine)
+            return
+        if self._codec is None or self._codec[0] != sync.codec:
+            self._codec = (sync.codec, sync.made_codec())
+        self._feedback.decay = sync.decay
+        for number, ((mine, total), named) in enumerate(zip(pairs, parts, strict=True)):
+            turn = Turn(f"sum-{number}", step)
+            found, keep = circle.sum_coded(mine, self._codec[1], turn, named, self._feedback)
+            total.copy_(found)
+            self._keeps.append(keep)
+
+    def keep(self) -> None:
+        """The step counts."""
+        for keep in self._keeps:
+            keep()
+        self._keeps = []
+
+    def pooled(self, circle: Reducer, parts: Sequence[Sequence[Part]]) -> dict[str, torch.Tensor]:
+        """What all members keep, together: for a checkpoint, from which one of them goes on with it."""
+        own: Mapping[str, torch.Tensor] = self._feedback.state_dict()["residuals"]
+        named = [part for some in parts for part in some]
+        flat = torch.cat([own.get(part.name, torch.zeros(part.numel)) for part in named])
+        circle.begin_sum(flat).wait()
+        pieces = torch.split(flat, [part.numel for part in named])
+        return {part.name: piece.clone() for part, piece in zip(named, pieces, strict=True)}
+
+    def take(self, pooled: Mapping[str, torch.Tensor]) -> None:
+        self._feedback.load_state_dict({"decay": self._feedback.decay, "residuals": dict(pooled)})

@@ -1,0 +1,62 @@
+"""A failure counts unless the processor was withheld, and then it is shown, not hidden."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.withheld import Ticks, Undecided, ticks
+
+pytest_plugins = ["pytester"]
+
+FAILING = "import pytest\n@pytest.mark.lab\ndef test_one():\n    assert 1 == 2, 'the machine was late'\n"
+
+
+def outcome(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, share: float) -> pytest.RunResult:
+    clock = iter(range(1000))
+
+    def fake() -> Ticks:
+        now = 1000 * next(clock)
+        return Ticks(now, int(share * now))
+
+    monkeypatch.setattr("tests.withheld.ticks", fake)
+    pytester.makeini("[pytest]\nmarkers = lab\naddopts = -rs")
+    pytester.makepyfile(FAILING)
+    return pytester.inline_run(plugins=[Undecided()])
+
+
+@pytest.mark.parametrize(("share", "failed"), [(0.0, 1), (0.29, 1), (0.31, 0), (0.9, 0)])
+def test_only_a_failure_without_processor_is_undecided(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, share: float, failed: int
+) -> None:
+    found = outcome(pytester, monkeypatch, share)
+    passed, skipped, failures = found.listoutcomes()
+    assert (len(passed), len(skipped), len(failures)) == (0, 1 - failed, failed)
+    if skipped:
+        assert "the machine was late" in str(skipped[0].longrepr)
+
+
+def test_many_undecided_tests_are_a_failure(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = Undecided()
+    clock = iter(range(10000))
+
+    def fake() -> Ticks:
+        now = 1000 * next(clock)
+        return Ticks(now, now // 2)
+
+    monkeypatch.setattr("tests.withheld.ticks", fake)
+    pytester.makeini("[pytest]\nmarkers = lab")
+    tests = "".join(f"@pytest.mark.lab\ndef test_{one}():\n    assert {one} > 3\n" for one in range(8))
+    pytester.makepyfile("import pytest\n" + tests)
+    assert pytester.inline_run(plugins=[plugin]).ret == pytest.ExitCode.TESTS_FAILED
+    assert len(plugin.undecided) == 4
+
+
+def test_this_systems_figures_can_be_read(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 10 20 5000 7 3 2 40 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
+    assert ticks(stat) == Ticks(175, 40)
+    assert ticks(tmp_path / "none") == Ticks(0, 0)

@@ -1,0 +1,114 @@
+"""`backyard plan` and `backyard run --dry-run` on three machines of a lab, typed as a person types them."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backyard.local.run_questions import RunsAsk, RunsTold
+from benchmarks.machines import Machines
+from benchmarks.runs import CommandLine
+from lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(400)]
+
+TRAIN = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import backyard
+
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 256))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+data = TensorDataset(torch.randn(4096, 256))
+run = backyard.init(checkpoint_s=0.01)
+model, optimizer, batches = run.prepare(model, optimizer, DataLoader(data, batch_size=192))
+print("the script's own words")
+for epoch in run.epochs(100000):
+    for (x,) in batches:
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+run.save("model.safetensors")
+"""
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
+    with Lab(hosts=3, rate="1gbit") as lab, Machines(lab.hosts) as formed:
+        formed.form()
+        yield formed
+
+
+@pytest.fixture
+def line(machines: Machines) -> CommandLine:
+    """All devices are measured; links that are not yet are assumed."""
+
+    def is_measured() -> bool:
+        return all(any(device.tflops for device in row.devices) for row in machines.status(0).nodes)
+
+    machines.until(is_measured, 60.0, "all is measured")
+    return CommandLine(machines)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAIN)
+    return folder
+
+
+def test_a_plan_from_the_size_of_a_model(line: CommandLine, project: Path) -> None:
+    done = line.run(0, "plan", "--parameters", "20M", "--tokens", "64", "--picture", "p.svg", folder=project)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    assert {line.split()[0] for line in done.stdout.splitlines() if "estimated from" in line} == {
+        "h0",
+        "h1",
+        "h2",
+    }
+    assert "Chosen: " in done.stdout
+    # Which of them, depends on how busy each was while it was measured.
+    assert re.search(r"h\d(, h\d)? and h\d: every step", done.stdout)
+    ElementTree.parse(project / "p.svg")
+    words = ("--parameters", "20M", "--on", "h1,h2", "--add", "4090@1gbit", "--json")
+    found = json.loads(line.run(0, "plan", *words, folder=project).stdout)
+    assert [one["name"] for one in found["machines"]] == ["4090@1gbit", "h1", "h2"]
+    assert found["ranking"]["chosen"]["name"] == "4090@1gbit alone"
+
+
+def test_a_dry_run_measures_and_leaves_nothing(line: CommandLine, machines: Machines, project: Path) -> None:
+    done = line.run(0, "run", "--dry-run", "train.py", folder=project, timeout=200)
+    assert done.returncode == 0, done.stderr
+    print(done.stderr, done.stdout)
+    assert done.stdout.count("measured with this model") == 3
+    assert "the script's own words" in done.stderr
+    assert "the script's own words" not in done.stdout
+    assert "Measured in the dry run with h0, h1 and h2" in done.stdout
+    assert sorted(path.name for path in project.iterdir()) == ["train.py"]
+    run = machines.ask(0, RunsAsk(), RunsTold).runs[-1].run
+    assert not [path for place in range(3) for path in machines.state(place).rglob(f"{run}/checkpoints/*")]
+
+    words = ("--dry-run", "--on", "h1", "--json", "train.py")
+    found = json.loads(line.run(0, "run", *words, folder=project, timeout=200).stdout)
+    assert found["model"]["parameters"] == 256 * 1024 * 2 + 1024 + 256
+    assert (found["profile"]["batch"], found["profile"]["unit"]) == (192, 24)
+    assert [one["name"] for one in found["machines"]] == ["h1"]
+    assert found["ranking"]["chosen"]["step_s"] == pytest.approx(found["measured_step_s"], rel=0.5)
+
+
+def test_a_script_without_a_session_is_told_what_to_do(line: CommandLine, project: Path) -> None:
+    (project / "plain.py").write_text("import time\ntime.sleep(600)\n")
+    (project / "train.py").unlink()
+    done = line.run(0, "run", "--dry-run", "plain.py", folder=project)
+    assert done.returncode == 1
+    assert "does not train in a session" in done.stderr
+    assert "backyard plan --parameters" in done.stderr

@@ -1,0 +1,35 @@
+"""Whatever goes wrong in a run: the person can act on what is shown, and nothing is left running."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.run_failures import CASES, FILE, Case, play, two_machines
+from benchmarks.runs import CommandLine
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[tuple[CommandLine, Path]]:
+    with two_machines() as formed:
+        yield formed
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
+def test_what_the_person_sees(stage: tuple[CommandLine, Path], case: Case) -> None:
+    code, seen = play(*stage, case)
+    assert code == case.code, seen[-3000:]
+    for words in case.says:
+        assert words in seen, f"{words!r} is not in:\n{seen[-3000:]}"
+
+
+def test_the_documentation_shows_every_case() -> None:
+    text = FILE.read_text(encoding="utf-8")
+    for case in CASES:
+        assert f"# {case.title}\n" in text
+        for words in case.says:
+            assert words in text, f"{case.title}: {words!r}"

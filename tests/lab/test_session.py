@@ -1,0 +1,331 @@
+"""Training together on lab hosts, while workers, agents and machines die: equal to one patient machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from backyard.local.run_questions import RunsAsk, RunsTold
+from benchmarks.commits import judge, read_commits
+from benchmarks.machines import REPOSITORY, Machines
+from benchmarks.runs import CommandLine
+from lab import Lab, LabProcess
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+PROGRAM = Path(__file__).with_name("session_program.py")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab(hosts=4) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def machines(lab: Lab) -> Iterator[Machines]:
+    with Machines(lab.hosts) as formed:
+        formed.form()
+        yield formed
+
+
+@pytest.fixture
+def line(machines: Machines) -> CommandLine:
+    for place, agent in enumerate(machines.agents):
+        if agent is None:
+            machines.start(place)
+    machines.until(lambda: machines.agree(range(4)), 30.0, "all are here")
+    return CommandLine(machines)
+
+
+def finals(text: str) -> dict[str, tuple[float, ...]]:
+    """What a worker printed at its end, by name."""
+    found = re.findall(r"final (\d+) (\S+) (\S+) (\S+)", text)
+    return {name: (int(done), float(total), float(square)) for done, name, total, square in found}
+
+
+def alone(**variables: str) -> dict[str, tuple[float, ...]]:
+    """The same program under plain python."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), **variables}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200,
+    )
+    return finals(done.stdout)
+
+
+def start(line: CommandLine, folder: Path, trace: Path, on: str, **variables: str) -> LabProcess:
+    folder.mkdir()
+    shutil.copy(PROGRAM, folder / "train.py")
+    given = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
+    given += ["--set", f"BACKYARD_TRACE_COMMITS={trace}"]
+    return line.start(0, "run", "--on", on, *given, "train.py", folder=folder)
+
+
+def check_equal(found: dict[str, tuple[float, ...]], expected: dict[str, tuple[float, ...]]) -> None:
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, rel=1e-9, abs=1e-9), name
+
+
+def check_trace(trace: Path, units: int) -> None:
+    """After every commit all members hold the same bytes, nobody goes back, no unit counts twice."""
+    found = judge(read_commits(trace), units)
+    wrong = found._replace(commits=0, steps=0)
+    assert not any(wrong), found
+    assert read_commits(trace)[0].step == 1
+
+
+def workers(machines: Machines, place: int) -> list[int]:
+    found = []
+    for pid in machines.hosts[place].pids():
+        try:
+            words = psutil.Process(pid).cmdline()
+        except psutil.Error:
+            continue
+        if words[-1:] == ["train.py"] and "backyard.cli.main" not in words:
+            found.append(pid)
+    return found
+
+
+@pytest.mark.parametrize(("model", "optimizer"), [("images", "sgd"), ("words", "adamw")])
+def test_three_machines_are_as_good_as_one(
+    line: CommandLine, tmp_path: Path, model: str, optimizer: str
+) -> None:
+    options = {"MODEL": model, "OPTIMIZER": optimizer, "EPOCHS": "5"}
+    running = start(line, tmp_path / "project", tmp_path / "trace", "h0,h1,h2", **options)
+    assert running.wait(200) == 0, running.output()
+    check_equal(finals(running.output()), alone(**options))
+    check_trace(tmp_path / "trace", units=8)
+
+
+def test_machines_that_compute_differently_train_together(line: CommandLine, tmp_path: Path) -> None:
+    """One of them with other kernels of torch: the bits differ, and what is learned does not."""
+    trace = tmp_path / "trace"
+    options = {"MODEL": "images", "OPTIMIZER": "adamw", "EPOCHS": "5"}
+    running = start(line, tmp_path / "project", trace, "h0,h1,h2", MIXED="1", **options)
+    assert running.wait(200) == 0, running.output()
+    assert "differ in the last bits" in running.output()
+    check_equal(finals(running.output()), alone(**options))
+    found = judge(read_commits(trace), 8)
+    assert not any(found._replace(commits=0, steps=0, hash_violations=0)), found
+    assert found.hash_violations > 0, "else this test shows nothing"
+
+
+def test_rounds_of_local_steps_lose_nothing(line: CommandLine, machines: Machines, tmp_path: Path) -> None:
+    """In int8, while a worker dies in the middle of a round and comes back."""
+    trace = tmp_path / "trace"
+    options = {"DELAY": "0.02", "EPOCHS": "60", "PERIOD": "5", "CODEC": "int8", "KIND": "float32"}
+    running = start(line, tmp_path / "project", trace, "h0,h1,h2", **options)
+    machines.until(lambda: len(read_commits(trace)) > 15, 60.0, "there are rounds")
+    time.sleep(0.7)
+    for pid in workers(machines, 1):
+        os.kill(pid, signal.SIGKILL)
+    assert running.wait(300) == 0, running.output()
+    assert "rounds of 5 steps" in running.output()
+    check_trace(trace, units=8)
+    commits = read_commits(trace)
+    assert {one.of for one in commits} >= {8, 40}, "single steps at first, then rounds"
+    assert {one.world for one in commits} == {2, 3}
+    done = {values[0] for values in finals(running.output()).values()}
+    assert done == {600.0}, "of ten batches, sixty times"
+
+
+def test_a_machine_leaves_without_a_gap(line: CommandLine, machines: Machines, tmp_path: Path) -> None:
+    """`backyard down`: the others take it out of the group between two steps."""
+    trace = tmp_path / "trace"
+    options = {"DELAY": "0.02", "EPOCHS": "100000", "BACKYARD_LOG": "info"}
+    running = start(line, tmp_path / "project", trace, "h0,h1,h2", **options)
+    machines.until(lambda: trace.exists() and trace.stat().st_size > 6000, 60.0, "training has begun")
+    begin = time.time()
+    assert line.run(2, "down", folder=tmp_path).returncode == 0
+    machines.agents[2] = None
+    machines.until(lambda: any(one.world == 2 for one in read_commits(trace)[-4:]), 20.0, "two go on")
+    machines.until(lambda: "of 2: " in running.output(), 20.0, "it is said")
+    time.sleep(1.0)
+    output = running.output()
+    running.signal(signal.SIGINT)
+    assert running.wait(150) == 130
+    check_trace(trace, units=8)
+    assert "because h2 leaves" in output
+    assert "was not reduced by everybody" not in output, "no step failed"
+    times = sorted({one.step: one.at for one in read_commits(trace)}.values())
+    around = [later - earlier for earlier, later in pairwise(times) if later > begin]
+    assert max(around) < 5.0, "benchmarks.isolated has the figures; here only that nobody was waited for"
+
+
+def test_killed_workers_come_back_and_nothing_changes(
+    line: CommandLine, machines: Machines, tmp_path: Path
+) -> None:
+    """Every few seconds one is killed, wherever it is in its step."""
+    trace = tmp_path / "trace"
+    options = {"MODEL": "images", "EPOCHS": "20"}
+    running = start(line, tmp_path / "project", trace, "h0,h1,h2", DELAY="0.02", **options)
+    machines.until(lambda: trace.exists() and trace.stat().st_size > 2000, 60.0, "training has begun")
+    chance = random.Random(7)
+    kills = 0
+    gaps = []
+    while running.poll() is None and kills < 5:
+        time.sleep(chance.uniform(1.0, 3.0))
+        alive = [pid for place in (0, 1, 2) for pid in workers(machines, place)]
+        members = {one.pid for one in read_commits(trace)[-6:]}
+        victims = [pid for pid in alive if pid in members]
+        if len(victims) < 2:
+            continue
+        begin = time.time()
+        os.kill(chance.choice(victims), signal.SIGKILL)
+        kills += 1
+        machines.until(partial(_committed_since, trace, begin + 0.05), 20.0, "the others went on")
+        gaps.append(time.time() - begin)
+    assert running.wait(200) == 0, running.output()
+    assert kills >= 3
+    check_equal(finals(running.output()), alone(**options))
+    check_trace(trace, units=8)
+    assert sorted(gaps)[len(gaps) // 2] < 5.0, gaps
+
+
+def test_the_coordinators_machine_may_die(line: CommandLine, machines: Machines, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    options = {"MODEL": "images", "EPOCHS": "12"}
+    folder = tmp_path / "project"
+    folder.mkdir()
+    shutil.copy(PROGRAM, folder / "train.py")
+    given = ["--set", f"BACKYARD_TRACE_COMMITS={trace}", "--set", "EPOCHS=12", "--set", "DELAY=0.03"]
+    running = line.start(3, "run", "--on", "h0,h1,h2", *given, "train.py", folder=folder)
+    machines.until(lambda: trace.exists() and trace.stat().st_size > 2000, 60.0, "training has begun")
+    first = next(row.name for row in machines.status(3).nodes if row.coordinator)
+    place = int(first[1])
+    assert place in (0, 1, 2)
+    begin = time.time()
+    machines.hosts[place].kill_all()
+    machines.agents[place] = None
+    machines.until(lambda: _committed_since(trace, begin + 0.05), 30.0, "the others went on")
+    assert running.wait(200) == 0, running.output()
+    check_equal(finals(running.output()), alone(**options))
+    check_trace(trace, units=8)
+
+
+def test_who_is_stopped_or_cut_off_is_left_out_and_comes_back(
+    line: CommandLine, machines: Machines, lab: Lab, tmp_path: Path
+) -> None:
+    """Nobody is gone: one worker does nothing, later two machines that all others reach do not meet."""
+    trace = tmp_path / "trace"
+    running = start(line, tmp_path / "project", trace, "h0,h1,h2", DELAY="0.02", EPOCHS="100000")
+    machines.until(lambda: trace.exists() and trace.stat().st_size > 2000, 60.0, "training has begun")
+
+    def trained_by(world: int, since: float) -> bool:
+        return any(one.world == world and one.at > since for one in read_commits(trace)[-9:])
+
+    # The coordinator's own, which then is the most junior, and yet not the one to be left out later.
+    first = next(int(row.name[1]) for row in machines.status(3).nodes if row.coordinator) % 3
+    (victim,) = workers(machines, first)
+    begin = time.time()
+    os.kill(victim, signal.SIGSTOP)
+    machines.until(lambda: trained_by(2, begin), 20.0, "the others went on")
+    machines.until(lambda: not psutil.pid_exists(victim), 20.0, "it was ended")
+    machines.until(lambda: trained_by(3, begin + 1.0), 60.0, "another came in its place")
+    one, other = machines.hosts[first], machines.hosts[(first + 1) % 3]
+    begin = time.time()
+    lab.cut(one, other)
+    try:
+        machines.until(lambda: trained_by(2, begin), 20.0, "the others went on")
+    finally:
+        lab.heal(one, other)
+    machines.until(lambda: trained_by(3, begin + 2.0), 60.0, "it came back")
+    running.signal(signal.SIGINT)
+    assert running.wait(150) == 130
+    check_trace(trace, units=8)
+    output = running.output()
+    assert "has a stopped worker" in output
+    assert "do not reach each other" in output
+    assert "gets the state while the others go on" in output
+
+
+def _committed_since(trace: Path, when: float) -> bool:
+    commits = read_commits(trace)
+    return bool(commits) and commits[-1].at > when
+
+
+def test_everybody_dies_and_the_newest_checkpoint_stands(
+    line: CommandLine, machines: Machines, tmp_path: Path
+) -> None:
+    """All agents and workers at once; when the agents are back, the run goes on from the checkpoint."""
+    trace = tmp_path / "trace"
+    options = {"MODEL": "images", "EPOCHS": "10", "CHECKPOINT_S": "1"}
+    start(line, tmp_path / "project", trace, "h0,h1,h2", DELAY="0.02", **options)
+    machines.until(lambda: trace.exists() and trace.stat().st_size > 6000, 90.0, "training goes on")
+    for place in range(4):
+        machines.hosts[place].kill_all()
+        machines.agents[place] = None
+    before = read_commits(trace)
+    done = max(one.step for one in before)
+    for place in range(4):
+        machines.launch(place)
+    for place in range(4):
+        machines.await_answer(place)
+    machines.until(lambda: len(read_commits(trace)) > len(before) + 30, 90.0, "it goes on")
+    after = read_commits(trace)[len(before) :]
+    first = min(one.step for one in after)
+    assert 1 < first <= done + 1, "not from the beginning"
+    per_second = done / (before[-1].at - before[0].at)
+    assert done - first < 4 * per_second + 2, "nothing older than the interval is lost"
+    repeated = judge(after, 8)
+    assert not any(repeated._replace(commits=0, steps=0)), repeated
+    run = machines.ask(1, RunsAsk(), RunsTold).runs[-1].run
+    ended = line.run(1, "attach", run, folder=tmp_path, timeout=200)
+    assert ended.returncode == 0, ended.stderr
+    check_equal(finals(ended.stdout), alone(**options))
+
+
+def test_a_run_that_was_stopped_goes_on_elsewhere_and_is_exported(
+    line: CommandLine, machines: Machines, tmp_path: Path
+) -> None:
+    """On fewer machines, from another one than started it; the result is that of one patient machine."""
+    trace = tmp_path / "trace"
+    options = {"MODEL": "images", "EPOCHS": "8", "CHECKPOINT_S": "0.5"}
+    running = start(line, tmp_path / "project", trace, "h0,h1,h2", DELAY="0.02", **options)
+    machines.until(lambda: len(read_commits(trace)) > 60, 90.0, "training goes on")
+    run = machines.ask(1, RunsAsk(), RunsTold).runs[-1].run
+    assert line.run(1, "resume", run, folder=tmp_path).returncode != 0, "it has not ended"
+    assert line.run(2, "stop", run, folder=tmp_path).returncode == 0
+    running.wait(150)
+    resumed = line.run(1, "resume", run, "--on", "h1,h0", folder=tmp_path, timeout=200)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"goes on with {run} on h1, h0" in resumed.stderr
+    assert re.search(
+        rf"going on from the checkpoint of step \d+ of run {run}", resumed.stdout + resumed.stderr
+    )
+    check_equal(finals(resumed.stdout), alone(**options))
+    newest = machines.ask(1, RunsAsk(), RunsTold).runs[-1].run
+    exported = line.run(1, "export", newest, str(tmp_path / "out"), folder=tmp_path)
+    assert exported.returncode == 0, exported.stderr
+    facts = json.loads((tmp_path / "out" / "run.json").read_text())
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        assert "layers.0.weight" in file.keys()  # noqa: SIM118  # it is no mapping
+        assert file.metadata()["steps"] == str(facts["steps"])
+    exported = line.run(3, "export", newest, str(tmp_path / "other"), folder=tmp_path)
+    assert exported.returncode == 0, exported.stderr
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "other"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one), "from a machine that had no part in it"

@@ -1,0 +1,130 @@
+"""A session on two machines: whichever dies, the other goes on; a cut is settled when it is over."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.commits import Commit, judge, read_commits
+from benchmarks.machines import Machines
+from benchmarks.runs import CommandLine
+from lab import Lab
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+PROGRAM = Path(__file__).with_name("session_program.py")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab(hosts=2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def machines(lab: Lab) -> Iterator[Machines]:
+    with Machines(lab.hosts) as formed:
+        formed.form()
+        yield formed
+
+
+@pytest.fixture
+def training(machines: Machines, tmp_path: Path) -> Iterator[Path]:
+    """The trace of a run on both that does not end by itself."""
+    for place in range(2):
+        if machines.agents[place] is None:
+            machines.start(place)
+    machines.until(lambda: machines.agree(range(2)), 30.0, "both are here")
+    trace, folder = tmp_path / "trace", tmp_path / "project"
+    folder.mkdir()
+    shutil.copy(PROGRAM, folder / "train.py")
+    words = ["--set", f"BACKYARD_TRACE_COMMITS={trace}", "--set", "DELAY=0.02", "--set", "EPOCHS=100000"]
+    line = CommandLine(machines)
+    run = line.run(0, "run", "--detach", *words, "train.py", folder=folder).stdout.strip()
+    machines.until(lambda: len(_by(trace, 2)) > 4, 60.0, "both train")
+    yield trace
+    stopped = line.run(0, "stop", run, "--hard", folder=folder)
+    assert stopped.returncode == 0, stopped.stderr
+
+
+def _by(trace: Path, world: int, since: float = 0.0) -> list[Commit]:
+    return [one for one in read_commits(trace) if one.world == world and one.at > since]
+
+
+def _place_of_senior(machines: Machines) -> int:
+    return next(int(row.name[1]) for row in machines.status(0).nodes if row.coordinator)
+
+
+def test_either_worker(training: Path, machines: Machines) -> None:
+    for rank in (0, 1):
+        victim = next(one.pid for one in reversed(read_commits(training)) if one.rank == rank)
+        begin = time.time()
+        os.kill(victim, signal.SIGKILL)
+        machines.until(lambda begin=begin: _by(training, 1, begin), 20.0, "the other goes on")  # type: ignore[misc]
+        machines.until(lambda begin=begin: _by(training, 2, begin + 0.5), 60.0, "it is back")  # type: ignore[misc]
+    _check(training)
+
+
+@pytest.mark.parametrize("senior", [True, False])
+def test_either_machine(training: Path, machines: Machines, senior: bool) -> None:
+    """Of a junior that is left alone the commits are provisional until the senior is back."""
+    first = _place_of_senior(machines)
+    victim = first if senior else 1 - first
+    said = len(machines.words(1 - victim))
+    begin = time.time()
+    machines.hosts[victim].kill_all()
+    machines.agents[victim] = None
+    machines.until(lambda: len(_by(training, 1, begin)) > 5, 30.0, "the other goes on")
+    alone = _by(training, 1, begin)[-1].step
+    words = machines.words(1 - victim)[said:]
+    assert ("provisionally, because" in words) == senior, words
+    machines.start(victim)
+    machines.until(lambda: _by(training, 2, begin + 1.0), 60.0, "both train again")
+    assert _by(training, 2, begin + 1.0)[0].step > alone, "what was trained meanwhile is history"
+    assert "is dropped" not in machines.words(1 - victim)[said:]
+    _check(training)
+
+
+def test_a_cut_is_settled_and_no_model_is_lost(training: Path, machines: Machines, lab: Lab) -> None:
+    """Both go on, one of them provisionally; afterwards the other's history counts."""
+    first = _place_of_senior(machines)
+    said = len(machines.words(1 - first))
+    begin = time.time()
+    lab.cut(lab.hosts[0], lab.hosts[1])
+    machines.until(lambda: len({one.pid for one in _by(training, 1, begin)}) == 2, 30.0, "both go on alone")
+    assert "provisionally, because" in machines.words(1 - first)[said:]
+    lab.heal(lab.hosts[0], lab.hosts[1])
+    machines.until(lambda: _by(training, 2, begin + 2.0), 90.0, "they train together again")
+    machines.until(lambda: "is dropped" in machines.words(1 - first)[said:], 30.0, "it is said")
+    elder = next(one for one in _by(training, 2, begin + 2.0) if one.rank == 0)
+    kept = [one.step for one in _by(training, 1, begin) if one.pid == elder.pid]
+    assert elder.step == max(kept) + 1, "the first member is the one whose history counts"
+    _check_told(training, machines, begin, elder, 1 - first)
+
+
+def _check_told(trace: Path, machines: Machines, begin: float, elder: Commit, junior: int) -> None:
+    """A person learns at either machine how many steps were for nothing."""
+    form = r"run (\S+): (h\d had trained (\d+) provisional steps alone; they are dropped, .* from step (\d+))"
+    machines.until(lambda: re.search(form, machines.words(junior)), 30.0, "the steps are told")
+    found = re.findall(form, machines.words(junior))[-1]
+    dropped = [one for one in _by(trace, 1, begin) if one.pid != elder.pid]
+    assert abs(int(found[2]) - len(dropped)) <= 1, "all that the junior one committed alone"
+    assert int(found[3]) >= elder.step - 1, "where both go on"
+    for place in range(2):
+        machines.until(
+            lambda place=place: found[1] in CommandLine(machines).run(place, "logs", found[0]).stderr,  # type: ignore[misc]
+            30.0,
+            "it is read with the run's output",
+        )
+
+
+def _check(trace: Path) -> None:
+    found = judge(read_commits(trace), 8)
+    assert not any(found._replace(commits=0, steps=0)), found

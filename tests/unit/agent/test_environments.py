@@ -1,0 +1,401 @@
+"""Environments are really built here, from wheels made by hand and without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+import backyard
+from backyard.agent import environments
+from backyard.agent.building import failure
+from backyard.agent.environments import EnvironmentPlan, Mode, build, plan_environment
+from backyard.core.errors import RunEnvironmentError
+from backyard.topology.packages import Package, packages_of
+from backyard.topology.torch_choice import TorchChoice
+
+unix = pytest.mark.skipif(os.name == "nt", reason="the stand-in for uv is a script with a first line")
+
+
+def nothing(_: str) -> None:
+    pass
+
+
+# Which file rules.
+
+
+def plan(mode: Mode = "auto", **texts: str) -> EnvironmentPlan:
+    files = {name.replace("__", "/").replace("_", "."): text.encode() for name, text in texts.items()}
+    return plan_environment(files, mode)
+
+
+def test_the_first_of_the_known_files_rules() -> None:
+    every = {"uv_lock": "a", "pyproject_toml": "b", "pylock_toml": "c"}
+    every |= {"requirements_lock": "d", "requirements_txt": "e"}
+    sources = []
+    for gone in ("train_py", "uv_lock", "pylock_toml", "requirements_lock", "requirements_txt"):
+        every.pop(gone, "")
+        sources.append(plan(**every).source)
+    assert sources == ["uv.lock", "pylock.toml", "requirements.lock", "requirements.txt", ""]
+    assert plan(uv_lock="alone").kind == "agent"
+    assert plan("agent", requirements_txt="x").kind == "agent"
+    assert plan("sync", requirements_txt="x").kind == "requirements"
+
+
+def test_sync_without_a_file_says_what_to_do() -> None:
+    with pytest.raises(RunEnvironmentError, match="nothing in the folder") as raised:
+        plan("sync", train_py="")
+    assert "requirements.txt" in raised.value.hint
+
+
+def test_the_digest_follows_what_the_environment_is_built_from() -> None:
+    base = plan(requirements_txt="-r more.txt\nnumpy", more_txt="timm", train_py="1").digest
+    assert base == plan(requirements_txt="-r more.txt\nnumpy", more_txt="timm", train_py="2").digest
+    assert base != plan(requirements_txt="-r more.txt\nnumpy", more_txt="timm==2", train_py="1").digest
+    assert base != plan(requirements_txt="-r more.txt\nnumpy ", more_txt="timm", train_py="1").digest
+    local = plan(requirements_txt="./lib", train_py="1").digest
+    assert local != plan(requirements_txt="./lib", train_py="2").digest
+
+
+def test_an_editable_install_is_refused() -> None:
+    with pytest.raises(RunEnvironmentError, match="editable"):
+        plan(requirements_txt="numpy\n-e .")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("torch", True),
+        ("torch==2.13.0  # comment", True),
+        ("numpy\ntorch >= 2 ; sys_platform == 'linux'", True),
+        ("torch==2.13.0 \\\n  --hash=sha256:aa", True),
+        ("-r more.txt", True),
+        ("torchvision", False),
+        ("torch-fidelity", False),
+        ("# torch", False),
+        ("torch==2.13.0+cu126", False),
+        ("torch @ https://example.org/torch.whl", False),
+        ("--extra-index-url https://download.pytorch.org/whl/cu126\ntorch", False),
+        ("-i https://mirror.example/simple\ntorch", False),
+        ("--find-links https://download.pytorch.org/whl/torch\ntorch", False),
+    ],
+)
+def test_when_the_index_of_torch_is_added(text: str, wanted: bool) -> None:
+    assert plan(requirements_txt=text, more_txt="torch").wants_torch_index is wanted
+
+
+def test_strange_bytes_are_left_to_pip() -> None:
+    assert plan_environment({"requirements.txt": b"\xff\xfe\0torch"}, "auto").kind == "requirements"
+
+
+# Building with venv and pip.
+
+
+def wheel(folder: Path, name: str, version: str, text: str) -> None:
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{name}.py", text)
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheels")
+    wheel(folder, "tiny_need", "1.2", "value = 7")
+    # The agent has one too, and the lock's must win.
+    wheel(folder, "click", "99.0", "who = 'the lock'")
+    wheel(folder, "backyard", "0.0.1", "__version__ = '0.0.1'")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, wheels: Path) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setattr(environments, "_uv", lambda: None)
+
+
+def folder_with(parent: Path, **texts: str) -> tuple[Path, EnvironmentPlan]:
+    files = {name.replace("_", "."): text.encode() for name, text in texts.items()}
+    folder = parent / "folder"
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder, plan_environment(files, "auto")
+
+
+def output_of(python: Path, code: str) -> str:
+    done = subprocess.run([str(python), "-P", "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_a_built_environment_has_the_lock_first_then_the_agents(tmp_path: Path) -> None:
+    folder, its_plan = folder_with(tmp_path, requirements_txt="tiny_need==1.2\nclick\n")
+    said: list[str] = []
+    root = tmp_path / "environments"
+    python = asyncio.run(build(its_plan, folder, root, said.append))
+    assert root in python.parents
+    assert said[0] == "building an environment from requirements.txt with venv and pip"
+    assert any("Installing" in line for line in said)
+    code = "import backyard, click, msgspec, tiny_need as t; print(backyard.__version__, click.who, t.value)"
+    assert output_of(python, code) == f"{backyard.__version__} the lock 7"
+    assert Path(output_of(python, "import backyard; print(backyard.__file__)")) == Path(backyard.__file__)
+    found = asyncio.run(packages_of(python, ["tiny_need", "click", "numpy", "no_such"]))
+    assert found.package("tiny_need") == Package("tiny_need", "tiny_need", "1.2")
+    assert found.package("click") == Package("click", "click", "99.0")
+    assert found.package("numpy") is not None
+    assert found.missing == ("no_such",)
+
+    # A second run finds it; so does one whose other files differ.
+    said.clear()
+    began = time.process_time()
+    assert asyncio.run(build(its_plan, folder, root, said.append)) == python
+    assert time.process_time() - began < 1
+    assert said == []
+
+    # Without its Python it does not count as whole any more.
+    python.unlink()
+    assert environments._whole(next(root.glob("*.whole"))) is None
+
+
+@pytest.mark.slow
+def test_a_requirement_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    folder, its_plan = folder_with(tmp_path, requirements_txt="tiny_need==9.9\n")
+    root = tmp_path / "environments"
+    with pytest.raises(RunEnvironmentError, match=r"tiny_need==9\.9 could not be installed") as raised:
+        asyncio.run(build(its_plan, folder, root, nothing))
+    assert "ERROR: No matching distribution" in raised.value.message
+    assert "in requirements.txt" in raised.value.hint
+    assert [path.suffix for path in root.iterdir()] == [".lock"]
+
+
+def test_a_lock_that_needs_uv_says_so(tmp_path: Path) -> None:
+    folder, its_plan = folder_with(tmp_path, uv_lock="", pyproject_toml="")
+    with pytest.raises(RunEnvironmentError, match=r"uv\.lock can only be read by uv") as raised:
+        asyncio.run(build(its_plan, folder, tmp_path / "environments", nothing))
+    assert "pip install uv" in raised.value.hint
+
+
+def test_the_agents_own_environment_needs_no_build(tmp_path: Path) -> None:
+    python = asyncio.run(build(EnvironmentPlan(kind="agent"), tmp_path, tmp_path / "none", nothing))
+    assert python == Path(sys.executable)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_root_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    folder, its_plan = folder_with(tmp_path, requirements_txt="")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunEnvironmentError, match="cannot be kept in"):
+        asyncio.run(build(its_plan, folder, tmp_path / "file", nothing))
+
+
+# Building with uv: a stand-in that writes down how it was called.
+
+FAKE_UV = """#!{python}
+import json, os, subprocess, sys, time
+from pathlib import Path
+with open({calls!r}, "a") as file:
+    kept = {{name: value for name, value in os.environ.items() if name.startswith("UV_")}}
+    file.write(json.dumps([sys.argv[1:], kept, os.getcwd()]) + "\\n")
+print("Resolved 3 packages in 1ms", flush=True)
+if sys.argv[1] == "venv":
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", sys.argv[-1]], check=True)
+else:
+    {body}
+"""
+
+
+def fake_uv(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str = "pass") -> Path:
+    calls = folder / "calls"
+    path = folder / "uv"
+    path.write_text(FAKE_UV.format(python=sys.executable, calls=str(calls), body=body))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return calls
+
+
+def calls_in(file: Path) -> list[tuple[list[str], dict[str, str], str]]:
+    return [tuple(json.loads(line)) for line in file.read_text().splitlines()]
+
+
+@unix
+def test_uv_builds_from_requirements_with_the_index_of_torch_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = fake_uv(monkeypatch, tmp_path)
+    monkeypatch.setenv("UV_EXTRA_INDEX_URL", "https://mine.example/simple")
+    monkeypatch.setenv("VIRTUAL_ENV", "/somewhere/else")
+    choice = TorchChoice(True, "https://download.pytorch.org/whl/cu130", "")
+    monkeypatch.setattr(environments, "choose_torch_here", lambda: choice)
+    folder, its_plan = folder_with(tmp_path, requirements_txt="torch==2.13.0\n")
+    said: list[str] = []
+    python = asyncio.run(build(its_plan, folder, tmp_path / "environments", said.append))
+    (create, _, _), (install, variables, cwd) = calls_in(calls)
+    assert create == ["venv", "--no-project", "--python", sys.executable, str(python.parents[1])]
+    assert install == ["pip", "install", "--python", str(python), "-r", "requirements.txt"]
+    assert variables["UV_EXTRA_INDEX_URL"] == "https://mine.example/simple " + str(choice.index)
+    assert variables["UV_INDEX_STRATEGY"] == "unsafe-best-match"
+    assert cwd == str(folder)
+    assert "Resolved 3 packages in 1ms" in said
+    assert output_of(python, "import backyard; print(backyard.__version__)") == backyard.__version__
+
+
+def test_pip_gets_the_index_of_torch_as_an_extra(tmp_path: Path) -> None:
+    its_plan = EnvironmentPlan(kind="requirements", source="requirements.txt", wants_torch_index=True)
+    _, install = environments._pip_steps(its_plan, tmp_path, "https://i.example")
+    assert install.command[1:] == (
+        *("-m", "pip", "install", "--extra-index-url", "https://i.example", "-r", "requirements.txt"),
+    )
+
+
+@unix
+def test_uv_builds_from_its_lock_and_leaves_torch_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = fake_uv(monkeypatch, tmp_path)
+    folder, its_plan = folder_with(tmp_path, uv_lock="torch", pyproject_toml="")
+    python = asyncio.run(build(its_plan, folder, tmp_path / "environments", nothing))
+    _, (sync, variables, _) = calls_in(calls)
+    assert sync == ["sync", "--frozen", "--no-install-workspace", "--python", sys.executable]
+    assert variables["UV_PROJECT_ENVIRONMENT"] == str(python.parents[1])
+    assert "UV_EXTRA_INDEX_URL" not in variables
+
+
+@unix
+def test_a_lock_that_names_another_backyard_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheels: Path
+) -> None:
+    unpack = (
+        "import glob, zipfile; place = glob.glob(str(Path(sys.argv[4]).parents[1] / 'lib/*/site-packages'))"
+    )
+    wheel_file = wheels / "backyard-0.0.1-py3-none-any.whl"
+    fake_uv(monkeypatch, tmp_path, f"{unpack}; zipfile.ZipFile({str(wheel_file)!r}).extractall(place[0])")
+    folder, its_plan = folder_with(tmp_path, requirements_txt="backyard==0.0.1\n")
+    with pytest.raises(RunEnvironmentError, match=r"requirements\.txt brings backyard 0\.0\.1") as raised:
+        asyncio.run(build(its_plan, folder, tmp_path / "environments", nothing))
+    assert "Remove backyard" in raised.value.hint
+
+
+SLEEP = (
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+    "Path('child').write_text(str(child.pid)); print('Installing slowly', flush=True); child.wait()"
+)
+
+
+async def child_of(folder: Path) -> int:
+    while True:
+        with contextlib.suppress(OSError, ValueError):
+            return int((folder / "child").read_text())
+        await asyncio.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@unix
+def test_a_cancelled_build_leaves_no_process_and_nothing_that_looks_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = fake_uv(monkeypatch, tmp_path, SLEEP)
+    folder, its_plan = folder_with(tmp_path, requirements_txt="slow\n")
+    root = tmp_path / "environments"
+
+    async def body() -> int:
+        waiting: list[str] = []
+        task = asyncio.create_task(build(its_plan, folder, root, nothing))
+        child = await child_of(folder)
+        second = asyncio.create_task(build(its_plan, folder, root, waiting.append))
+        await asyncio.sleep(0.3)
+        assert waiting == ["waiting for another run that builds the same environment"]
+        second.cancel()
+        task.cancel()
+        for each in (task, second):
+            with pytest.raises(asyncio.CancelledError):
+                await each
+        return child
+
+    child = asyncio.run(body())
+    until = time.monotonic() + 5
+    while not is_gone(child) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert is_gone(child)
+    assert [path.suffix for path in root.iterdir()] == [".lock"]
+
+    # The next one begins anew, and sweeps what a killed agent would have left.
+    monkeypatch.undo()
+    calls.unlink()
+    fake_uv(monkeypatch, tmp_path)
+    key = next(root.glob("*.lock")).stem
+    (root / f"{key}.dead").mkdir()
+    python = asyncio.run(build(its_plan, folder, root, nothing))
+    assert python.exists()
+    assert not (root / f"{key}.dead").exists()
+
+
+def test_a_folder_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
+    its_plan = plan_environment({"requirements.txt": b""}, "auto")
+    with pytest.raises(RunEnvironmentError, match="cannot be started"):
+        asyncio.run(build(its_plan, tmp_path / "gone", tmp_path / "environments", nothing))
+
+
+@unix
+def test_a_build_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_uv(monkeypatch, tmp_path, SLEEP)
+    folder, its_plan = folder_with(tmp_path, requirements_txt="slow\n")
+    with pytest.raises(RunEnvironmentError, match=r"not built from requirements\.txt within 3 s"):
+        asyncio.run(build(its_plan, folder, tmp_path / "environments", nothing, deadline_s=3))
+
+
+# What the tools' last words mean.
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (
+            "  ╰─▶ Because nosuch was not found in the package registry and you require nosuch, we can",
+            "nosuch could not be installed",
+            "remove nosuch in r.txt",
+        ),
+        ("Because there is no version of numpy==9 and you require numpy==9", "numpy==9", "r.txt"),
+        ("Because only numpy<=2.4 is available and you require numpy>9", "numpy<=2.4", "r.txt"),
+        ("  × Failed to build `apex==0.1`", "apex==0.1", "r.txt"),
+        ("ERROR: Failed building wheel for apex", "apex", "r.txt"),
+        (
+            "ERROR: Cannot install a==1 and b because these package versions have conflicting",
+            "a==1 and b",
+            "",
+        ),
+        (
+            "Retrying: NewConnectionError()\nERROR: No matching distribution found for numpy",
+            "numpy could not be fetched",
+            "internet",
+        ),
+        ("OSError: [Errno 28] No space left on device", "disk is full", "Make room"),
+        ("The virtual environment was not created because ensurepip is not available", "cannot make", "venv"),
+        ("something else", "ended with 3", "lines above"),
+        ("", "ended with 3", "--env agent"),
+    ],
+)
+def test_a_failure_says_which_package_and_what_to_do(words: str, message: str, hint: str) -> None:
+    error = failure("r.txt", words.splitlines(), 3)
+    assert message in error.message
+    assert hint in error.hint

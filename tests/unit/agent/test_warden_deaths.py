@@ -1,0 +1,193 @@
+"""The agent or the warden dies: no worker and none of its children outlives them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from backyard.agent import wardens
+from backyard.agent.warden.messages import AllEnded, Ended, Note, Started
+from backyard.agent.warden.records import Record, Seen, write_record
+from backyard.agent.wardens import Leftover, leftovers
+from tests.unit.agent.warden_crew import DAEMONISE, Crew, is_alive, is_gone_within, order, said, worker
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and sessions are Unix's")
+
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(600)"
+)
+# An agent with one warden; it prints the warden's and the workers' numbers.
+AGENT = """
+import asyncio, sys, time
+from pathlib import Path
+from tests.unit.agent.warden_crew import *
+async def main():
+    home = Path(sys.argv[1])
+    crew = await Crew.of(order(home, worker(home, sys.argv[2]), worker(home, sys.argv[2], 1)))
+    await crew.until(lambda crew: len(crew.all(Started)) == 2)
+    for rank in (0, 1):
+        await said(home / f"rank-{rank}.log", b"ready")
+    print(crew.warden.pid, crew.pid(0), crew.pid(1), flush=True)
+    await crew.end(600)
+asyncio.run(main())
+"""
+
+
+def _with_daemon(home: Path) -> str:
+    """Each rank has a daemon of its own; the file's name ends with its parent's number."""
+    return DAEMONISE + f"daemonise({str(home)!r} + '/daemon-' + str(os.getpid()))\n" + STUBBORN
+
+
+def _daemons(home: Path) -> list[int]:
+    return [int(file.read_text()) for file in home.glob("daemon-*")]
+
+
+def _agent(home: Path, program: str) -> tuple[subprocess.Popen[str], list[int]]:
+    root = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(home), program], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert agent.stdout is not None
+    return agent, [int(word) for word in agent.stdout.readline().split()]
+
+
+def _end(agent: subprocess.Popen[str]) -> None:
+    agent.kill()
+    agent.wait()
+    assert agent.stdout is not None
+    agent.stdout.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux adopts orphans")
+def test_a_killed_agent_takes_all_along_at_once(tmp_path: Path) -> None:
+    agent, pids = _agent(tmp_path, _with_daemon(tmp_path))
+    assert len(pids) == 3
+    daemons = _daemons(tmp_path)
+    assert len(daemons) == 2
+    _end(agent)
+    for pid in (*pids, *daemons):
+        assert is_gone_within(pid, 30)
+    assert list((tmp_path / "records").iterdir()) == []
+
+
+def test_a_killed_warden_takes_its_workers_along_and_the_agent_hears_of_each(tmp_path: Path) -> None:
+    async def run() -> None:
+        program = _with_daemon(tmp_path)
+        crew = await Crew.of(
+            order(tmp_path, worker(tmp_path, program), worker(tmp_path, "print('early')", 1))
+        )
+        await crew.until(lambda crew: crew.all(Ended))
+        await said(tmp_path / "rank-0.log", b"ready")
+        os.kill(crew.warden.pid, signal.SIGKILL)
+        await crew.end()
+        assert is_gone_within(crew.pid(0), 1)
+        (daemon,) = _daemons(tmp_path)
+        assert not is_alive(daemon)
+        assert (crew.ended(0).code, crew.ended(0).signal, crew.ended(0).tail) == (None, None, b"ready\n")
+        assert crew.ended(1).code == 0
+        assert "the warden of run run-1 died" in crew.notes()
+        assert [type(event) for event in crew.events[-3:]] == [Note, Ended, AllEnded]
+        assert list((tmp_path / "records").iterdir()) == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal on a parent's death is Linux's")
+def test_workers_of_a_killed_warden_die_without_anybody_who_cleans_up(tmp_path: Path) -> None:
+    agent, (warden, *workers) = _agent(tmp_path, STUBBORN)
+    os.kill(agent.pid, signal.SIGSTOP)
+    os.kill(warden, signal.SIGKILL)
+    for pid in workers:
+        assert is_gone_within(pid, 30)
+    _end(agent)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells who stopped")
+def test_a_later_agent_kills_what_an_earlier_one_left(tmp_path: Path) -> None:
+    agent, (warden, *workers) = _agent(tmp_path, _with_daemon(tmp_path))
+    os.kill(warden, signal.SIGSTOP)  # so that it cannot clean up
+    _end(agent)
+    daemons = _daemons(tmp_path)
+    for pid in (warden, *workers, *daemons):
+        assert is_alive(pid)
+    (found,) = leftovers(tmp_path / "records")
+    assert (found.run, found.generation) == ("run-1", 3)
+    assert 3 <= found.killed <= 5  # once the warden is dead, the kernel may be faster with its workers
+    for pid in (warden, *workers, *daemons):
+        assert is_gone_within(pid, 30)
+    assert list((tmp_path / "records").iterdir()) == []
+    assert leftovers(tmp_path / "records") == []
+
+
+def test_a_number_that_is_used_again_is_not_killed(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
+        record = Record("0" * 32, "old", 1, None, (Seen(stranger.pid, time.time() - 60),))
+        write_record(tmp_path, record)
+        (tmp_path / "junk.warden").write_bytes(b"\xff not a record")
+        assert leftovers(tmp_path) == [Leftover("old", 1, 0)]
+        assert list(tmp_path.iterdir()) == []
+        assert stranger.poll() is None
+        write_record(tmp_path, Record("0" * 32, "old", 1, None, (Seen(stranger.pid, time.time()),)))
+        assert leftovers(tmp_path) == [Leftover("old", 1, 1)]
+        assert stranger.wait(60) == -signal.SIGKILL
+
+
+def test_there_may_be_no_records_at_all(tmp_path: Path) -> None:
+    assert leftovers(tmp_path / "never") == []
+
+
+@pytest.mark.parametrize("words", [r"\377\377\377\377", r"\003\000\000\000abc", ""])
+def test_a_warden_that_speaks_nonsense_is_killed(tmp_path: Path, words: str) -> None:
+    fake = tmp_path / "python"
+    fake.write_text(f"#!/bin/sh\nprintf '{words}'\n{'exec sleep 600' if words else ''}\n")
+    fake.chmod(0o755)
+
+    async def run() -> None:
+        crew = await Crew.of(order(tmp_path, worker(tmp_path, "")), python=str(fake))
+        await crew.end()
+        assert (crew.ended(0).code, crew.ended(0).signal) == (None, None)
+        assert not is_alive(crew.warden.pid)
+        assert crew.all(Started) == []
+
+    asyncio.run(run())
+
+
+def test_a_warden_that_hangs_does_not_make_the_agent_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wardens, "_PATIENCE_S", 0.3)
+
+    async def run() -> None:
+        crew = await Crew.of(order(tmp_path, worker(tmp_path, STUBBORN)))
+        await said(tmp_path / "rank-0.log", b"ready")
+        os.kill(crew.warden.pid, signal.SIGSTOP)
+        await crew.warden.stop()  # with a grace of 10 s, which the harder word cuts short
+        await crew.warden.stop(hard=True)
+        await crew.end(5)
+        assert is_gone_within(crew.pid(0), 1)
+        assert (crew.ended(0).code, crew.ended(0).signal) == (None, None)
+
+    asyncio.run(run())
+
+
+def test_a_listener_that_raises_does_not_stop_the_warden_from_being_heard(tmp_path: Path) -> None:
+    class Clumsy(Crew):
+        def _take(self, event: object) -> None:
+            super()._take(event)  # type: ignore[arg-type]
+            raise ZeroDivisionError
+
+    async def run() -> None:
+        crew = await Clumsy.of(order(tmp_path, worker(tmp_path, "")))
+        await crew.end()
+        assert crew.ended(0).code == 0
+        assert len(crew.all(AllEnded)) == 1
+
+    asyncio.run(run())

@@ -1,0 +1,114 @@
+"""A warden with real workers, what it said, and whether its processes are still there."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from backyard.agent.warden.messages import Ended, Event, Note, Order, Started, WorkerOrder
+from backyard.agent.wardens import Warden, read_log
+
+Kind = TypeVar("Kind")
+
+# A child that left its parent, its group and its session, as daemons do; it writes its number to a file.
+DAEMONISE = """
+import os, sys, time
+def daemonise(file):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            with open(file + ".draft", "w") as out:
+                out.write(str(os.getpid()))
+            os.rename(file + ".draft", file)
+            time.sleep(600)
+        os._exit(0)
+    while not os.path.exists(file):
+        time.sleep(0.01)
+"""
+
+
+def worker(home: Path, program: str, rank: int = 0, **more: Any) -> WorkerOrder:
+    fields: dict[str, Any] = {
+        "rank": rank,
+        "local_rank": rank,
+        "command": (sys.executable, "-c", program),
+        "directory": str(home),
+        "environment": {"PYTHONUNBUFFERED": "1"},
+        "log": str(home / f"rank-{rank}.log"),
+    }
+    return WorkerOrder(**{**fields, **more})
+
+
+def order(home: Path, *workers: WorkerOrder, **more: Any) -> Order:
+    return Order("run-1", 3, workers, str(home / "records"), **more)
+
+
+class Crew:
+    """Collects what the warden says; every wait has a deadline."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._came = asyncio.Event()
+        self.warden: Warden
+
+    @classmethod
+    async def of(cls, given: Order, python: str = sys.executable) -> Crew:
+        crew = cls()
+        crew.warden = await Warden.start(given, crew._take, python)
+        return crew
+
+    def _take(self, event: Event) -> None:
+        self.events.append(event)
+        self._came.set()
+
+    def all(self, kind: type[Kind]) -> list[Kind]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def until(self, enough: Callable[[Crew], object], deadline_s: float = 20.0) -> None:
+        async with asyncio.timeout(deadline_s):
+            while not enough(self):
+                self._came.clear()
+                await self._came.wait()
+
+    async def end(self, deadline_s: float = 20.0) -> None:
+        async with asyncio.timeout(deadline_s):
+            await self.warden.ended()
+
+    def pid(self, rank: int) -> int:
+        return next(event.pid for event in self.all(Started) if event.rank == rank)
+
+    def ended(self, rank: int) -> Ended:
+        (found,) = [event for event in self.all(Ended) if event.rank == rank]
+        return found
+
+    def notes(self) -> str:
+        return "\n".join(event.text for event in self.all(Note))
+
+
+async def said(log: Path, words: bytes, deadline_s: float = 20.0) -> None:
+    """Until a worker has printed these words."""
+    async with asyncio.timeout(deadline_s):
+        while words not in read_log(log, 0, 1 << 20).data:
+            await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_gone_within(pid: int, deadline_s: float) -> bool:
+    deadline = time.monotonic() + deadline_s
+    while is_alive(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

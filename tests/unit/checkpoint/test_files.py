@@ -1,0 +1,173 @@
+"""Checkpoints on a disk: whole, signed and of this run, or refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backyard.checkpoint.files import Checkpoints, Facts
+from backyard.checkpoint.state import Parts, digest, dismantle
+from backyard.core.errors import AgentError, RunError
+from backyard.identity import NodeKey
+from backyard.local.run_questions import NewestTold
+from backyard.runs.checkpoints import FILES, KEPT, Seal, sign
+
+RUN = "train-abcd"
+KEY = NodeKey.generate()
+
+
+class Signs:
+    """An agent that signs for one run; ``known`` are those whose signature counts."""
+
+    def __init__(self, key: NodeKey = KEY, run: str = RUN, known: NodeKey = KEY) -> None:
+        self.key, self.run, self.known = key, run, known
+
+    def seal(self, step: int, fingerprint: bytes) -> Seal:
+        return sign(self.key, self.run, step, fingerprint)
+
+    def signers(self, run: str) -> Collection[bytes]:
+        return {self.known.id.raw}
+
+    def newest(self, passing_over: Collection[tuple[str, int]]) -> NewestTold:
+        return NewestTold()
+
+    def bring(self, run: str, step: int) -> None:
+        raise AssertionError("nothing is away")
+
+
+class IsSilent(Signs):
+    def seal(self, step: int, fingerprint: bytes) -> Seal:
+        raise AgentError("the agent is silent")
+
+
+def parts(step: int) -> Parts:
+    return dismantle({"w": torch.full((3, 4), float(step)), "shared": torch.ones(5)[:3], "done": step})
+
+
+def saved(folder: Path, *steps: int, run: str = RUN, notary: Signs | None = None) -> Checkpoints:
+    kept = Checkpoints(folder, run, notary or Signs(run=run))
+    for step in steps:
+        kept.save(parts(step), Facts(step, 1, False))
+        kept.wait()
+    return kept
+
+
+def test_the_newest_comes_back_bit_by_bit(tmp_path: Path) -> None:
+    kept = saved(tmp_path, 1, 2, 3, 4, 5)
+    found = kept.newest()
+    assert found is not None
+    manifest, state = found
+    assert manifest.step == 5
+    assert digest(state) == digest(parts(5))
+    assert len(list(tmp_path.glob("step-*"))) == KEPT
+    older = kept.read(tmp_path / "step-00000004")[0]
+    assert manifest.previous == older.digest, "each names the one before it"
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("how", ["cut", "edit", "remove"])
+def test_what_is_not_whole_is_passed_over(tmp_path: Path, file: str, how: str) -> None:
+    kept = saved(tmp_path, 1, 2)
+    path = tmp_path / "step-00000002" / file
+    content = path.read_bytes()
+    if how == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "edit":
+        path.write_bytes(content[:20] + bytes([content[20] ^ 1]) + content[21:])
+    else:
+        path.unlink()
+    with pytest.raises(RunError) as refused:
+        kept.read(path.parent)
+    if (file, how) == ("seal.json", "remove"):
+        assert refused.value.message == "it is not signed"
+    found = kept.newest()
+    assert found is not None
+    assert found[0].step == 1
+
+
+def test_one_of_another_run_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path, 3, run="other-run")
+    kept = Checkpoints(tmp_path, RUN, Signs())
+    with pytest.raises(RunError, match="belongs to run other-run"):
+        kept.read(tmp_path / "step-00000003")
+    assert kept.newest() is None
+
+
+def test_one_that_a_stranger_signed_is_refused(tmp_path: Path) -> None:
+    kept = saved(tmp_path, 1)
+    saved(tmp_path, 2, notary=Signs(NodeKey.generate()))
+    with pytest.raises(RunError, match="it is signed by nobody of this cluster"):
+        kept.read(tmp_path / "step-00000002")
+    found = kept.newest()
+    assert found is not None
+    assert found[0].step == 1
+
+
+def test_tensors_of_another_checkpoint_are_refused(tmp_path: Path) -> None:
+    kept = saved(tmp_path, 1, 2)
+    (tmp_path / "step-00000001" / "state.safetensors").replace(
+        tmp_path / "step-00000002" / "state.safetensors"
+    )
+    with pytest.raises(RunError, match="do not have the hash that it names"):
+        kept.read(tmp_path / "step-00000002")
+
+
+@pytest.fixture(scope="module")
+def one_saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    saved(folder, 7)
+    return folder / "step-00000007"
+
+
+@given(data=st.data())
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_byte_is_edited_nothing_else_is_loaded(one_saved: Path, data: st.DataObject) -> None:
+    path = one_saved / data.draw(st.sampled_from(FILES))
+    content = path.read_bytes()
+    place = data.draw(st.integers(0, len(content) - 1))
+    change = data.draw(st.integers(1, 255))
+    path.write_bytes(content[:place] + bytes([content[place] ^ change]) + content[place + 1 :])
+    try:
+        found = Checkpoints(one_saved.parent, RUN, Signs()).read(one_saved)
+    except RunError:
+        pass
+    else:
+        assert path.name == "seal.json", "a signature may be written in two ways, and nothing else"
+        assert digest(found[1]) == digest(parts(7))
+    finally:
+        path.write_bytes(content)
+
+
+def test_a_draft_is_no_checkpoint(tmp_path: Path) -> None:
+    kept = saved(tmp_path, 1)
+    (tmp_path / "step-00000001").rename(tmp_path / ".draft-00000001")
+    assert kept.newest() is None
+
+
+def test_an_agreed_one_counts_before_a_provisional_one(tmp_path: Path) -> None:
+    kept = saved(tmp_path, 1)
+    kept.save(parts(2), Facts(2, 1, True))
+    kept.wait()
+    found = kept.newest()
+    assert found is not None
+    assert found[0].step == 1
+
+
+@pytest.mark.parametrize(
+    ("folder", "notary", "why"),
+    [("/dev/null/nowhere", Signs(), "Not a directory"), ("", IsSilent(), "the agent is silent")],
+)
+def test_what_cannot_be_written_spoils_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, folder: str, notary: Signs, why: str
+) -> None:
+    kept = saved(tmp_path, 1)
+    blocked = saved(Path(folder) if folder else tmp_path, 2, 3, notary=notary)
+    assert f"was not written: {why}" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"], "no draft is left"
+    assert kept.newest() is not None
+    assert not blocked.is_busy

@@ -1,0 +1,73 @@
+"""A state, taken apart and put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backyard.checkpoint.state import assemble, digest, dismantle, shapes
+from backyard.core.errors import ProtocolError, RunError
+
+plain = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+)
+states = st.recursive(
+    plain,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=4)
+        | st.tuples(inner, inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(states)
+def test_plain_values_come_back(state: Any) -> None:
+    parts = dismantle(state)
+    assert assemble(parts.skeleton, parts.tensors) == state
+
+
+def test_an_optimizer_comes_back_bit_by_bit() -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    parts = dismantle(optimizer.state_dict())
+    copies = [tensor.clone() for tensor in parts.tensors]
+    assert [(one.dtype, tuple(one.shape)) for one in copies] == shapes(parts.skeleton)
+    again = assemble(parts.skeleton, copies)
+    other = torch.optim.AdamW(net.parameters())
+    other.load_state_dict(again)
+    assert digest(dismantle(other.state_dict())) == digest(parts)
+    copies[0].reshape(-1).view(torch.uint8)[0] ^= 1
+    assert digest(dismantle(assemble(parts.skeleton, copies))) != digest(parts)
+
+
+def test_what_cannot_be_saved_is_named() -> None:
+    with pytest.raises(RunError, match=r"state\['a'\]\[1\] is a function"):
+        dismantle({"a": [1, lambda: None]})
+    with pytest.raises(RunError, match="cannot be saved"):
+        dismantle(torch.ones(2, 2).to_sparse())
+
+
+@given(st.binary(max_size=60))
+def test_nonsense_is_refused(data: bytes) -> None:
+    try:
+        shapes(data)
+    except ProtocolError:
+        pass
+
+
+def test_a_tensor_of_another_shape_is_refused() -> None:
+    parts = dismantle({"w": torch.ones(2, 3)})
+    with pytest.raises(ProtocolError, match="not what its skeleton says"):
+        assemble(parts.skeleton, [torch.ones(3, 2)])

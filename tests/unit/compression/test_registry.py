@@ -1,0 +1,75 @@
+"""Names of codecs, as a person writes them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backyard.compression import NAMES, codec_named
+from backyard.core.errors import ConfigError
+
+GOOD = (
+    *(
+        "fp32",
+        "fp16",
+        "bf16",
+        "int8",
+        "int8:block=128",
+        "int4:block=64",
+        "topk:k=8,block=512",
+        "topk:block=64",
+    ),
+    *("randomk:every=16,seed=3", "powersgd:rank=8", "bf16+zlib", "int8:block=64+zlib"),
+)
+BAD = {
+    "int9": "no codec 'int9'",
+    "": "no codec ''",
+    "INT8": "no codec",
+    "int8:block=": "not a whole number",
+    "int8:block=x": "not a whole number",
+    "int8:block=-2": "not a whole number",
+    "int8:block=²": "not a whole number",
+    "int8:blocks=2": "no parameter 'blocks'",
+    "int8:block=128,block=64": "twice",
+    "int8:": "no parameter ''",
+    "fp16:block=2": "no parameter",
+    "int8:block=7": "blocks of 7",
+    "int4:block=0": "blocks of 0",
+    "int8:block=999999999": "blocks of 999999999",
+    "topk:k=0": "keep 0",
+    "topk:k=65,block=64": "keep 65",
+    "randomk:every=0": "each 0",
+    "powersgd:rank=0": "rank 0",
+    "powersgd+zlib": "does not name",
+    "int8+zstd": "does not name",
+    "int8+zlib+zlib": "does not name",
+}
+
+
+@pytest.mark.parametrize("name", [*NAMES, *GOOD])
+def test_a_codec_has_its_name(name: str) -> None:
+    codec = codec_named(name)
+    assert codec.name.startswith(name.partition(":")[0].partition("+")[0])
+    assert codec_named(codec.name).name == codec.name
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_wrong_is_said(name: str) -> None:
+    with pytest.raises(ConfigError, match=BAD[name]) as caught:
+        codec_named(name)
+    assert caught.value.hint.endswith(".")
+
+
+def test_the_hint_lists_what_there_is() -> None:
+    with pytest.raises(ConfigError) as caught:
+        codec_named("gzip")
+    assert all(name in caught.value.hint for name in NAMES)
+
+
+@given(st.text(alphabet="intfp8416topk:=,+zlib0123456789", max_size=30))
+def test_no_text_does_anything_else(text: str) -> None:
+    try:
+        assert codec_named(text).name
+    except ConfigError:
+        pass

@@ -1,0 +1,196 @@
+"""A real hub on loopback, and a member that is as small as the protocol allows."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+import torch
+
+from backyard.hub.founding import found_hub, invite_to
+from backyard.hub.invites import Invite
+from backyard.hub.messages import (
+    Course,
+    Declaration,
+    Description,
+    Entry,
+    Head,
+    Join,
+    Joined,
+    Layout,
+    Lease,
+    LeaseRequest,
+    Problem,
+    Progress,
+    Role,
+    Terms,
+    decode_message,
+    encode_message,
+)
+from backyard.hub.signing import sign_request, verify_response
+from backyard.hub.vectors import Form, add_vector, encode_vector
+from backyard.identity import NodeId, NodeKey
+
+T = TypeVar("T", bound=msgspec.Struct)
+LAYOUT = Layout((Entry("weight", (40, 128), "float32"), Entry("bias", (77,), "float32")))
+TERMS = Terms(chunk=2048, round_s=2.0, first_batches=2, base_every=3, grace=0.1)
+
+
+class Refused(AssertionError):
+    def __init__(self, status: int, problem: Problem) -> None:
+        self.status, self.problem = status, problem
+        super().__init__(f"{status} {problem.kind}: {problem.message}")
+
+
+class HubProcess:
+    """`python -m backyard.hub`; may be killed and started again."""
+
+    def __init__(self, directory: Path, terms: Terms | None = TERMS) -> None:
+        """Without terms, it is there already."""
+        self.directory, self.owner = directory, NodeKey.generate()
+        if terms is not None:
+            found_hub(directory, "fireside", self.owner.id, terms)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *more: str) -> float:
+        """The seconds until it answers."""
+        began = time.monotonic()
+        command = [sys.executable, "-m", "backyard.hub", str(self.directory), "--plain", *more]
+        self.directory.mkdir(exist_ok=True, mode=0o700)
+        with (self.directory / "said").open("ab") as said:
+            self.process = subprocess.Popen(
+                [*command, "--port", str(self.port)],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        while time.monotonic() - began < 120:
+            try:
+                plainly(f"{self.address}/v1/run")
+                return time.monotonic() - began
+            except httpx.TransportError:
+                assert self.process.poll() is None, self.said()
+                time.sleep(0.1)
+        raise AssertionError(self.said())
+
+    def said(self) -> str:
+        return (self.directory / "said").read_text(encoding="utf-8")
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(10)
+
+    def invite(self, role: Role = "friend", uses: int = 1) -> Invite:
+        return invite_to(self.directory, [self.address], role=role, uses=uses)
+
+
+_HTTP = httpx.Client(verify=False, trust_env=False, timeout=60.0)  # certificates take long to read
+
+
+def plainly(url: str, **given: Any) -> httpx.Response:
+    """Unsigned."""
+    return _HTTP.request(given.pop("method", "GET"), url, **given)
+
+
+class Friend:
+    """Speaks for one key."""
+
+    def __init__(self, address: str, hub: NodeId, key: NodeKey | None = None) -> None:
+        self.address, self.hub, self.key = address, hub, key or NodeKey.generate()
+        self.http = httpx.Client(timeout=60.0, trust_env=False, verify=False)
+        self.state = torch.zeros(LAYOUT.numel)
+        self.version: int | None = None
+
+    def ask(
+        self, method: str, path: str, kind: type[T], body: msgspec.Struct | bytes = b"", query: str = ""
+    ) -> T:
+        data = body if isinstance(body, bytes) else encode_message(body)
+        headers = sign_request(self.key, method, path, query, data, self.hub, time.time())
+        url = f"{self.address}{path}" + (f"?{query}" if query else "")
+        answer = self.http.request(method, url, content=data, headers=headers)
+        verify_response(self.hub, answer.status_code, answer.headers, answer.content, headers)
+        if answer.status_code != 200:
+            raise Refused(answer.status_code, decode_message(Problem, answer.content))
+        return decode_message(kind, answer.content)
+
+    def close(self) -> None:
+        self.http.close()
+
+    def join(self, invite: Invite, name: str = "ann") -> Joined:
+        return self.ask("POST", "/v1/members", Joined, Join(token=invite.token_text, name=name))
+
+    def describe(self) -> Description:
+        return self.ask("GET", "/v1/run", Description)
+
+    def pull(self, folder: Path, wait: float = 20.0) -> Head:
+        """Follow the chain to its head."""
+        after = "" if self.version is None else f"after={self.version}&"
+        head = self.ask("GET", "/v1/head", Head, query=f"{after}wait={wait:g}")
+        for step in head.steps:
+            data = self.http.get(f"{self.address}/v1/blobs/{step.sha256}").raise_for_status().content
+            assert hashlib.sha256(data).hexdigest() == step.sha256
+            file = folder / f"{id(self)}-{step.version}"
+            file.write_bytes(data)
+            form = Form(LAYOUT.numel, TERMS.chunk, step.codec, step.version)
+            add_vector(file, form, self.state, is_base=step.kind == "base")
+            self.version = step.version
+        return head
+
+    def lease(self, rate: float = 0.0) -> Lease:
+        message = LeaseRequest(samples_per_s=rate, version=self.version or 0)
+        return self.ask("POST", "/v1/leases", Lease, message)
+
+    def push_base(self, flat: torch.Tensor, course: Course) -> Progress:
+        data = encoded(flat, "fp32", 0)
+        return self.send(
+            Declaration(kind="base", sha256=_hash(data), size=len(data), layout=LAYOUT, course=course), data
+        )
+
+    def push(self, lease: Lease, update: torch.Tensor, **changes: object) -> Progress:
+        data = encoded(update, TERMS.codec, lease.version)
+        return self.send(declared(lease, data, **changes), data)
+
+    def send(self, declaration: Declaration, data: bytes, piece: int = 1 << 20) -> Progress:
+        progress = self.ask("POST", "/v1/uploads", Progress, declaration)
+        while not progress.accepted:
+            part = data[progress.offset : progress.offset + piece]
+            path = f"/v1/uploads/{progress.id}"
+            progress = self.ask("PATCH", path, Progress, part, query=f"offset={progress.offset}")
+        return progress
+
+
+def declared(lease: Lease, data: bytes, **changes: object) -> Declaration:
+    declaration = Declaration(
+        sha256=_hash(data),
+        size=len(data),
+        lease=lease.id,
+        version=lease.version,
+        samples=lease.samples,
+        loss=1.5,
+    )
+    return msgspec.structs.replace(declaration, **changes)
+
+
+def encoded(flat: torch.Tensor, codec: str, version: int) -> bytes:
+    sink = io.BytesIO()
+    encode_vector(sink, flat, Form(flat.numel(), TERMS.chunk, codec, version))
+    return sink.getvalue()
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,118 @@
+"""Each kind of bad update is named; honest ones pass."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from backyard.hub.admission import (
+    SKETCH,
+    Allowance,
+    after_acceptance,
+    after_refusal,
+    judge_copy,
+    judge_norm,
+    judge_round,
+    usual_norm,
+)
+from backyard.hub.log import Arrival, Member, Seen
+from backyard.hub.messages import Terms
+from backyard.hub.rounds import Delivered
+
+TERMS = Terms()
+RANDOM = numpy.random.default_rng(5)
+DIRECTION = RANDOM.normal(size=SKETCH).astype(numpy.float32)
+
+
+def _seen(node: str, sketch: numpy.ndarray, norm: float = 1.0, sha256: str = "") -> Seen:
+    return Seen(node=node, lease="", sha256=sha256 or node, norm=norm, sketch=sketch.astype("<f4").tobytes())
+
+
+def _arrival(name: str, sketch: numpy.ndarray, norm: float = 1.0) -> Arrival:
+    return Arrival(
+        update=Delivered(name, name, "lease", 0, 10),
+        sha256=name,
+        size=1,
+        spans=(),
+        norm=norm,
+        scale=1.0,
+        sketch=sketch.astype("<f4").tobytes(),
+    )
+
+
+def _honest(noise: float = 0.7) -> numpy.ndarray:
+    return DIRECTION + RANDOM.normal(size=SKETCH) * noise
+
+
+def test_norms_are_clipped_then_refused() -> None:
+    assert usual_norm([_seen("a", DIRECTION)] * 2) is None
+    median = usual_norm([_seen("a", DIRECTION, norm) for norm in (1.0, 2.0, 300.0)])
+    assert median == 2.0
+    assert judge_norm(5.9, median, TERMS).scale == 1.0
+    clipped = judge_norm(8.0, median, TERMS)
+    assert (clipped.kind, clipped.scale) == ("", 0.25)
+    assert judge_norm(20.1, median, TERMS).kind == "norm"
+    assert judge_norm(1e9, None, TERMS).kind == "", "the round's own median decides then"
+
+
+def test_copies_are_named() -> None:
+    earlier = [_seen("a", DIRECTION, sha256="x"), _seen("b", _honest())]
+    sketch = DIRECTION.tobytes()
+    assert judge_copy("c", "x", b"", earlier).kind == "copy"
+    assert judge_copy("a", "x", b"", earlier).kind == "copy", "one's own update, a second time"
+    assert judge_copy("c", "y", sketch, earlier).kind == "copy"
+    assert judge_copy("c", "y", (-3 * DIRECTION).tobytes(), earlier).kind == "copy", "scaled and turned round"
+    assert judge_copy("a", "y", sketch, earlier).kind == "", "a member may agree with itself"
+    assert judge_copy("c", "y", _honest().astype("<f4").tobytes(), earlier).kind == ""
+    assert judge_copy("c", "y", b"", earlier).kind == "", "a small model has no sketch"
+
+
+def test_a_rounds_strangers_are_judged_by_the_others() -> None:
+    arrivals = [_arrival(f"n{number}", _honest()) for number in range(15)]
+    arrivals += [_arrival(f"flip{number}", -_honest()) for number in range(3)]
+    arrivals += [_arrival("random", RANDOM.normal(size=SKETCH)), _arrival("large", _honest(), norm=100.0)]
+    everybody = frozenset(one.update.node for one in arrivals)
+    verdicts = judge_round(arrivals, everybody, TERMS)
+    assert {name: one.kind for name, one in verdicts.items()} == {
+        **{f"flip{number}": "unlike" for number in range(3)},
+        "random": "unlike",
+        "large": "norm",
+    }
+    assert "against" in verdicts["flip0"].reason
+    assert "nothing to do" in verdicts["random"].reason
+    friends = judge_round(arrivals, frozenset(), TERMS)
+    assert set(friends) == {"large"}, "friends are believed in their direction"
+
+
+def test_without_an_agreed_direction_nobody_is_left_out() -> None:
+    arrivals = [_arrival(f"n{number}", RANDOM.normal(size=SKETCH)) for number in range(10)]
+    assert judge_round(arrivals, frozenset(one.update.node for one in arrivals), TERMS) == {}
+
+
+def test_quarantine_after_refusals_that_count() -> None:
+    member = Member(node="a", name="ann", role="friend", since=0.0)
+    for kind in ("stale", "rate", "digest"):
+        assert after_refusal(member, kind, "late", TERMS) == member
+    for _ in range(2):
+        member = after_refusal(member, "not-finite", "it is not finite", TERMS)
+    assert not member.quarantine
+    for _ in range(10):
+        member = after_acceptance(member, 5)
+    assert (member.refusals, member.accepted, member.samples) == (1, 10, 50)
+    for _ in range(2):
+        member = after_refusal(member, "norm", "too large", TERMS)
+    assert "too large" in member.quarantine
+    owner = Member(node="o", name="owner", role="owner", since=0.0)
+    for _ in range(9):
+        owner = after_refusal(owner, "norm", "too large", TERMS)
+    assert not owner.quarantine
+
+
+def test_an_allowance_refills() -> None:
+    allowance = Allowance(per_second=2.0, reserve=3.0, most_names=2)
+    assert [allowance.take("a", 0.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
+    assert allowance.take("a", 0.5) == 0.0
+    assert allowance.take("b", 0.5) == 0.0
+    assert allowance.take("c", 0.5) == 0.0
+    assert len(allowance._left) == 2
+    assert allowance.take("a", 0.5) == pytest.approx(0.0), "whoever was forgotten begins anew"

@@ -1,0 +1,193 @@
+"""SIGKILL at any instant: what was committed stays, counts once, and the hub goes on where it was."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+import torch
+
+from backyard.core.errors import BackyardError
+from backyard.hub.blobs import Blobs
+from backyard.hub.founding import hub_blobs
+from backyard.hub.log import Log
+from backyard.hub.messages import Course
+from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused
+
+COURSE = Course(samples=100_000, batch=10)
+
+
+class Worker(threading.Thread):
+    """Pulls, trains by drawing numbers, pushes; whatever breaks is tried again, with the same bytes."""
+
+    def __init__(self, friend: Friend, folder: Path, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.friend, self.folder = friend, folder
+        self.random = torch.Generator().manual_seed(seed)
+        self.stopped = threading.Event()
+        self.heads: list[int] = []
+        self.accepted: list[str] = []
+        self.refused: list[str] = []
+
+    def run(self) -> None:
+        while not self.stopped.is_set():
+            try:
+                self._round()
+            except Refused as error:
+                self.refused.append(error.problem.kind)
+                time.sleep(0.1)
+            except (httpx.TransportError, httpx.HTTPStatusError, BackyardError):
+                time.sleep(0.3)
+
+    def _round(self) -> None:
+        self.heads.append(self.friend.pull(self.folder, wait=1.0).version)
+        lease = self.friend.lease()
+        update = torch.randn(LAYOUT.numel, generator=self.random) * 0.01
+        while not self.stopped.is_set():
+            try:
+                self.friend.push(lease, update)
+                self.accepted.append(lease.id)
+                return
+            except httpx.TransportError:
+                time.sleep(0.3)
+
+
+def _checked(hub: HubProcess, workers: list[Worker], known: dict[int, str]) -> int:
+    """Of a dead hub: each version once, each lease and sample once, nothing that was told is missing."""
+    log, blobs = Log(hub.directory), hub_blobs(hub.directory)
+    everything = log.read()
+    numbers = [one.number for one in everything.versions]
+    assert numbers == list(range(len(numbers)))
+    for one in everything.versions:
+        assert known.setdefault(one.number, one.step.sha256) == one.step.sha256, "history was rewritten"
+    head = everything.versions[-1]
+    for name in (head.step.sha256, head.momentum, head.feedback):
+        assert name is None or blobs.has(name), "the log names a blob that is not there"
+    parts = [part for number in numbers for part in log.contributions(number)]
+    log.close()
+    leases = Counter(part.lease for part in parts)
+    assert not leases or max(leases.values()) == 1
+    places = Counter(place for part in parts for span in part.spans for place in range(span.first, span.last))
+    assert not places or max(places.values()) == 1
+    waiting = {one.update.lease for one in everything.arrivals}
+    told = {lease for worker in workers for lease in list(worker.accepted)}
+    assert told <= set(leases) | waiting, "an update that was accepted is gone"
+    assert max((version for worker in workers for version in list(worker.heads)), default=0) <= numbers[-1]
+    return numbers[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_hub_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    terms = msgspec.structs.replace(TERMS, round_s=0.2, slack_s=1.0, base_every=4)
+    hub = HubProcess(tmp_path / "hub", terms)
+    hub.start()
+    invite = hub.invite(uses=9)
+    owner = Friend(hub.address, invite.hub_id, hub.owner)
+    owner.push_base(torch.zeros(LAYOUT.numel), COURSE)
+    friends = [Friend(hub.address, invite.hub_id) for _ in range(3)]
+    for friend in friends:
+        friend.join(invite)
+    folder = tmp_path / "files"
+    folder.mkdir()
+    workers = [Worker(friend, folder, seed) for seed, friend in enumerate(friends)]
+    for worker in workers:
+        worker.start()
+    draw, known = random.Random(11), dict[int, str]()
+    blobs = hub_blobs(hub.directory)
+    heads: list[int] = []
+    try:
+        for number in range(3):
+            _wait_for_progress(owner, heads[-1] if heads else 0)
+            if number % 2:
+                _wait_for_a_new_blob(blobs, time.monotonic() + 5)  # between blob and log
+            else:
+                time.sleep(draw.uniform(0.0, 0.3))
+            hub.kill()
+            heads.append(_checked(hub, workers, known))
+            hub.start()
+        _wait_for_progress(owner, heads[-1])
+    finally:
+        for worker in workers:
+            worker.stopped.set()
+        for worker in workers:
+            worker.join(30)
+        hub.kill()
+    heads.append(_checked(hub, workers, known))
+    assert heads == sorted(heads)
+    refused = {kind for worker in workers for kind in worker.refused}
+    assert not refused & {"copy", "digest", "schema", "not-finite", "norm"}, "nobody did anything wrong"
+    hub.start()
+    try:
+        last = [Friend(hub.address, invite.hub_id), friends[0]]
+        for friend in last:
+            friend.pull(tmp_path, wait=0)
+        assert torch.equal(last[0].state, last[1].state), "whoever was there all the time has the same bits"
+    finally:
+        hub.kill()
+        for friend in (owner, *friends, last[0]):
+            friend.close()
+
+
+def _wait_for_progress(friend: Friend, version: int) -> None:
+    until = time.monotonic() + 90
+    while time.monotonic() < until:
+        try:
+            if (friend.describe().version or 0) > version:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"no version after {version} within 90 s")
+
+
+def _wait_for_a_new_blob(blobs: Blobs, until: float) -> None:
+    before = set(blobs.names())
+    while time.monotonic() < until:
+        if set(blobs.names()) - before:
+            return
+        time.sleep(0.001)
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_full_disk_stops_the_hub_and_loses_nothing(tmp_path: Path) -> None:
+    """A tmpfs that is too small: said plainly, and it goes on when there is space again."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(disk)], check=True)
+    hub = None
+    friends: list[Friend] = []
+    try:
+        hub = HubProcess(disk / "hub", msgspec.structs.replace(TERMS, round_s=0.2, slack_s=0.5))
+        hub.start()
+        invite = hub.invite()
+        friends += [Friend(hub.address, invite.hub_id, key) for key in (hub.owner, None)]
+        owner, ann = friends
+        owner.push_base(torch.zeros(LAYOUT.numel), COURSE)
+        ann.join(invite)
+        ann.pull(tmp_path)
+        lease = ann.lease()
+        ballast = disk / "ballast"
+        with pytest.raises(OSError, match="space"):
+            ballast.write_bytes(bytes(4 << 20))
+        update = torch.randn(LAYOUT.numel) * 0.01
+        with pytest.raises(Refused, match="503 disk"):
+            ann.push(lease, update)
+        ballast.unlink()
+        assert ann.push(lease, update).accepted
+        assert ann.pull(tmp_path, wait=30).version == 1
+    finally:
+        for friend in friends:
+            friend.close()
+        if hub is not None:
+            hub.kill()
+        subprocess.run(["umount", str(disk)], check=True)

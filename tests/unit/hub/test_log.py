@@ -1,0 +1,123 @@
+"""The log: all of a transaction or nothing, and blobs that are there before it names them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from backyard.core.errors import HubError
+from backyard.hub.blobs import Blobs, hash_file
+from backyard.hub.chain import named_blobs, steps_after
+from backyard.hub.log import Committed, Contribution, Log, Member, Writer, change
+from backyard.hub.messages import Span, Step
+
+
+def _version(number: int, *, base: bool = False) -> Committed:
+    step = Step("base" if not number else "delta", number, f"{number:064x}", 10, "int8")
+    whole = Step("base", number, f"{1000 + number:064x}", 25, "fp32") if base else None
+    return Committed(number=number, step=step, base=whole, momentum=f"{2000 + number:064x}", samples=5)
+
+
+def test_a_version_is_committed_once_with_its_contributions(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    part = Contribution(
+        node="a", lease="l", samples=5, spans=(Span(0, 0, 5),), behind=0, weight=5.0, scale=1.0, sha256="x"
+    )
+    log.transact([change(Log.put_version, _version(0), [part])])
+    with pytest.raises(HubError):
+        log.transact([change(Log.end_lease, "x"), change(Log.put_version, _version(0))])
+    log.close()
+    log = Log(tmp_path)
+    assert [one.number for one in log.read().versions] == [0]
+    assert log.contributions(0) == (part,)
+    log.close()
+
+
+def test_half_a_transaction_is_none(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    member = Member(node="a", name="ann", role="friend", since=0.0)
+
+    def fail(log: Log) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with pytest.raises(HubError, match="full"):
+        log.transact([change(Log.put_member, member), fail])
+    assert log.read().members == {}
+    log.close()
+
+
+def test_after_a_failure_nothing_is_written_until_the_state_was_read_anew(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+
+    def fail(log: Log) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    async def scene() -> None:
+        writer = Writer(log)
+        member = change(Log.put_member, Member(node="a", name="ann", role="friend", since=0.0))
+        results = await asyncio.gather(
+            writer.write([member]), writer.write([fail]), writer.write([member]), return_exceptions=True
+        )
+        assert isinstance(results[1], HubError)
+        with pytest.raises(HubError):
+            await writer.write([member])
+        writer.start_again()
+        await writer.write([member])
+        writer.close()
+
+    asyncio.run(scene())
+    assert set(log.read().members) == {"a"}
+    log.close()
+
+
+def test_a_newer_log_is_not_touched(tmp_path: Path) -> None:
+    Log(tmp_path).close()
+    with sqlite3.connect(tmp_path / "hub.db") as base:
+        base.execute("PRAGMA user_version=99")
+    base.close()
+    with pytest.raises(HubError, match="newer"):
+        Log(tmp_path)
+
+
+def test_blobs_are_named_by_their_content_and_orphans_are_swept(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path)
+    name, other = blobs.put(b"hello"), blobs.put(b"orphan")
+    assert blobs.put(b"hello") == name
+    assert hash_file(blobs.path(name)) == name
+    with blobs.drafted() as draft:
+        draft.write(b"never kept")
+    (tmp_path / "drafts" / "left").write_bytes(b"by a crash")
+    assert blobs.sweep({name}) == 1
+    assert not blobs.has(other)
+    assert list(blobs.names()) == [name]
+    assert not os.listdir(tmp_path / "drafts")
+    for trick in ("../../etc/passwd", name.upper(), name + "0", ""):
+        with pytest.raises(HubError):
+            blobs.path(trick)
+
+
+def test_a_full_disk_is_said_plainly(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path)
+    with pytest.raises(HubError, match="space"), blobs.drafted():
+        raise OSError(28, "No space left on device")
+    assert not os.listdir(tmp_path / "drafts")
+
+
+def test_steps_to_the_head() -> None:
+    versions = [_version(number, base=number % 4 == 0) for number in range(10)]
+    assert steps_after(versions, 9) == ()
+    assert [one.version for one in steps_after(versions, 7)] == [8, 9]
+    assert {one.kind for one in steps_after(versions, 7)} == {"delta"}
+    for after in (None, 2, 77):
+        steps = steps_after(versions, after)
+        assert [(one.kind, one.version) for one in steps] == [("base", 8), ("delta", 9)]
+    assert [one.kind for one in steps_after(versions, 4)] == ["base", "delta"], "five deltas would be larger"
+    named = named_blobs(versions)
+    assert versions[9].momentum in named
+    assert versions[8].momentum not in named
+    assert versions[3].step.sha256 not in named
+    assert versions[5].step.sha256 in named

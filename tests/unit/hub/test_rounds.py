@@ -1,0 +1,314 @@
+"""Each sample counts once, whoever vanishes; rounds close by the rule."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backyard.hub.messages import Course, Span, Terms
+from backyard.hub.pool import Pool, give_back, take
+from backyard.hub.rounds import (
+    Arrived,
+    Asked,
+    Close,
+    Committed,
+    Count,
+    Delivered,
+    Discard,
+    Ended,
+    Founded,
+    GaveUp,
+    Heard,
+    Lend,
+    MergeFailed,
+    Refuse,
+    Return,
+    State,
+    Supplied,
+    Ticked,
+    decide,
+    next_moment,
+    waits_for,
+    weight_of,
+)
+
+TERMS = Terms(round_s=10.0, grace=0.5, quorum=0.6, stale_limit=1, first_batches=2)
+COURSE = Course(samples=100, batch=5, epochs=2)
+
+
+class Table:
+    """A hub's state, with short words."""
+
+    def __init__(self, terms: Terms = TERMS, course: Course = COURSE) -> None:
+        self.state = decide(State(terms=terms), Founded(course), 0.0).state
+        self.number = 0
+
+    def lease(self, node: str, now: float, rate: float = 0.0) -> Lend | Refuse:
+        self.number += 1
+        asked = Asked(node, f"lease-{self.number}", self.state.version or 0, rate)
+        self.state, effects, _ = decide(self.state, asked, now)
+        (found,) = [one for one in effects if isinstance(one, Lend | Refuse)]
+        return found
+
+    def deliver(self, lent: Lend | Refuse, now: float, samples: int | None = None) -> tuple[object, ...]:
+        assert isinstance(lent, Lend)
+        one = lent.lease
+        update = Delivered(f"u-{one.id}", one.node, one.id, one.version, samples or one.samples)
+        self.state, effects, _ = decide(self.state, Arrived(update), now)
+        return effects
+
+    def tick(self, now: float) -> tuple[object, ...]:
+        self.state, effects, _ = decide(self.state, Ticked(), now)
+        return effects
+
+    def commit(self, now: float) -> None:
+        self.state = decide(self.state, Committed((self.state.version or 0) + 1), now).state
+
+
+def _closes(effects: tuple[object, ...]) -> bool:
+    return any(isinstance(one, Close) for one in effects)
+
+
+def test_before_the_base_nobody_gets_a_lease() -> None:
+    _, (refused,), _ = decide(State(terms=TERMS), Asked("a", "l", 0, 0.0), 0.0)
+    assert isinstance(refused, Refuse)
+    assert refused.kind == "no-base"
+
+
+def test_a_round_closes_when_everybody_has_delivered() -> None:
+    table = Table()
+    first, second = table.lease("a", 0.0), table.lease("b", 0.0)
+    assert not _closes(table.deliver(first, 1.0))
+    assert "waits for b" in waits_for(table.state, {}, 1.0)
+    effects = table.deliver(second, 2.0)
+    assert _closes(effects)
+    table.commit(3.0)
+    assert (table.state.version, table.state.waiting, table.state.closing) == (1, {}, ())
+
+
+def test_a_quorum_waits_for_its_grace_window_only() -> None:
+    table = Table()
+    leases = [table.lease(name, 0.0, rate=1.0) for name in "abc"]
+    for lease in leases[:2]:
+        assert not _closes(table.deliver(lease, 1.0))
+    assert not _closes(table.tick(5.9))
+    assert next_moment(table.state, 5.9) == 6.0
+    assert _closes(table.tick(6.0))
+    # What arrives while the round is merged is for the next one, and one version behind.
+    effects = table.deliver(leases[2], 6.5)
+    assert isinstance(effects[0], Count)
+    assert effects[0].behind == 1
+    assert weight_of(1) < weight_of(0)
+
+
+def test_nobody_waits_for_the_overdue_and_their_samples_return() -> None:
+    table = Table()
+    first, second = table.lease("a", 0.0, rate=1.0), table.lease("b", 0.0, rate=1.0)
+    assert isinstance(second, Lend)
+    assert not _closes(table.deliver(first, 1.0)), "one of two is not a quorum"
+    assert _closes(table.tick(second.lease.overdue))
+    table.commit(second.lease.overdue + 1)
+    table.tick(second.lease.void)
+    assert table.state.pool.returned == second.lease.spans
+    (refused,) = table.deliver(second, second.lease.void + 1)
+    assert isinstance(refused, Refuse)
+    assert refused.kind == "lease-over"
+
+
+def test_an_upload_that_moves_is_waited_for_and_keeps_its_lease() -> None:
+    table = Table()
+    first, second = table.lease("a", 0.0, rate=1.0), table.lease("b", 0.0, rate=1.0)
+    assert isinstance(second, Lend)
+    table.deliver(first, 1.0)
+    now = second.lease.overdue - 0.1
+    while now < second.lease.void:
+        table.state = decide(table.state, Heard(second.lease.id), now).state
+        assert not table.state.closing
+        now += 5.0
+    assert _closes(table.tick(second.lease.void)), "its round waits no longer"
+    table.commit(second.lease.void)
+    (counted, *_) = table.deliver(second, second.lease.void + 60)
+    assert isinstance(counted, Count), "but its update still counts"
+
+
+def test_an_update_too_far_behind_begins_again() -> None:
+    table = Table()
+    slow = table.lease("slow", 0.0)
+    for now in (0.0, 60.0):
+        table.deliver(table.lease("fast", now, rate=1.0), now + 1)
+        table.tick(now + 55.0)
+        table.commit(now + 55.0)
+    assert table.state.version == 2
+    *_, refused = table.deliver(slow, 120.0)
+    assert isinstance(refused, Refuse)
+    assert refused.kind == "stale"
+    assert table.state.pool.returned == slow.lease.spans
+
+
+def test_whoever_asks_again_begins_again_with_the_same_samples() -> None:
+    table = Table()
+    first = table.lease("a", 0.0)
+    table.deliver(table.lease("b", 0.0), 1.0)
+    assert _closes(table.tick(60.0)), "a is overdue, its lease is not void"
+    table.commit(60.0)
+    again = table.lease("a", 61.0)
+    assert isinstance(again, Lend)
+    assert isinstance(first, Lend)
+    assert (again.lease.spans, again.lease.version) == (first.lease.spans, 1)
+
+
+def test_a_lease_is_cut_for_the_speed_and_a_claimed_speed_is_believed_by_and_by() -> None:
+    table = Table(course=Course(samples=10_000, batch=5))
+    sizes = []
+    for number in range(4):
+        lent = table.lease("a", number * 10.0, rate=1000.0)
+        assert isinstance(lent, Lend)
+        sizes.append(lent.lease.samples)
+        table.deliver(lent, number * 10.0 + 1)
+        table.commit(number * 10.0 + 2)
+    assert sizes == [10, 40, 160, 640]
+    slow = table.lease("b", 50.0, rate=0.01)
+    assert isinstance(slow, Lend)
+    assert slow.lease.samples == 5, "one batch at least"
+
+
+def test_samples_that_were_not_trained_on_return() -> None:
+    table = Table()
+    lent = table.lease("a", 0.0)
+    table.deliver(lent, 1.0, samples=7)
+    assert table.state.pool.returned == (Span(0, 7, 10),)
+
+
+def test_who_has_delivered_waits_for_the_next_version() -> None:
+    table = Table()
+    table.lease("b", 0.0)
+    table.deliver(table.lease("a", 0.0), 1.0)
+    refused = table.lease("a", 2.0)
+    assert isinstance(refused, Refuse)
+    assert refused.kind == "delivered"
+
+
+def test_a_failed_merge_is_repeated_with_the_same_updates() -> None:
+    table = Table()
+    table.deliver(table.lease("a", 0.0), 1.0)
+    closing = table.state.closing
+    assert closing
+    table.state, effects, _ = decide(table.state, MergeFailed(), 2.0)
+    assert effects == (Close(closing),)
+
+
+def test_the_end() -> None:
+    table = Table(course=Course(samples=10, batch=5))
+    lent = table.lease("a", 0.0)
+    refused = table.lease("b", 0.0)
+    assert isinstance(refused, Refuse)
+    assert refused.kind == "all-lent"
+    table.deliver(lent, 1.0)
+    assert not table.state.is_finished
+    table.commit(2.0)
+    assert table.state.is_finished
+    refused = table.lease("b", 3.0)
+    assert isinstance(refused, Refuse)
+    assert refused.kind == "finished"
+
+
+@given(st.lists(st.integers(1, 40), max_size=30))
+def test_the_pool_never_loses_or_doubles_a_sample(sizes: list[int]) -> None:
+    course = Course(samples=37, batch=1, epochs=3)
+    pool, held = Pool(), []
+    for number, size in enumerate(sizes):
+        spans, pool = take(pool, course, size)
+        held.append(spans)
+        if number % 3 == 2:
+            pool = give_back(pool, held.pop(number % len(held)))
+    rest, _ = take(pool, course, 1000)
+    held.append(rest)
+    seen = Counter(
+        (one.epoch, place) for some in held for one in some for place in range(one.first, one.last)
+    )
+    assert len(seen) == 37 * 3
+    assert set(seen.values()) == {1}
+
+
+_WORDS = st.sampled_from(["ask", "deliver", "part", "tick", "commit", "fail", "leave"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(_WORDS, st.integers(0, 3), st.floats(0.1, 30.0)), max_size=80))
+def test_whatever_happens_each_sample_counts_once(script: list[tuple[str, int, float]]) -> None:
+    table, now = Table(), 0.0
+    out: dict[int, list[Lend]] = {}
+    counted: Counter[tuple[int, int]] = Counter()
+
+    def note(lent: Lend, samples: int) -> None:
+        places = [(s.epoch, p) for s in lent.lease.spans for p in range(s.first, s.last)]
+        counted.update(places[:samples])
+
+    for word, who, later in script:
+        now += later
+        if word == "ask":
+            found = table.lease(f"n{who}", now)
+            if isinstance(found, Lend):
+                out.setdefault(who, []).append(found)
+        elif word in ("deliver", "part") and out.get(who):
+            lent = out[who].pop()
+            samples = lent.lease.samples if word == "deliver" else max(1, lent.lease.samples // 2)
+            if any(isinstance(one, Count) for one in table.deliver(lent, now, samples)):
+                note(lent, samples)
+        elif word == "commit" and table.state.closing:
+            table.commit(now)
+        elif word == "fail" and table.state.closing:
+            table.state = decide(table.state, MergeFailed(), now).state
+        elif word == "leave":
+            table.state = decide(table.state, GaveUp(f"n{who}"), now).state
+        else:
+            table.tick(now)
+    assert set(counted.values()) <= {1}
+    free = Counter((s.epoch, p) for s in table.state.pool.returned for p in range(s.first, s.last))
+    lent_now = Counter(
+        (s.epoch, p) for one in table.state.lent.values() for s in one.spans for p in range(s.first, s.last)
+    )
+    together = counted + free + lent_now
+    assert set(together.values()) <= {1}
+    assert len(together) == table.state.pool.cursor
+
+
+def test_a_region_deals_out_what_its_parent_gave() -> None:
+    state = decide(State(terms=TERMS, is_region=True), Founded(COURSE), 0.0).state
+    table = Table()
+    table.state = state
+    refused = table.lease("a", 0.0)
+    assert isinstance(refused, Refuse)
+    assert refused.kind == "all-lent"
+    table.state = decide(table.state, Supplied((Span(0, 40, 50), Span(1, 0, 10))), 1.0).state
+    first, second = table.lease("a", 1.0), table.lease("b", 1.0)
+    assert isinstance(first, Lend)
+    assert isinstance(second, Lend)
+    assert (first.lease.spans, second.lease.spans) == ((Span(0, 40, 50),), (Span(1, 0, 10),))
+    table.deliver(first, 2.0)
+    table.state, effects, _ = decide(table.state, Supplied((Span(1, 50, 60),)), 3.0)
+    assert effects == (Return(second.lease.id), Discard("u-" + first.lease.id))
+    assert not table.state.is_finished
+    table.state = decide(table.state, Supplied(()), 4.0).state
+    assert decide(table.state, Ended(), 5.0).state.is_finished
+
+
+def test_an_update_may_say_which_samples_it_is_about() -> None:
+    table = Table(course=Course(samples=100, batch=5))
+    lent = table.lease("a", 0.0)
+    assert isinstance(lent, Lend)
+    one = lent.lease
+    for spans, expected in (
+        ((Span(0, 2, 4), Span(0, 6, 9)), (Span(0, 0, 2), Span(0, 4, 6), Span(0, 9, 10))),
+        ((Span(0, 2, 4), Span(0, 3, 6)), None),
+        ((Span(0, 8, 13),), None),
+        ((Span(1, 0, 5),), None),
+    ):
+        update = Delivered("u", "a", one.id, 0, 5, spans)
+        state, effects, _ = decide(table.state, Arrived(update), 1.0)
+        if expected is None:
+            assert isinstance(effects[0], Refuse)
+        else:
+            assert state.pool.returned == expected

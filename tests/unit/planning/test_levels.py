@@ -1,0 +1,83 @@
+"""What a person fixes of a plan: read strictly, with errors that say what there is."""
+
+from __future__ import annotations
+
+import tomllib
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backyard.core.errors import ConfigError
+from backyard.planning import LOSSY, Level, Levels, read_levels
+from backyard.planning.levels import Sync
+
+CODECS = [codec.name for codec in LOSSY]
+
+
+def test_everything_is_auto_by_default() -> None:
+    assert read_levels({}, CODECS) == Levels()
+    assert Levels().across.is_open
+    text = """
+    [inside]
+    all_reduce = "ring"
+    reduce = "tree"
+
+    [across]
+    codec = "int8"
+    period = 32
+    """
+    levels = read_levels(tomllib.loads(text), CODECS, "auto")
+    assert levels.inside == Level(all_reduce="ring", reduce="tree")
+    assert levels.across == Level(codec="int8", period=32)
+    assert msgspec.json.decode(msgspec.json.encode(levels), type=Levels) == levels
+
+
+@pytest.mark.parametrize(
+    ("document", "message", "hint"),
+    [
+        ({"accross": {}}, "unknown level 'accross'", "Did you mean 'across'? Use one of inside, across."),
+        ({"inside": 3}, "must be a table", "Write \\[inside\\]"),
+        ({"inside": {"allreduce": "ring"}}, "unknown setting 'allreduce'", "Did you mean 'all_reduce'"),
+        ({"inside": {"reduce": "rign"}}, "unknown strategy 'rign'", "Did you mean 'ring'"),
+        ({"inside": {"broadcast": 7}}, "unknown strategy '7'", "Use one of auto, ring, tree, star"),
+        ({"across": {"codec": "int9"}}, "unknown codec 'int9'", "exact, fp16, bf16, int8"),
+        ({"across": {"period": 0}}, "the period 0, which is not a number of steps", "from 1 to 500"),
+        ({"across": {"period": True}}, "the period True", "from 1 to 500"),
+        ({"across": {"period": "often"}}, "the period 'often'", "or 'auto'"),
+        ({"across": {"period": 8}}, "rounds of 8 steps, which changes the mathematics", "sync = 'auto'"),
+        ({"inside": {"codec": "int8"}}, "the codec 'int8', which changes the mathematics", "sync = 'auto'"),
+    ],
+)
+def test_mistakes_are_named(document: dict[str, object], message: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        read_levels(document, CODECS, "exact")
+    assert hint.replace("\\", "") in raised.value.hint
+
+
+def test_levels_that_contradict_each_other() -> None:
+    for inside in ({"codec": "int8"}, {"period": 4}):
+        with pytest.raises(ConfigError, match=r"although \[across\] is set"):
+            read_levels({"inside": inside, "across": {"all_reduce": "ring"}}, CODECS, "auto")
+        assert read_levels({"inside": inside}, CODECS, "auto").inside != Level()
+
+
+_values: st.SearchStrategy[object] = st.sampled_from(
+    ["auto", "ring", "star", "int8", "exact", 1, 7, 501, True, None, 2.5, [], {}]
+)
+_keys = st.sampled_from([*Level.__struct_fields__, "speed"])
+_tables = st.dictionaries(_keys, _values, max_size=3) | _values
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(["inside", "across", "home"]), _tables, max_size=2),
+    st.sampled_from(["exact", "auto"]),
+)
+def test_any_table_is_read_or_refused(document: dict[str, object], sync: Sync) -> None:
+    try:
+        levels = read_levels(document, CODECS, sync)
+    except ConfigError:
+        return
+    assert isinstance(levels, Levels)

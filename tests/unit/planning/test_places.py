@@ -1,0 +1,49 @@
+"""Ranks by site: from measured links, or by machine; nothing where there is nothing to tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+
+from backyard.planning.places import ranks_by_site
+from backyard.topology.graph import Graph, LinkFacts, NodeFacts, build_graph
+
+
+def _graph(names: str, rate: Callable[[str, str], float | None]) -> Graph:
+    links = [LinkFacts(a=a, b=b, rtt_s=0.001, mbps=rate(a, b)) for a, b in combinations(names, 2)]
+    return build_graph([NodeFacts(node=name, name=f"m{name}") for name in names], links)
+
+
+def _two_sites(a: str, b: str) -> float:
+    if (a in "ab") == (b in "ab"):
+        return 940.0
+    return 21.0 if "b" in (a, b) else 19.0
+
+
+def test_machines_of_one_site_go_together_and_who_has_the_best_line_leads() -> None:
+    graph = _graph("abcd", _two_sites)
+    assert ranks_by_site(graph, ["a", "b", "c", "d"]) == ((1, 0), (2, 3))
+    assert ranks_by_site(graph, ["c", "a", "d", "b"]) == ((3, 1), (0, 2))
+
+
+def test_several_workers_of_a_machine_stand_together_in_its_site() -> None:
+    assert ranks_by_site(_graph("abc", _two_sites), ["a", "b", "c", "a", "b", "c"]) == ((1, 4, 0, 3), (2, 5))
+
+
+def test_on_one_network_the_workers_of_a_machine_are_a_site() -> None:
+    graph = _graph("ab", lambda a, b: 940.0)
+    assert ranks_by_site(graph, ["a", "a", "b", "b"]) == ((0, 1), (2, 3))
+
+
+def test_nothing_to_tell_apart() -> None:
+    alike = _graph("abcd", lambda a, b: 940.0 if a == "a" else 700.0)
+    assert ranks_by_site(alike, ["a", "b", "c", "d"]) == ()
+    assert ranks_by_site(alike, ["a", "a", "a"]) == ()
+    each_far = _graph("abcd", lambda a, b: 20.0)
+    assert ranks_by_site(each_far, ["a", "b", "c", "d"]) == ()
+
+
+def test_links_that_were_not_measured_tell_nothing() -> None:
+    graph = _graph("abcd", lambda a, b: None if (a, b) == ("a", "c") else _two_sites(a, b))
+    assert ranks_by_site(graph, ["a", "b", "c", "d"]) == ()
+    assert ranks_by_site(Graph(), ["a", "b", "c", "d"]) == ()

@@ -1,0 +1,163 @@
+"""Which engine a group gets, without any torch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backyard.core.errors import ProtocolError
+from backyard.runs.engines import (
+    Choice,
+    Rank,
+    choose_engine,
+    choose_together,
+    decode_rank,
+    encode_rank,
+    sentence,
+    usual_name,
+)
+
+HERE, APART = (0, 0), (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "machines", "device", "nccl", "backend", "words"),
+    [
+        ("gloo", HERE, "cpu", False, "gloo", "within one machine"),
+        ("GLOO", HERE, "cpu", False, "gloo", "within one machine"),
+        (None, HERE, "cpu", False, "gloo", "within one machine"),
+        ("nccl", HERE, "cuda:0,cuda:1", True, "nccl", "within one machine"),
+        (None, HERE, "cuda:0,cuda:1", True, "nccl", "within one machine"),
+        ("cpu:gloo,cuda:nccl", HERE, "cuda:0", True, "cpu:gloo,cuda:nccl", "within one machine"),
+        ("mpi", HERE, "cpu", False, "mpi", "within one machine"),
+        ("nccl", HERE, "cpu", False, "backyard", "NCCL needs CUDA on every rank, and these compute on cpu"),
+        ("nccl", HERE, "cpu,cuda:0", True, "backyard", "these compute on cpu, cuda"),
+        ("nccl", HERE, "cuda:0", False, "backyard", "has no NCCL"),
+        ("gloo", HERE, "mps", False, "backyard", "MPS"),
+        (None, HERE, "mps", False, "backyard", "MPS"),
+        ("gloo", APART, "cpu", False, "backyard", "plaintext"),
+        ("nccl", APART, "cuda:0", True, "backyard", "plaintext"),
+        (None, APART, "cpu,mps", False, "backyard", "plaintext"),
+        ("cpu:gloo,cuda:nccl", APART, "cuda:0", True, "backyard", "plaintext"),
+        ("mpi", APART, "cpu", False, "backyard", "mpi is not known to encrypt"),
+        ("backyard", APART, "cpu", False, "backyard", "asks for it"),
+        ("fake", APART, "cpu", False, "fake", "sends nothing"),
+    ],
+)
+def test_choices(
+    asked: str | None, machines: tuple[int, ...], device: str, nccl: bool, backend: str, words: str
+) -> None:
+    choice = choose_engine(asked, machines, device, nccl_available=nccl)
+    assert choice.backend == backend
+    assert words in choice.reason
+
+
+def test_the_user_may_force_an_engine_or_trust_the_fabric() -> None:
+    assert choose_engine("nccl", APART, "cpu", "gloo") == Choice("gloo", "it was forced with --engine")
+    assert choose_engine("gloo", HERE, "cpu", "backyard").backend == "backyard"
+    assert choose_engine("gloo", APART, "cpu", fabric="trusted").backend == "gloo"
+    assert choose_engine("nccl", APART, "cuda:0", fabric="trusted", nccl_available=True).backend == "nccl"
+    assert choose_engine("nccl", APART, "cpu,cuda:0", fabric="trusted").backend == "backyard"
+    mixed = choose_engine("gloo", APART, "cpu", fabric="trusted", systems=("darwin", "linux"))
+    assert mixed == Choice(
+        "backyard", "Gloo works between machines on Linux only, and these run darwin, linux"
+    )
+    assert choose_engine("gloo", HERE, "cpu", systems=("darwin",)).backend == "gloo"
+
+
+def test_ranks_that_ask_for_different_engines_get_ours() -> None:
+    ranks = [Rank("nccl", "cuda:0", True, "linux"), Rank("gloo", "cuda:0", True, "linux")]
+    assert choose_together(ranks, APART, "auto", "trusted") == Choice(
+        "backyard", "its ranks ask for different engines (gloo, nccl)"
+    )
+    assert choose_together(ranks, APART, "gloo", "trusted").backend == "gloo"
+    alike = [Rank("NCCL", "cuda:0", True, "linux"), Rank("nccl", "cuda:1", True, "linux")]
+    assert choose_together(alike, HERE, "auto", "untrusted").backend == "nccl"
+
+
+def test_the_default_is_that_of_torch() -> None:
+    assert usual_name(None, "cpu") == usual_name(None, "cpu,cuda:0") == usual_name(None, "mps") == "gloo"
+    assert usual_name(None, "cuda:0,cuda:1") == "nccl"
+    assert usual_name("NCCL", "cpu") == "nccl"
+
+
+@pytest.mark.parametrize(
+    ("asked", "choice", "machines", "said"),
+    [
+        ("gloo", Choice("gloo", "why"), HERE, None),
+        (None, Choice("gloo", "why"), HERE, None),
+        ("backyard", Choice("backyard", "why"), APART, None),
+        ("fake", Choice("fake", "why"), APART, None),
+        (
+            "gloo",
+            Choice("backyard", "why"),
+            (0, 1, 2, 3),
+            "the group of 4 ranks on 4 machines uses backyard instead of gloo: why",
+        ),
+        (
+            None,
+            Choice("backyard", "why"),
+            (0,),
+            "the group of 1 rank on 1 machine uses backyard instead of the default of torch: why",
+        ),
+        (
+            "gloo",
+            Choice("gloo", "why"),
+            APART,
+            "the group of 2 ranks on 2 machines uses gloo: why; it sends plaintext",
+        ),
+        (
+            "backyard",
+            Choice("nccl", "why"),
+            APART,
+            "the group of 2 ranks on 2 machines uses nccl instead of backyard: why; it sends plaintext",
+        ),
+    ],
+)
+def test_what_the_user_is_told(
+    asked: str | None, choice: Choice, machines: tuple[int, ...], said: str | None
+) -> None:
+    assert sentence(asked, choice, machines) == said
+
+
+names = st.sampled_from(
+    [None, "gloo", "nccl", "NCCL", "cpu:gloo,cuda:nccl", "ucc", "mpi", "backyard", "", ":,:"]
+)
+told = st.builds(
+    Rank,
+    names | st.text(max_size=20),
+    st.sampled_from(["cpu", "mps", "cuda:0", "cuda:1", ""]) | st.text(max_size=20),
+    st.booleans(),
+    st.sampled_from(["linux", "darwin", "win32"]),
+)
+
+
+@given(st.lists(told, min_size=2, max_size=5), st.data())
+def test_nothing_that_is_told_opens_plaintext_between_machines(
+    ranks: list[Rank], data: st.DataObject
+) -> None:
+    machines = (
+        0,
+        1,
+        *data.draw(st.lists(st.integers(0, 3), min_size=len(ranks) - 2, max_size=len(ranks) - 2)),
+    )
+    assert choose_together(ranks, machines, "auto", "untrusted").backend in ("backyard", "fake")
+
+
+@given(told)
+def test_what_a_rank_tells_comes_back(rank: Rank) -> None:
+    assert decode_rank(encode_rank(rank), 0) == rank
+
+
+@given(st.binary(max_size=200))
+def test_anything_else_is_one_kind_of_error(data: bytes) -> None:
+    try:
+        decode_rank(data, 7)
+    except ProtocolError:
+        pass
+
+
+def test_what_is_too_long_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="rank 3"):
+        decode_rank(encode_rank(Rank("x" * 201, "cpu", False, "linux")), 3)

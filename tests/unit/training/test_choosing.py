@@ -1,0 +1,158 @@
+"""What the first member of a group wants, and when: the planner's word for just these machines."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from backyard.core.errors import RunError
+from backyard.planning import Calibration, Model, Options, StepProfile, make_plans
+from backyard.topology.graph import Graph
+from backyard.training import choosing
+from backyard.training.choosing import WARM, Chooser, Seen, choose, sync_of
+from backyard.training.sync import Sync
+from tests.unit.planning.clusters import mesh
+
+MODEL = Model(parameters=20_000_000)
+PROFILE = StepProfile(batch=32, unit=2)
+SPEEDS = [8.0] * 4
+
+
+def test_fast_links_stay_exact_and_nothing_is_said() -> None:
+    found = choose(mesh(SPEEDS, 10_000.0), MODEL, PROFILE, "auto", Calibration())
+    assert found.sync == Sync()
+    assert found.said == ""
+
+
+def test_a_group_that_is_slower_than_one_of_it_is_told_so() -> None:
+    found = choose(mesh([8.0, 9.0], 20.0), MODEL, PROFILE, "exact", Calibration())
+    assert found.sync == Sync(), "the mathematics changes with the user's word only"
+    assert found.said.startswith("m01 alone would be ")
+    assert "backyard run --on m01" in found.said
+    assert "--sync auto" in found.said
+
+
+def test_a_machine_whose_line_slows_the_others_is_named() -> None:
+    cluster = mesh(SPEEDS, lambda a, b: 10.0 if b == 3 else 2500.0)
+    found = choose(cluster, MODEL, PROFILE, "exact", Calibration())
+    assert len(found.plan.order) == 4, "a group changes by the user's word"
+    assert "backyard run --on m00,m01,m02" in found.said
+
+
+@pytest.mark.parametrize("mbps", [200.0, 20.0])
+def test_slow_links_get_rounds_that_a_session_can_run(mbps: float) -> None:
+    found = choose(mesh(SPEEDS, mbps), MODEL, PROFILE, "auto", Calibration())
+    assert found.sync.is_local
+    assert found.sync.is_encoded
+    assert found.sync.inner == 8
+    assert not found.plan.is_overlapped
+    assert len(found.plan.order) == 4
+    assert found.plan.utilisation >= 0.9
+    slower = choose(mesh(SPEEDS, mbps / 4), MODEL, PROFILE, "auto", Calibration()).sync
+    assert slower.period > found.sync.period or slower.codec != found.sync.codec
+
+
+def test_a_measured_step_calibrates_the_rest() -> None:
+    cluster = mesh(SPEEDS, 200.0)
+    exact = make_plans(cluster, MODEL, PROFILE, Options(is_given=True, is_flat=True)).chosen
+    slow = choose(cluster, MODEL, PROFILE, "auto", Calibration(), (exact, 3 * exact.step_s))
+    calm = choose(cluster, MODEL, PROFILE, "auto", Calibration(), (exact, exact.step_s))
+    assert slow.calibration.factor("local_steps") > 2 * calm.calibration.factor("local_steps")
+    assert slow.plan.period > calm.plan.period or slow.plan.codec != calm.plan.codec
+
+
+class Watched:
+    """A chooser whose cluster is given, and what it wanted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, mbps: float, wish: Any = "auto") -> None:
+        self.wanted: list[Sync] = []
+        self.surveys = 0
+        cluster = mesh([8.0, 8.0], mbps)
+        monkeypatch.setattr(choosing, "cluster_at", lambda *_: cluster)
+        self.chooser = Chooser(self._survey, MODEL, PROFILE, wish, self.wanted.append)
+
+    def _survey(self) -> tuple[Graph, str]:
+        self.surveys += 1
+        return Graph(), "a"
+
+    def commit(self, count: int, generation: int = 1, sync: Sync = Sync(), step_s: float = 2.5) -> None:  # noqa: B008
+        for _ in range(count):
+            self.chooser.note(Seen(generation, sync, (8.0, 8.0), ("", "b"), step_s))
+            thread = self.chooser._thread
+            if thread is not None:
+                thread.join(30)
+
+
+def test_nothing_is_planned_before_steps_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, 20.0)
+    watched.commit(WARM, step_s=0.1)
+    assert not watched.wanted, "the first commit of a group begins the counting"
+    watched.commit(1, step_s=0.1)
+    assert len(watched.wanted) == 1
+    assert watched.wanted[0].is_local
+    watched.commit(20, step_s=0.1)
+    assert watched.surveys == 1, "the same machines are not planned for again"
+
+
+def test_long_steps_need_not_be_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, 20.0)
+    watched.commit(4, step_s=30.0)
+    assert len(watched.wanted) == 1
+
+
+def test_another_group_is_planned_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, 20.0)
+    watched.commit(WARM + 1)
+    for _ in range(WARM + 1):
+        watched.chooser.note(Seen(2, Sync(), (8.0, 8.0, 8.0), ("", "b", "c"), 2.5))
+    thread = watched.chooser._thread
+    assert thread is not None
+    thread.join(30)
+    assert len(watched.wanted) == 2
+
+
+def test_steps_that_leave_the_prediction_are_a_reason_to_plan_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    watched = Watched(monkeypatch, 20.0)
+    watched.commit(WARM + 1)
+    sync = watched.wanted[0]
+    predicted = watched.chooser._plan
+    assert predicted is not None
+    watched.commit(5, sync=sync, step_s=predicted.step_s)
+    assert len(watched.wanted) == 1
+    for _ in range(15):
+        now[0] += 10.0
+        watched.commit(1, sync=sync, step_s=3 * predicted.step_s)
+    assert len(watched.wanted) == 2
+    assert watched.wanted[1].period > sync.period or watched.wanted[1].codec != sync.codec
+
+
+def test_an_agent_that_does_not_answer_stops_planning_not_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched = Watched(monkeypatch, 20.0)
+
+    def fail() -> tuple[Graph, str]:
+        raise RunError("the agent is away")
+
+    watched.chooser._survey = fail
+    watched.commit(3 * WARM)
+    assert not watched.wanted
+    assert caplog.text.count("the agent is away") == 1
+
+
+def test_one_machine_has_nothing_to_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, 20.0)
+    for _ in range(2 * WARM):
+        watched.chooser.note(Seen(1, Sync(), (8.0,), ("",), 2.5))
+    assert watched.surveys == 0
+
+
+def test_plans_and_syncs_say_the_same() -> None:
+    plan = choose(mesh(SPEEDS, 20.0), MODEL, PROFILE, "auto", Calibration()).plan
+    sync = sync_of(plan, PROFILE)
+    assert plan.outer is not None
+    assert (sync.period, sync.codec, sync.rate) == (plan.period, plan.codec, plan.outer.learning_rate)

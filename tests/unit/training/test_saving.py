@@ -1,0 +1,192 @@
+"""What a training begins with after everybody died: the newest checkpoint in reach, wherever it is."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from backyard.checkpoint.files import Checkpoints, Facts
+from backyard.checkpoint.state import dismantle
+from backyard.core.errors import RunError
+from backyard.identity import NodeKey
+from backyard.local.run_questions import NewestTold
+from backyard.runs.checkpoints import Held, Seal, newest, sign
+from backyard.training.journal import Journal
+from backyard.training.saving import Saving, Shelves
+
+KEY = NodeKey.generate()
+RUN, EARLIER = "train-abcd", "train-0000"
+
+
+class Cluster:
+    """Checkpoints of two runs that some machine has; an agent brings them by copying their folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.held: set[Held] = set()
+        self.brought: list[tuple[str, int]] = []
+
+    def has(self, run: str, step: int, *, agreed: bool = True) -> None:
+        self.held.add(Held(run, step, agreed))
+        notary = Machine(self, self.folder, run)
+        save(Checkpoints(self.folder / run, run, notary), step, agreed=agreed)
+
+
+class Machine:
+    """The agent of one of the members."""
+
+    def __init__(self, cluster: Cluster, home: Path, run: str = RUN) -> None:
+        self.cluster, self.home, self.run = cluster, home, run
+        self.cannot: set[int] = set()
+
+    def seal(self, step: int, fingerprint: bytes) -> Seal:
+        return sign(KEY, self.run, step, fingerprint)
+
+    def signers(self, run: str) -> Collection[bytes]:
+        return {KEY.id.raw}
+
+    def newest(self, passing_over: Collection[tuple[str, int]]) -> NewestTold:
+        known = [one for one in self.cluster.held if (one.run, one.step) not in passing_over]
+        best = newest(known, [RUN, EARLIER])
+        return NewestTold() if best is None else NewestTold(best.run, best.step, best.agreed, ("there",))
+
+    def bring(self, run: str, step: int) -> None:
+        if step in self.cannot:
+            raise RunError("nobody has it any more")
+        self.cluster.brought.append((run, step))
+        name = f"step-{step:08}"
+        shutil.copytree(self.cluster.folder / run / name, self.home / run / name, dirs_exist_ok=True)
+
+
+def save(checkpoints: Checkpoints, step: int, *, agreed: bool = True) -> None:
+    state = dismantle({"w": torch.full((2,), float(step)), "done": step})
+    checkpoints.save(state, Facts(step, 1, not agreed))
+    checkpoints.wait()
+
+
+class Group:
+    """Members who gather, each on a thread."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.words = size, [b""] * size
+        self.barrier = threading.Barrier(size, timeout=90.0)
+
+    def member(self, rank: int, generation: int) -> Any:
+        group = self
+
+        class Circle:
+            def __init__(self) -> None:
+                self.rank, self.world, self.generation = rank, group.size, generation
+
+            def gather(self, word: bytes) -> list[bytes]:
+                group.words[rank] = word
+                group.barrier.wait()
+                said = list(group.words)
+                group.barrier.wait()
+                return said
+
+        return Circle()
+
+
+class State:
+    """Remembers what was loaded."""
+
+    def __init__(self) -> None:
+        self.loaded = 0
+
+    def load(self, parts: Any) -> int:
+        self.loaded = int(parts.tensors[0][0])
+        return self.loaded
+
+
+class Yard:
+    """Machines that begin a run together, each with its own disk."""
+
+    def __init__(self, folder: Path, size: int, *runs: str) -> None:
+        self.cluster = Cluster(folder / "cluster")
+        self.machines = [Machine(self.cluster, folder / str(rank)) for rank in range(size)]
+        self.runs = runs
+
+    def own(self, rank: int, run: str) -> Checkpoints:
+        machine = self.machines[rank]
+        return Checkpoints(machine.home / run, run, machine)
+
+    def begin(self, generation: int = 2) -> list[tuple[int, int, int]]:
+        """By member: who begins, with how many steps, and what this one loaded."""
+        group = Group(len(self.machines))
+        found: list[tuple[int, int, int]] = [(-1, -1, -1)] * group.size
+
+        def run(rank: int) -> None:
+            own = tuple(self.own(rank, name) for name in self.runs)
+            saving = Saving(Shelves(own, self.machines[rank]), 60.0, 2)
+            state: Any = State()
+            first, done = saving.restore(group.member(rank, generation), state)
+            found[rank] = first, done, state.loaded
+
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(group.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(90)
+        return found
+
+
+def test_what_a_member_has_is_not_brought_again(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, 3, RUN)
+    yard.cluster.has(RUN, 40)
+    save(yard.own(1, RUN), 40)
+    save(yard.own(2, RUN), 30)
+    assert yard.begin() == [(1, 40, 0), (1, 40, 40), (1, 40, 0)]
+    assert yard.cluster.brought == []
+
+
+def test_what_is_elsewhere_is_brought_by_one(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, 3, RUN, EARLIER)
+    yard.cluster.has(EARLIER, 50)
+    save(yard.own(2, EARLIER), 40)
+    assert yard.begin() == [(0, 50, 50), (0, 50, 0), (0, 50, 0)]
+    assert yard.cluster.brought == [(EARLIER, 50)]
+
+
+def test_one_that_cannot_be_had_is_given_up_for_the_next(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, 2, RUN)
+    yard.cluster.has(RUN, 50)
+    yard.cluster.has(RUN, 60)
+    for machine in yard.machines:
+        machine.cannot = {60}
+    assert yard.begin() == [(0, 50, 50), (0, 50, 0)]
+
+
+def test_what_came_broken_is_given_up_too(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, 2, RUN)
+    yard.cluster.has(RUN, 60)
+    (yard.cluster.folder / RUN / "step-00000060" / "state.safetensors").write_bytes(b"torn")
+    save(yard.own(1, RUN), 20)
+    assert yard.begin() == [(1, 20, 0), (1, 20, 20)]
+    assert len(yard.cluster.brought) == 2, "each has tried"
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_with_nothing_anywhere_the_first_member_begins(tmp_path: Path, generation: int) -> None:
+    assert Yard(tmp_path, 2, RUN).begin(generation) == [(0, 0, 0), (0, 0, 0)]
+
+
+def test_a_first_start_looks_for_nothing(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, 2, RUN)
+    yard.cluster.has(RUN, 60)
+    assert yard.begin(generation=1) == [(0, 0, 0), (0, 0, 0)]
+
+
+def test_a_step_of_which_nothing_was_logged_has_no_entry() -> None:
+    journal = Journal()
+    journal.begin_unit(3, 2.0)
+    journal.log({"loss": 4.0})
+    journal.learn([journal.of_step(3), {}], 5)
+    journal.learn([{}], 6)
+    assert journal.history == [{"loss": 4.0}]

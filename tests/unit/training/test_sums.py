@@ -1,0 +1,133 @@
+"""Sums of gradients: what travels early is what would have travelled late."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from backyard.core.errors import PeerLost, RunError
+from backyard.training.sums import Sums, Travelling
+
+
+class Twice:
+    """A group of two members with the same gradients; notes what travels."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.fails = False
+
+    def begin_sum(self, tensor: torch.Tensor) -> Travelling:
+        if self.fails:
+            raise PeerLost(1, "it is gone")
+        self.sizes.append(tensor.numel())
+        tensor.mul_(2)
+        return self
+
+    def wait(self) -> None:
+        return
+
+
+def _model(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1)).to(dtype)
+
+
+def _backward(model: nn.Module, seed: int) -> None:
+    torch.manual_seed(seed)
+    model(torch.randn(3, 6, dtype=torch.float64)).square().mean().backward()
+
+
+def _results(sums: Sums) -> list[torch.Tensor]:
+    sums.give(None)
+    return [parameter.grad.clone() for parameter in sums.parameters if parameter.grad is not None]
+
+
+NOTHING = torch.zeros(0)
+
+
+def _step(early: bool, calls: int = 1) -> tuple[list[torch.Tensor], Twice]:
+    model, circle = _model(), Twice()
+    sums = Sums(model.parameters(), bucket_bytes=100)
+    _backward(model, 1)
+    sums.take(3.0)
+    if early:
+        sums.expect_last(circle, 2.0)
+    for _ in range(calls):
+        _backward(model, 2)
+    travelled = len(circle.sizes)
+    assert bool(travelled) == early
+    sums.take(2.0)
+    sums.reduce(circle, NOTHING)
+    return _results(sums), circle
+
+
+def test_gradients_travel_during_backward_and_the_sum_is_the_same_to_the_last_bit() -> None:
+    late, one = _step(early=False)
+    early, other = _step(early=True)
+    assert one.sizes == other.sizes, "the same buckets in the same order"
+    assert len(one.sizes) >= 3
+    assert all(torch.equal(a, b) for a, b in zip(late, early, strict=True))
+
+
+def test_a_second_backward_for_a_batch_is_noticed_and_summed_again() -> None:
+    late, _ = _step(early=False, calls=2)
+    early, circle = _step(early=True, calls=2)
+    assert all(torch.equal(a, b) for a, b in zip(late, early, strict=True))
+    assert len(circle.sizes) % 2 == 0, "everything travelled twice"
+
+
+def test_a_group_that_breaks_during_backward_is_told_at_the_step() -> None:
+    model, circle = _model(), Twice()
+    sums = Sums(model.parameters())
+    circle.fails = True
+    sums.expect_last(circle, 1.0)
+    _backward(model, 1)
+    sums.take(1.0)
+    with pytest.raises(PeerLost):
+        sums.reduce(circle, NOTHING)
+    circle.fails = False
+    sums.forget_unit()
+    sums.reduce(circle, NOTHING)
+    _backward(model, 1)
+    expected = [parameter.grad for parameter in model.parameters()]
+    found = _results(sums)
+    assert all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True) if b is not None)
+
+
+def test_parameters_of_several_kinds() -> None:
+    model = _model()
+    model[0].to(torch.float32)
+    sums = Sums(model.parameters())
+    circle = Twice()
+    sums.expect_last(circle, 1.0)
+    inner = model[0](torch.randn(3, 6)).double()
+    model[1:](inner).square().mean().backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    sums.take(1.0)
+    sums.reduce(circle, NOTHING)
+    found = _results(sums)
+    assert [one.dtype for one in found] == [torch.float32] * 2 + [torch.float64] * 4
+    assert all(torch.equal(a, b) for a, b in zip(found, gradients, strict=True))
+    assert len(circle.sizes) == 3, "a bucket for each kind, and the weight"
+
+
+def test_a_gradient_that_was_edited_is_refused() -> None:
+    model = _model()
+    sums = Sums(model.parameters())
+    _backward(model, 1)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    with pytest.raises(RunError, match="were changed"):
+        sums.take(1.0)
+
+
+def test_the_norm_is_that_of_the_whole() -> None:
+    model, circle = _model(), Twice()
+    model[0].to(torch.float32)
+    sums = Sums(model.parameters())
+    model[1:](model[0](torch.randn(3, 6)).double()).square().mean().backward()
+    sums.take(1.0)
+    sums.reduce(circle, NOTHING)
+    sums.give(1e-3)
+    norm = torch.nn.utils.get_total_norm([p.grad.double() for p in model.parameters() if p.grad is not None])
+    assert float(norm) == pytest.approx(1e-3, rel=0.01)

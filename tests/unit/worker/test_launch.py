@@ -1,0 +1,237 @@
+"""Functions launched on a real agent, as a script or a notebook does it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import backyard
+from backyard.core.errors import AgentError, BackyardError, RunError
+from backyard.local.board import agent_at, ask_cluster
+from backyard.local.client import ListenerClient
+from backyard.local.questions import decode_told, encode
+from backyard.local.run_questions import RunRow, RunsAsk, RunsTold
+
+SOURCE = str(Path(__file__).resolve().parents[3] / "src")
+SCALE = 10.0
+
+
+@pytest.fixture(scope="module")
+def lone_agent() -> Iterator[Path]:
+    """The state directory of an agent that knows no other."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BACKYARD_")}
+    with tempfile.TemporaryDirectory(prefix="by-") as directory:
+        state = Path(directory) / "state"
+        environment = kept | {
+            "PYTHONPATH": SOURCE,
+            "BACKYARD_STATE_DIRECTORY": str(state),
+            "BACKYARD_NETWORK_PORT": port,
+            "BACKYARD_DISCOVERY_METHODS": "",
+        }
+        with open(Path(directory) / "log", "w+") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "backyard.agent"], env=environment, stdout=log, stderr=log
+            )
+            try:
+                deadline = time.monotonic() + 60
+                while _world(state) != 1:
+                    log.seek(0)
+                    assert process.poll() is None, log.read()
+                    assert time.monotonic() < deadline, log.read()
+                    time.sleep(0.1)
+                yield state
+            finally:
+                process.terminate()
+                process.wait(90)
+
+
+@pytest.fixture
+def agent(lone_agent: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(lone_agent))
+    monkeypatch.chdir(tmp_path)
+    return lone_agent
+
+
+def _world(state: Path) -> int:
+    try:
+        return ask_cluster(agent_at(state)).world
+    except BackyardError:
+        return 0
+
+
+def _runs(state: Path) -> tuple[RunRow, ...]:
+    with ListenerClient.connect(state) as client:
+        told = decode_told(client.ask(encode(RunsAsk()), 10.0))
+    assert isinstance(told, RunsTold)
+    return told.runs
+
+
+def summed(tensor: torch.Tensor, *, plus: float) -> dict[str, Any]:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    mine = tensor * SCALE + dist.get_rank() + plus
+    dist.all_reduce(mine)
+    print(f"rank {dist.get_rank()} has {mine.tolist()}")
+    found = {"sum": mine.to(torch.bfloat16), "ranks": dist.get_world_size(), "none": None}
+    dist.destroy_process_group()
+    return found
+
+
+def test_ranks_share_tensors_and_rank_0_answers(agent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = backyard.launch(summed, torch.tensor([1.0, 2.0]), plus=0.5, per_node=2, timeout="100s")
+    assert torch.equal(found["sum"], torch.tensor([22.0, 42.0], dtype=torch.bfloat16))
+    assert (found["ranks"], found["none"]) == (2, None)
+    said = capsys.readouterr()
+    assert "rank 0 has [22.0, 42.0]" in said.out
+    assert "rank 1 has" not in said.out
+    assert "backyard: run summed-" in said.err
+
+
+def fails_on(rank: int) -> None:
+    import os
+
+    if int(os.environ["RANK"]) == rank:
+        raise ValueError(f"rank {rank} does not like it")
+
+
+def test_a_failure_shows_its_traceback(agent: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        backyard.launch(fails_on, 1, per_node=2, show=False, timeout=100)
+    assert "rank 1 on " in caught.value.message
+    assert "ValueError: rank 1 does not like it" in caught.value.message
+    assert "in fails_on" in caught.value.message
+    assert "backyard logs" in caught.value.hint
+
+
+def returns_file() -> object:
+    return {"log": [open(__file__)]}
+
+
+def test_a_result_that_cannot_travel_is_named(agent: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        backyard.launch(returns_file, show=False, timeout=100)
+    assert "the result['log'][0] is a TextIOWrapper" in caught.value.message
+
+
+def writes_files(size: int) -> bytes:
+    from pathlib import Path
+
+    from own_data import WORD  # type: ignore[import-not-found]
+
+    Path("kept").mkdir()
+    Path("kept/model.txt").write_text(WORD)
+    return WORD.encode() * size
+
+
+def test_a_folder_goes_along_and_files_come_back(agent: Path, tmp_path: Path) -> None:
+    home = tmp_path / "project"
+    home.mkdir()
+    (home / "own_data.py").write_text("WORD = 'word'\n")
+    found = backyard.launch(writes_files, 3 << 20, folder=home, name="Files!", show=False, timeout=100)
+    assert found == b"word" * (3 << 20)
+    (run,) = (home / "backyard-runs").iterdir()
+    assert run.name.startswith("files-")
+    assert [str(one.relative_to(run)) for one in run.rglob("*") if one.is_file()] == [
+        os.path.join("kept", "model.txt")
+    ]
+    assert not (home / "backyard_launch.py").exists()
+
+
+def sleeps() -> None:
+    import time
+
+    time.sleep(600)
+
+
+def _ended(state: Path, title: str) -> RunRow:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        rows = [row for row in _runs(state) if row.title == title]
+        if rows and rows[-1].phase == "ended":
+            return rows[-1]
+        time.sleep(0.2)
+    raise AssertionError(_runs(state))
+
+
+def test_the_deadline_stops_the_run(agent: Path) -> None:
+    with pytest.raises(RunError, match="did not end in the time it was given"):
+        backyard.launch(sleeps, name="late", show=False, timeout=2)
+    assert _ended(agent, "late").code != 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_an_interrupt_stops_the_run(agent: Path) -> None:
+    def interrupt() -> None:
+        deadline = time.monotonic() + 60
+        while not [row for row in _runs(agent) if row.title == "broken" and row.phase == "running"]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        backyard.launch(sleeps, name="broken", show=False, timeout=100)
+    thread.join()
+    assert _ended(agent, "broken").code != 0
+
+
+# refused before anything starts
+
+
+def takes(rate: float, timeout: float = 1.0) -> float:
+    return rate * timeout
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "sentence"),
+    [
+        ((), {}, "takes cannot be called so: missing a required argument: 'rate'"),
+        ((1,), {"speed": 2}, "unexpected keyword argument 'speed'"),
+        ((1,), {"timeout": 5}, "launch and takes both have an argument called timeout"),
+        ((torch.nn.Linear(1, 1),), {}, "argument 1 is a Linear"),
+        ((), {"rate": [object()]}, "argument rate[0] is an object"),
+        ((1,), {"engine": "steam"}, "an option of launch has a value that is not possible"),
+    ],
+)
+def test_what_cannot_work_is_said_at_once(
+    agent: Path, args: tuple[Any, ...], options: dict[str, Any], sentence: str
+) -> None:
+    before = len(_runs(agent))
+    with pytest.raises(RunError) as caught:
+        backyard.launch(takes, *args, **options)
+    assert sentence in caught.value.message
+    assert len(_runs(agent)) == before
+
+
+def test_a_closure_is_refused(agent: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+
+    def train() -> object:
+        return model
+
+    with pytest.raises(RunError, match="train is a closure: it uses model"):
+        backyard.launch(train)
+
+
+def test_without_an_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(tmp_path))
+    with pytest.raises(AgentError, match="no agent runs on this machine"):
+        backyard.launch(takes, 1.0)
