@@ -5,7 +5,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import backyard
 
 torch.manual_seed(0)
-points = torch.randn(8192, 2)  # to learn: on which arm of a spiral each of them lies
+points = torch.randn(32768, 2)  # to learn: on which arm of a spiral each of them lies
 arms = (torch.sin(torch.atan2(points[:, 1], points[:, 0]) + 3 * points.norm(dim=1)) > 0).long()
 model = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
