@@ -39,6 +39,7 @@ _ASK_S = 5.0
 _MEET_S = 30.0
 _SAY_S = 10.0
 _SURVEY_S = 300.0
+_CLOSE_S = 5.0
 _OPERATION_S = 3600.0  # a slow member is waited for; a dead one is noticed by its links
 
 
@@ -103,6 +104,9 @@ class Circle(Wire, Reducer, CodedReducer, Protocol):
     def say_near(self) -> None:
         """This newcomer could be let in."""
 
+    def close(self) -> None:
+        """The script is over: nobody is healed any more."""
+
 
 class _Arrived:
     """The sum over one."""
@@ -160,6 +164,9 @@ class Alone:
     def say_near(self) -> None:
         return
 
+    def close(self) -> None:
+        return
+
 
 class _MeetingStore(ClusterStore):
     """Waits for members who are still in the middle of a step, but not for a group that is out of date."""
@@ -197,6 +204,8 @@ class AgentsCircle:
         self._blames: tuple[int, ...] = ()
         self._near = False
         self._last_nursery = self._broken_nursery = 0
+        self._nurseries: dict[int, GroupRoom | None] = {}  # those that are open; None: about to be
+        self._closing = False
         self._surveyed: tuple[Graph, str] | None = None
         self._survey_again = 0.0
         self._sites_open = False  # whether this group has yet to agree on them
@@ -325,9 +334,34 @@ class AgentsCircle:
             self._near = True
             self._tell_now()
 
+    def close(self) -> None:
+        """A thread with torch's C++ on its stack would abort the interpreter as it ends: wait for them."""
+        self._closing = True
+        for room in [one for one in self._nurseries.values() if one is not None]:
+            room.abort()
+        until = time.monotonic() + _CLOSE_S
+        while self._nurseries and time.monotonic() < until:
+            time.sleep(0.01)
+
     def _open_nursery(self, told: CircleTold, rank: int) -> Room:
-        store = self._store(told, lambda: self._told is not None and self._told.nursery != told.nursery)
-        return _make_room(store, told, rank, told.world + told.nursed, f"nursery-{told.nursery}")
+        def is_stale() -> bool:
+            return self._closing or (self._told is not None and self._told.nursery != told.nursery)
+
+        def closed() -> None:
+            self._nurseries.pop(told.nursery, None)
+
+        self._nurseries[told.nursery] = None
+        try:
+            size, prefix = told.world + told.nursed, f"nursery-{told.nursery}"
+            room = _make_room(self._store(told, is_stale), told, rank, size, prefix)
+        except BaseException:
+            closed()
+            raise
+        room.on_close = closed
+        self._nurseries[told.nursery] = room
+        if self._closing:
+            room.abort()
+        return room
 
     # the agent
 

@@ -29,6 +29,7 @@ class GroupRoom:
         self._group = group
         self.rank, self.world, self.members = rank, world, members
         self.nodes = group.nodes  # the machines of the other ranks
+        self.on_close: Callable[[], None] = lambda: None
 
     def gather(self, word: bytes) -> list[bytes]:
         # One round for what is short, as nearly all words are: each step waits for it.
@@ -81,7 +82,10 @@ class GroupRoom:
         self._group.abort()
 
     def close(self) -> None:
-        self._group.shutdown()
+        try:
+            self._group.shutdown()
+        finally:
+            self.on_close()
 
     def _rows(self, data: bytes, width: int) -> list[bytes]:
         mine = torch.frombuffer(bytearray(data.ljust(width, b"\0")), dtype=torch.uint8)

@@ -6,6 +6,7 @@ last unit that this member has, the step is finished with all the others: see `s
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -196,6 +197,7 @@ class Session:
         else:
             self._choose_sync(scaling, loader.batch_size or 1, unit)
         self.on_commit(ProvisionalSteps.of(Place.from_environment()))
+        atexit.register(self._circle.close)
         self._steps.meet()
         return (model, optimizer, profiled(self, Batches(self)), *more)
 

@@ -1,0 +1,91 @@
+"""The end of a worker, whatever its threads wait for."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from backyard.training.circle import Alone
+from backyard.training.saving import Saving
+from backyard.training.session import Session
+
+_WORKER = """
+import atexit, sys, threading, time
+from pathlib import Path
+
+import torch
+
+from backyard.checkpoint.state import Parts
+from backyard.core.errors import OperationTimeout
+from backyard.local.board_messages import Scope
+from backyard.local.run_questions import CircleTold
+from backyard.training import circle as circle_module
+from backyard.training.circle import AgentsCircle, Place
+from backyard.training.nursery import Nursing
+
+waits = threading.Event()
+
+
+class Board:
+    "Of a cluster in which the newcomer does not come."
+
+    def __init__(self, connect, scope, timeout_s):
+        self.scope = scope
+
+    def set(self, key, value, timeout_s):
+        pass
+
+    def wait(self, keys, timeout_s):
+        waits.set()
+        for _ in range(int(timeout_s * 1000)):
+            time.sleep(0.001)
+        raise OperationTimeout("nobody came", late=())
+
+    def missing(self, keys, timeout_s):
+        return tuple(keys)
+
+    def close(self):
+        pass
+
+
+circle_module.BoardClient = Board
+circle = AgentsCircle(Place("run-1", 0, 1, Path(sys.argv[1])))
+circle.generation, circle.rank = 1, 0
+circle._told = CircleTold(
+    version=1, generation=1, is_member=True, rank=0, world=1, provisional=False, beginning=False,
+    finished=False, broken=False, nursery=1, nursed=1, sentence="",
+)
+atexit.register(circle.close)
+nursing = Nursing(Parts(b"", [torch.zeros(1)]), 1)
+nursing.begin(circle.nursery_opener(1))
+assert waits.wait(30)
+print("the script is over", flush=True)
+"""
+
+
+def test_a_worker_ends_well_while_it_waits_for_a_newcomer(tmp_path: Path) -> None:
+    """Else the last members of a finished run look like crashed ones, and it begins again."""
+    script = tmp_path / "worker.py"
+    script.write_text(_WORKER)
+    words = [sys.executable, str(script), str(tmp_path)]
+    environment = {**os.environ, "BACKYARD_STATE_DIRECTORY": str(tmp_path / "state")}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment)
+    assert "the script is over" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_session_closes_its_circle_when_the_script_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_exit: list[object] = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    circle, model = Alone(), torch.nn.Linear(2, 1)
+    session = Session(circle, seed=0, unit=0, saving=Saving(None, 60.0, 1))
+    loader = DataLoader(TensorDataset(torch.zeros(4, 2)), batch_size=2)
+    session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    assert circle.close in at_exit
