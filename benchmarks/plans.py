@@ -1,11 +1,15 @@
 """What the planner predicts against what is measured, whether it chooses well, and what its choice costs.
 
-    python -m benchmarks.plans --quick     about 15 minutes
+    python -m benchmarks.plans --quick     about 25 minutes
     python -m benchmarks.plans             every network of the table, three seeds
+    python -m benchmarks.plans --only quality --ways 8:int8 1:int4      what these cost
+
+With ``--pictures FOLDER`` the times (plans.svg) and the losses (losses.svg) are drawn there.
 
 For each network of the lab: the plans for its hosts, and the session run by hand as each of them says, with
 20 million parameters and computing that is a timed wait (two cores carry all hosts). As the session does it,
 the measured exact step calibrates the prediction of the others. Utilisation: computing over wall time.
+Beside it DDP on Gloo, unencrypted, with the same computing.
 Quality: a character transformer with four workers on one host, as chosen and with exact steps, same seeds.
 The last line is one JSON object of figures.
 """
@@ -38,6 +42,7 @@ from backyard.planning import (
 )
 from backyard.topology.graph import Graph, decode_graph
 from backyard.training.choosing import cluster_at, sync_of
+from benchmarks import plot
 from benchmarks.machines import Machines
 from benchmarks.report import environment_line, last_line, table
 from benchmarks.runs import CommandLine
@@ -111,6 +116,12 @@ class Bench:
         batches = 2 + rounds * sync.period if sync.is_local else max(4, min(16, int(60 / plan.step_s)))
         return self.run("planned.py", ",".join(f"h{one}" for one in hosts), SYNC=text, BATCHES=str(batches))
 
+    def gloo(self, exact: Plan) -> dict[str, Any]:
+        """DDP as torch has it."""
+        on = ",".join(f"h{one}" for one in range(len(exact.order)))
+        batches = str(max(4, min(16, int(60 / exact.step_s))))
+        return self.run("planned.py", on, "--engine", "gloo", "--trust-fabric", SYNC="ddp", BATCHES=batches)
+
     def run(self, program: str, on: str, *more: str, **variables: str) -> dict[str, Any]:
         words = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
         words += ["--set", "OMP_NUM_THREADS=1", *more]
@@ -141,11 +152,13 @@ def candidates(ranking: Ranking) -> list[Plan]:
     return [*exact, *chosen, *others, ranking.best_alone]
 
 
-def measure(bench: Bench) -> tuple[Ranking, list[Tried]]:
+def measure(bench: Bench) -> tuple[Ranking, list[Tried], dict[str, Any]]:
+    """What was chosen, every plan as it was followed, and DDP on Gloo."""
     cluster = bench.cluster()
     options = Options(sync="auto", is_given=True, is_flat=True)
     exact = make_plans(cluster, MODEL, PROFILE, Options(is_given=True, is_flat=True)).chosen
     measured = bench.follow(exact)
+    gloo = bench.gloo(exact)
     tried = [Tried(exact, exact.step_s, measured["step_s"], measured["utilisation"])]
     calibration = refit(Calibration(), observation(exact, cluster, measured["step_s"]))
     ranking = make_plans(cluster, MODEL, PROFILE, options, calibration)
@@ -154,10 +167,10 @@ def measure(bench: Bench) -> tuple[Ranking, list[Tried]]:
             continue
         found = bench.follow(plan)
         tried.append(Tried(plan, plan.step_s, found["step_s"], found["utilisation"]))
-    return ranking, tried
+    return ranking, tried, gloo
 
 
-def on_network(network: Network) -> tuple[Ranking, list[Tried]]:
+def on_network(network: Network) -> tuple[Ranking, list[Tried], dict[str, Any]]:
     delay = f"{network.delay_ms}ms"
     with (
         tempfile.TemporaryDirectory(prefix="by-plans-") as room,
@@ -168,9 +181,9 @@ def on_network(network: Network) -> tuple[Ranking, list[Tried]]:
         return measure(Bench(machines, Path(room)))
 
 
-def quality(syncs: Sequence[str], seeds: int, batches: int) -> dict[str, list[float]]:
-    """The loss on what was held out, by way of staying together and seed."""
-    found: dict[str, list[float]] = {sync: [] for sync in syncs}
+def quality(syncs: Sequence[str], seeds: int, batches: int) -> dict[str, list[dict[str, Any]]]:
+    """The figures of a training, by way of staying together and seed."""
+    found: dict[str, list[dict[str, Any]]] = {sync: [] for sync in syncs}
     with (
         tempfile.TemporaryDirectory(prefix="by-plans-") as room,
         Lab(hosts=1) as lab,
@@ -183,7 +196,7 @@ def quality(syncs: Sequence[str], seeds: int, batches: int) -> dict[str, list[fl
         for seed, sync in itertools.product(range(seeds), syncs):
             given = {"SYNC": sync, "SEED": str(seed), "BATCHES": str(batches)}
             figures = bench.run("characters.py", "h0", "--per-node", "4", **given)
-            found[sync].append(figures["loss"])
+            found[sync].append(figures)
             print(f"  {sync}, seed {seed}: loss {figures['loss']:.4f}", flush=True)
     return found
 
@@ -193,28 +206,45 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", choices=["networks", "quality"])
     parser.add_argument("--mbps", type=int, help="networks of this rate alone")
+    parser.add_argument("--ways", nargs="+", default=[], help="more for quality: PERIOD:CODEC")
+    parser.add_argument("--pictures", type=Path, help="a folder for them")
     options = parser.parse_args()
     print(environment_line())
     figures: dict[str, float] = {}
     chosen = {200: "8:bf16", 20: "64:int4"}  # if networks are not measured now
     if options.only != "quality":
         networks = [one for one in (QUICK if options.quick else WHOLE) if options.mbps in (None, one.mbps)]
-        figures |= measured_networks(networks, chosen)
+        figures |= measured_networks(networks, chosen, options.pictures)
     if options.only != "networks":
         seeds, batches = (1, CHARACTERS // 2) if options.quick else (3, CHARACTERS)
-        losses = quality(["exact", *dict.fromkeys(chosen.values())], seeds, batches)
-        for mbps, sync in chosen.items():
-            pairs = zip(losses[sync], losses["exact"], strict=True)
-            figures[f"loss_gap_{mbps}mbit"] = statistics.mean(mine / exact - 1 for mine, exact in pairs)
+        syncs = list(dict.fromkeys(["exact", *chosen.values(), *options.ways]))
+        found = quality(syncs, seeds, batches)
+        gaps = {
+            sync: statistics.mean(
+                mine["loss"] / exact["loss"] - 1 for mine, exact in zip(all_of, found["exact"], strict=True)
+            )
+            for sync, all_of in found.items()
+        }
+        rows = [
+            [sync, statistics.mean(one["loss"] for one in found[sync]), gap] for sync, gap in gaps.items()
+        ]
+        print(table(["way", "loss", "over exact"], rows), flush=True)
+        figures |= {f"loss_gap_{mbps}mbit": gaps[sync] for mbps, sync in chosen.items()}
+        if options.pictures is not None:
+            curves = {sync: all_of[0]["curve"] for sync, all_of in found.items()}
+            plot.write_curves(options.pictures / "losses.svg", "Training loss by batches, seed 0", curves)
     last_line(figures)
     return 0
 
 
-def measured_networks(networks: Sequence[Network], chosen: dict[int, str]) -> dict[str, float]:
+def measured_networks(
+    networks: Sequence[Network], chosen: dict[int, str], pictures: Path | None
+) -> dict[str, float]:
     off, over_best, over_alone, rows = [], [], [], []
+    bars: dict[str, list[plot.Bar]] = {}
     figures: dict[str, float] = {}
     for network in networks:
-        ranking, tried = on_network(network)
+        ranking, tried, gloo = on_network(network)
         taken = next(one for one in tried if one.plan.name == ranking.chosen.name)
         alone = tried[-1]
         off += [one.off for one in tried]
@@ -226,7 +256,14 @@ def measured_networks(networks: Sequence[Network], chosen: dict[int, str]) -> di
         for one in tried:
             mark = "chosen" if one is taken else ""
             rows.append([str(network), one.plan.name, mark, one.predicted_s, one.step_s, one.utilisation])
+        rows.append([str(network), "DDP on Gloo", "", None, gloo["step_s"], gloo["utilisation"]])
         print(table(["network", "plan", "", "predicted s", "measured s", "utilisation"], rows), flush=True)
+        bars[str(network)] = [
+            *(plot.Bar(one.plan.name, one.step_s, one.predicted_s, one is taken) for one in tried),
+            plot.Bar("DDP on Gloo", gloo["step_s"]),
+        ]
+        if pictures is not None:
+            plot.write_bars(pictures / "plans.svg", "Seconds of a step; the line: as predicted", bars)
     return figures | {
         "prediction_error_median": statistics.median(off),
         "prediction_error_worst": max(off),

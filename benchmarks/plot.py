@@ -1,4 +1,4 @@
-"""Small multiples as SVG, written by hand so that a benchmark needs no plotting library."""
+"""Pictures as SVG, written by hand so that a benchmark needs no plotting library."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ class Panel:
     lines: Mapping[str, Sequence[tuple[float, float]]]
 
 
+@dataclass(frozen=True)
+class Bar:
+    """Something measured, perhaps with what was predicted of it."""
+
+    name: str
+    value: float
+    predicted: float | None = None
+    is_marked: bool = False
+
+
 Rows = Sequence[Sequence[Panel]]
 
 
@@ -51,11 +61,7 @@ def write(path: Path, heading: str, rows: Rows, limits: tuple[float, float] | No
     columns = max(len(row) for row in rows)
     width, height = columns * (WIDTH + MARGIN) + MARGIN, len(rows) * (HEIGHT + MARGIN) + TOP + 20
     names = [name for name in COLOURS if any(name in panel.lines for row in rows for panel in row)]
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">',
-        f'<style>{STYLE}</style><rect width="100%" height="100%" fill="white"/>',
-        f'<text x="{MARGIN}" y="20" class="title">{escape(heading)}</text>',
-    ]
+    parts = _opening(width, height, heading)
     for index, name in enumerate(names):
         x = MARGIN + index * 90
         stroke = f'stroke="{COLOURS[name]}" stroke-width="3"'
@@ -98,3 +104,73 @@ def _ticks(low: float, high: float) -> list[float]:
     steps = (1, 2, 5) if high / low < 100 else (1,)
     tens = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     return [step * 10.0**ten for ten in tens for step in steps if low <= step * 10.0**ten <= high]
+
+
+def write_bars(path: Path, heading: str, groups: Mapping[str, Sequence[Bar]]) -> None:
+    """Each group with a scale of its own."""
+    name_width, row, length = 240, 18, 420
+    lines = sum(len(bars) + 2 for bars in groups.values())
+    parts = _opening(name_width + length + 120, lines * row + 50, heading)
+    y = 50.0
+    for title, bars in groups.items():
+        parts.append(f'<text x="12" y="{y}" class="title">{escape(title)}</text>')
+        longest = max(max(bar.value, bar.predicted or 0.0) for bar in bars)
+        for bar in bars:
+            y += row
+            width = bar.value / longest * length
+            colour = "#1f77b4" if bar.is_marked else "#aec7e8"
+            parts.append(f'<text x="{name_width - 8}" y="{y}" text-anchor="end">{escape(bar.name)}</text>')
+            parts.append(
+                f'<rect x="{name_width}" y="{y - 10}" width="{width:.1f}" height="12" fill="{colour}"/>'
+            )
+            end = width
+            if bar.predicted is not None:
+                x = name_width + bar.predicted / longest * length
+                end = max(width, x - name_width)
+                parts.append(
+                    f'<line x1="{x:.1f}" y1="{y - 12}" x2="{x:.1f}" y2="{y + 4}" stroke="#d62728" '
+                    'stroke-width="2"/>'
+                )
+            note = f"{bar.value:.3g}" + (", chosen" if bar.is_marked else "")
+            parts.append(f'<text x="{name_width + end + 6:.1f}" y="{y}">{note}</text>')
+        y += 2 * row
+    path.write_text("\n".join([*parts, "</svg>"]) + "\n")
+
+
+def write_curves(path: Path, heading: str, curves: Mapping[str, Sequence[float]]) -> None:
+    """By number, each a mean over a twentieth of its length; the axes begin where the values do."""
+    width, height, left, top = 520, 300, 50, 50
+    smooth = {name: _means(values, max(1, len(values) // 20)) for name, values in curves.items() if values}
+    low, high = min(map(min, smooth.values())), max(map(max, smooth.values()))
+    parts = _opening(width + left + 160, height + top + 40, heading)
+    parts.append(f'<rect x="{left}" y="{top}" width="{width}" height="{height}" class="axis"/>')
+    for part in range(5):
+        value = low + (high - low) * part / 4
+        y = top + height - height * part / 4
+        parts.append(f'<line x1="{left}" y1="{y}" x2="{left + width}" y2="{y}" class="grid"/>')
+        parts.append(f'<text x="{left - 4}" y="{y + 4}" text-anchor="end">{value:.2f}</text>')
+    colours = list(COLOURS.values())
+    for number, (name, values) in enumerate(smooth.items()):
+        colour = colours[number % len(colours)]
+        places = (left + width * (place + 0.5) / len(values) for place in range(len(values)))
+        heights = (top + height * (high - value) / ((high - low) or 1.0) for value in values)
+        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(places, heights, strict=True))
+        parts.append(f'<polyline points="{drawn}" stroke="{colour}"/>')
+        place = f'x="{left + width + 8}" y="{top + 14 + 16 * number}"'
+        parts.append(f'<text {place} style="fill:{colour}">{escape(name)}</text>')
+    path.write_text("\n".join([*parts, "</svg>"]) + "\n")
+
+
+def _means(values: Sequence[float], size: int) -> list[float]:
+    return [
+        sum(values[start : start + size]) / len(values[start : start + size])
+        for start in range(0, len(values), size)
+    ]
+
+
+def _opening(width: float, height: float, heading: str) -> list[str]:
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">',
+        f'<style>{STYLE}</style><rect width="100%" height="100%" fill="white"/>',
+        f'<text x="12" y="20" class="title">{escape(heading)}</text>',
+    ]

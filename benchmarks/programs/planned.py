@@ -1,7 +1,8 @@
 """A training whose computing is a timed wait, with as many parameters as one likes: for plans on slow links.
 
-SYNC: exact | auto | PERIOD:CODEC. SAMPLE_S: seconds for each sample. The main member prints, for the time
-after the change to what was asked for, the seconds of a batch and the share of the time that was computing.
+SYNC: exact | auto | PERIOD:CODEC, or ddp: plain DDP on the engine of the run. SAMPLE_S: seconds for each
+sample. The main member prints, for the time after the change to what was asked for, the seconds of a batch
+and the share of the time that was computing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
 import backyard
@@ -49,7 +51,31 @@ def wanted(text: str) -> backyard.Sync | Literal["exact", "auto"]:
     return backyard.Sync(period=int(period), codec=codec, rate=outer.learning_rate, momentum=outer.momentum)
 
 
+def ddp() -> None:
+    """What a user has without us: every step exact, every machine the same share."""
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(Large())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    mine = BATCH // dist.get_world_size()
+    times = []
+    for _ in range(BATCHES):
+        time.sleep(SAMPLE_S * mine)
+        model(torch.randn(mine, 4)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.monotonic())
+    seconds = (times[-1] - times[0]) / (len(times) - 1)
+    if dist.get_rank() == 0:
+        print(
+            "FIGURES", json.dumps({"step_s": seconds, "utilisation": SAMPLE_S * mine / seconds}), flush=True
+        )
+    dist.destroy_process_group()
+
+
 def main() -> None:
+    if os.environ.get("SYNC") == "ddp":
+        ddp()
+        return
     model = Large()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     run = backyard.init(

@@ -7,12 +7,10 @@ from itertools import combinations
 
 from backyard.planning.cluster import cluster_of
 from backyard.planning.inputs import Model
-from backyard.planning.wires import Wires, sites_of
+from backyard.planning.wires import STEP, Wires, sites_of
 from backyard.topology.graph import Graph, build_graph
 
 Sites = tuple[tuple[int, ...], ...]
-
-SLOWER = 4.0  # links between sites, at least
 
 
 def ranks_by_site(graph: Graph, nodes: Sequence[str]) -> Sites:
@@ -43,7 +41,7 @@ def _sites_of_machines(graph: Graph, machines: Sequence[str]) -> list[list[str]]
     inside = [wires.both(a, b) for site in found for a, b in combinations(site, 2)]
     between = [wires.both(a, b) for one, other in combinations(found, 2) for a in one for b in other]
     # A longer way alone is no reason: then a ring through all of them uses every port evenly.
-    if not inside or not between or min(inside) < SLOWER * max(between):
+    if not inside or not between or min(inside) < STEP * max(between):
         return [list(machines)]
 
     def outward(site: tuple[int, ...], one: int) -> float:

@@ -15,7 +15,7 @@ from backyard.planning.rings import Costs
 
 _BYTES_PER_MBIT = 1e6 / 8
 # Between the links of a site and those that leave it, there is at least such a step of rate or latency.
-_STEP = 4.0
+STEP = 4.0
 _SHORT_S = 0.002
 
 
@@ -88,4 +88,4 @@ def _above_step(figures: Sequence[float]) -> float:
         return 0.0
     steps = [(max(after / before, before / after), after) for before, after in pairwise(known)]
     largest = max(steps, default=(1.0, known[0]))
-    return largest[1] if largest[0] >= _STEP else known[0]
+    return largest[1] if largest[0] >= STEP else known[0]

@@ -56,13 +56,7 @@ def init(
     sync: Wish | Sync | None = None,
     beyond: Beyond | None = None,
 ) -> Session:
-    """The session of this process.
-
-    ``unit``: samples of a canonical micro-batch (0: an eighth of a batch). Every ``checkpoint_s`` seconds the
-    state is saved, on the disks of ``copies`` machines. Machines whose processors compute
-    differently are noticed; ``mixed`` says so where only the optimizer at hand does. ``sync``: "exact"; or
-    "auto", to let the planner choose codecs and local steps too; or a `Sync`. None: as the run was started.
-    """
+    """`backyard.init` says what it takes; ``beyond``: the hub whose rounds this process takes part in."""
     place = Place.from_environment()
     circle: Circle = Alone() if place is None else AgentsCircle(place)
     saving = Saving(Shelves.of(place), checkpoint_s, copies)
