@@ -24,6 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from backyard.core.errors import BackyardError
@@ -78,15 +79,19 @@ async def _crowd(hub: HubProcess, size: int, rounds: int, role: Any) -> dict[str
 
 
 def tree(size: int, regions: int, rounds: int, plain: bool) -> dict[str, Any]:
-    """As many members at some regional hubs, which are the members of one hub."""
+    """As many members at some regional hubs, which are the members of one hub.
+
+    A region's first lease has enough for all, which it would otherwise reach after some rounds.
+    """
+    terms = msgspec.structs.replace(_CROWD_TERMS, first_batches=_CROWD_TERMS.first_batches * size)
     with working_directory() as room, ExitStack() as stack:
-        hub = stack.enter_context(HubProcess(room / "hub", _CROWD_TERMS, plain=plain))
+        hub = stack.enter_context(HubProcess(room / "hub", terms, plain=plain))
         owner = Leaf(hub.invite("owner"), "owner", hub.owner)
         description = asyncio.run(found(owner, _MEGABYTE))
         several = []
         for number in range(regions):
             parent = hub.invite("friend")
-            region = HubProcess(room / f"region{number}", _CROWD_TERMS, plain=plain, parent=parent)
+            region = HubProcess(room / f"region{number}", None, plain=plain, parent=parent)
             several.append(stack.enter_context(region))
         invites = [region.invite("friend", size) for region in several]
         leaves = [Leaf(invites[number % regions], f"leaf {number}") for number in range(size)]
@@ -332,10 +337,10 @@ def _head_state(hub: HubProcess, task: Task) -> tuple[torch.Tensor, int]:
     client.ask("POST", "/v1/members", Joined, Join(token=invite.token_text, name="judge"))
     description = client.ask("GET", "/v1/run", Description)
     state = torch.zeros(task.layout.numel)
-    head = client.ask("GET", "/v1/head", Head)
+    head = client.head(None)
     with working_directory() as room:
         for step in head.steps:
-            client.fetch(step.sha256, step.size, room / step.sha256)
+            client.fetch(step.sha256, room / step.sha256, size=step.size)
             form = Form(state.numel(), description.terms.chunk, step.codec, step.version)
             add_vector(room / step.sha256, form, state, is_base=step.kind == "base")
     client.close()

@@ -48,7 +48,7 @@ _VARIANTS = 8
 _CLAIMED = 2.0  # samples per second: a lease that a real member would train for two minutes
 _CALL_S = 300.0
 _WAIT_S = 25.0
-_LATER = ("all-lent", "delivered", "busy", "rate")
+_LATER = ("no-base", "all-lent", "delivered", "busy", "rate")
 _LOST = (OSError, EOFError, TimeoutError)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import ssl
 import subprocess
@@ -32,11 +31,19 @@ UNVERIFIED.verify_mode = ssl.CERT_NONE
 
 
 class HubProcess:
-    """Its memory is that of the process and its children, seen five times a second."""
+    """May be killed and started again. As a context it is watched: its memory is that of the process and its
+    children, seen five times a second."""
 
     def __init__(
-        self, directory: Path, terms: Terms, *, plain: bool = False, parent: Invite | None = None
+        self,
+        directory: Path,
+        terms: Terms | None,
+        *,
+        name: str = "load",
+        plain: bool = False,
+        parent: Invite | None = None,
     ) -> None:
+        """Without terms nothing is founded: it is there already, or what it follows says what it is."""
         self.directory = directory
         self._options = (["--plain"] if plain else []) + (["--parent", invite_text(parent)] if parent else [])
         self.owner = NodeKey.generate()
@@ -46,8 +53,8 @@ class HubProcess:
         self.peak_mb = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
-        if parent is None:
-            found_hub(directory, "load", self.owner.id, terms)
+        if terms is not None:
+            found_hub(directory, name, self.owner.id, terms)
 
     def __enter__(self) -> HubProcess:
         self.start()
@@ -65,14 +72,18 @@ class HubProcess:
         if error is not None:
             print(f"--- the hub's last words\n{tail(self.log)}", file=sys.stderr)
 
-    def start(self) -> float:
-        """Seconds until it answers."""
+    def start(self, *more: str) -> float:
+        """With more options. Seconds until it answers."""
         begin = time.monotonic()
         argv = [sys.executable, "-m", "backyard.hub", str(self.directory)]
-        argv += ["--host", "127.0.0.1", "--port", str(self.port), *self._options]
+        argv += ["--host", "127.0.0.1", "--port", str(self.port), *self._options, *more]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                argv, env=os.environ | PROCESS_ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT
+                argv,
+                env=os.environ | PROCESS_ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() - begin > SERVES_S:
@@ -80,9 +91,12 @@ class HubProcess:
             time.sleep(0.02)
         return time.monotonic() - begin
 
+    def said(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
     def kill(self) -> None:
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
+            self._process.kill()
             self._process.wait()
 
     def invite(self, role: Role = "friend", uses: int = 1) -> Invite:

@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from backyard.core.errors import RunEnvironmentError
+from backyard.core.printable import printable
 
 _TAIL_LINES = 60
 _SHOWN_LINES = 8
@@ -146,14 +147,14 @@ async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[str]:
         rest = rest[-65536:]
         for line in whole:
             if line.strip():
-                yield _printable(line)
+                yield _shown(line)
     if rest.strip():
-        yield _printable(rest)
+        yield _shown(rest)
 
 
-def _printable(line: bytes) -> str:
+def _shown(line: bytes) -> str:
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line.decode("utf-8", "replace"))
-    return "".join(sign if sign.isprintable() else " " for sign in text).rstrip()[:_LONGEST_LINE]
+    return printable(text, instead=" ").rstrip()[:_LONGEST_LINE]
 
 
 async def _end(process: subprocess.Popen[bytes]) -> None:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from backyard.agent.run_messages import RecordTold, ReportTold, encode
 from backyard.core.errors import BackyardError, ProtocolError, RunError
+from backyard.core.printable import printable
 from backyard.identity import NodeId
 from backyard.identity.trust import TrustLog
 from backyard.membership.storage import Storage
@@ -262,16 +263,16 @@ class RunBook:
 
 def _plain(report: Report) -> Report:
     """A guest's words are shown to owners: none may command a terminal, or begin a line of a log."""
-    workers = tuple(replace(one, tail=_printable(one.tail, "\n\t")) for one in report.workers)
+    workers = tuple(replace(one, tail=printable(one.tail, also="\n\t")) for one in report.workers)
     rest = msgspec.to_builtins(replace(report, workers=()), builtin_types=(bytes,))
-    return replace(msgspec.convert(_printable(rest), Report), workers=workers)
+    return replace(msgspec.convert(_all_printable(rest), Report), workers=workers)
 
 
-def _printable(value: Any, also: str = "") -> Any:
+def _all_printable(value: Any) -> Any:
     if isinstance(value, str):
-        return "".join(sign if sign.isprintable() or sign in also else "?" for sign in value)
+        return printable(value)
     if isinstance(value, dict):
-        return {key: _printable(one) for key, one in value.items()}
+        return {key: _all_printable(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_printable(one) for one in value]
+        return [_all_printable(one) for one in value]
     return value

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from backyard.checkpoint.notary import Notary
 from backyard.checkpoint.state import Parts, digest
 from backyard.core.errors import BackyardError, RunError
+from backyard.core.syncing import sync_path
 from backyard.runs.checkpoints import (
     MANIFEST,
     SEAL,
@@ -145,11 +146,11 @@ class Checkpoints:
             (draft / MANIFEST).write_bytes(data)
             (draft / SEAL).write_bytes(encode(self._notary.seal(facts.step, fingerprint(data))))
             for file in draft.iterdir():
-                sync(file)
+                sync_path(file)
             target = self._folder / folder_name(facts.step)
             remove_tree(target)
             draft.rename(target)
-            sync(self._folder)
+            sync_path(self._folder)
             self._last = name
             for old in out_of_date(os.listdir(self._folder)):
                 remove_tree(self._folder / old)
@@ -169,13 +170,3 @@ def write_model(tensors: Mapping[str, torch.Tensor], path: Path, facts: Mapping[
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().clone()  # safetensors refuses tensors that share memory
-
-
-def sync(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

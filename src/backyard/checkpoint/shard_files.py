@@ -22,9 +22,9 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
-from backyard.checkpoint.files import sync
 from backyard.core.decoding import decode
 from backyard.core.errors import ProtocolError, RunError
+from backyard.core.syncing import sync_path
 from backyard.runs.checkpoints import Step, folder_name, step_of
 from backyard.shipping.disk import remove_tree
 
@@ -188,12 +188,12 @@ def list_files(draft: Path) -> list[ShardFile]:
 def keep(draft: Path, step: int, manifest: bytes) -> None:
     """The draft becomes a checkpoint of this machine."""
     (draft / _MANIFEST).write_bytes(manifest)
-    sync(draft / _MANIFEST)
-    sync(draft)
+    sync_path(draft / _MANIFEST)
+    sync_path(draft)
     target = draft.with_name(folder_name(step))
     remove_tree(target)
     draft.rename(target)
-    sync(target.parent)
+    sync_path(target.parent)
 
 
 def make_room(place: Path, found: Found) -> None:

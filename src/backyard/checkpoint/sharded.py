@@ -29,7 +29,6 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from backyard.checkpoint.files import sync
 from backyard.checkpoint.shard_files import (
     DRAFT,
     METADATA,
@@ -58,6 +57,7 @@ from backyard.checkpoint.shard_files import (
 from backyard.core.config import load_settings, state_directory
 from backyard.core.decoding import decode
 from backyard.core.errors import AgentError, BackyardError, ProtocolError, RunError
+from backyard.core.syncing import sync_path
 from backyard.core.units import format_size
 from backyard.local.client import ListenerClient
 from backyard.local.questions import StatusAsk, StatusTold, decode_told, encode
@@ -339,7 +339,7 @@ class _Moving:
             with open(part, "ab" if piece.offset else "wb") as opened:
                 opened.write(data.cpu().numpy().data)
             if piece.offset + piece.size == file.size:
-                sync(part)
+                sync_path(part)
                 if is_whole(part, file):
                     part.replace(self._folder / file.name)
                 else:

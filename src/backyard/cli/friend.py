@@ -20,11 +20,11 @@ import click
 import psutil
 
 from backyard.agent.naming import machine_name
+from backyard.cli.identity import machine_key
 from backyard.cli.kept import LEFT, Kept, say, until_left
 from backyard.core.config import Settings, load_settings, state_directory
 from backyard.core.errors import HubError
 from backyard.core.units import counted
-from backyard.identity.keys import NodeKey
 from backyard.shipping import Manifest, Store, changed_since, folder_limits, pack, unpack_into
 from backyard.shipping.disk import remove_tree
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from backyard.hub.invites import Invite
 
 _PATIENCE_S = 30.0
-_LOOK_S = 0.1
 _ROOMS = "hubs"
 
 
@@ -88,8 +87,8 @@ def client_of(invite: Invite, settings: Settings) -> HubClient:
     from backyard.hub.client import HubClient
     from backyard.hub.seating import member_key
 
-    machine = NodeKey.load_or_create(state_directory(settings) / "node.key")
-    return HubClient(invite.addresses, invite.hub_id, member_key(machine, invite.hub_id), say=say)
+    key = member_key(machine_key(settings), invite.hub_id)
+    return HubClient(invite.addresses, invite.hub_id, key, say=say)
 
 
 def take_seat(
@@ -110,11 +109,10 @@ def take_seat(
     asked = Join(token=invite.token_text, name=fit_name(name or machine_name()))
     joined = client.patiently("POST", "/v1/members", Joined, asked, patience_s=_PATIENCE_S)
     folder = lay_out(client, offered, place)
-    machine = NodeKey.load_or_create(state_directory(settings) / "node.key")
     seat = Seat(
         addresses=invite.addresses,
         hub=invite.hub,
-        key=member_secret(machine, invite.hub_id),
+        key=member_secret(machine_key(settings), invite.hub_id),
         run=invite.run,
         folder=str(place),
         is_owner=joined.role == "owner",
@@ -140,9 +138,7 @@ async def start_script(seated: Seated, *, quiet: bool = False) -> Kept:
 async def _train(seated: Seated, quiet: bool) -> int:
     kept = await start_script(seated, quiet=quiet)
     try:
-        while kept.ended is None:
-            kept.show()
-            await asyncio.sleep(_LOOK_S)
+        await kept.until_ended()
     except asyncio.CancelledError:
         say("leaving")
         await kept.stop()

@@ -12,11 +12,11 @@ import click
 
 from backyard.cli.friend import client_of, keep_results, require_hub_parts, room, start_script, take_seat
 from backyard.cli.hub_places import kept_hub, known_addresses, start_hub, top_folder, write_addresses
-from backyard.cli.kept import LEFT, Kept, say, until_left
+from backyard.cli.identity import machine_key
+from backyard.cli.kept import LEFT, LOOK_S, Kept, say, until_left
 from backyard.core.config import Settings, load_settings, state_directory
 from backyard.core.errors import HubError, RunError
 from backyard.core.units import counted, format_size, parse_duration
-from backyard.identity.keys import NodeKey
 from backyard.shipping import RESULTS, Manifest, Store, encode_manifest, folder_limits, pack, store_directory
 from backyard.transport.addresses import own_addresses, show_address
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ANSWER_S = 60.0
-_LOOK_S = 0.1
 _OWNERS_S = 3600.0
 _REACH = (
     "these addresses are this network's; for friends elsewhere say how they reach this machine: "
@@ -113,7 +112,7 @@ def _await_founding(directory: Path) -> None:
             log.close()
         if time.monotonic() > give_up:
             raise HubError("the hub above does not answer", hint="See that it runs, then try again.")
-        time.sleep(_LOOK_S)
+        time.sleep(LOOK_S)
 
 
 async def _while_up(work: asyncio.Task[T], hub: Kept, owner: Kept | None = None) -> T:
@@ -127,7 +126,7 @@ async def _while_up(work: asyncio.Task[T], hub: Kept, owner: Kept | None = None)
                 kept.show()
                 whose = "the hub's process" if kept is hub else "the script on this machine"
                 raise HubError(f"{whose} {kept.how()}", hint="Do what its last words above say.")
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(LOOK_S)
     return work.result()
 
 
@@ -169,7 +168,7 @@ async def _watch(
             if owner.ended is not None:
                 await _end_own(owner, wishes, seated, settings)
                 owner = None
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(LOOK_S)
     hub.show()
     say(f"the hub's process {hub.how()}")
     return 1
@@ -229,6 +228,10 @@ def _new(wishes: Wishes, settings: Settings) -> Path:
             f"there is no script {wishes.script} in the folder that is sent, {folder}",
             hint="Run it from the script's own folder, or name the folder with --folder.",
         )
+    if wishes.codec != Terms().codec:
+        from backyard.hub.vectors import check_codec  # torch, which takes a while
+
+        check_codec(wishes.codec)
     name = wishes.name or path.stem
     directory = top_folder(settings) / name
     if (directory / "hub.db").exists():
@@ -244,11 +247,10 @@ def _new(wishes: Wishes, settings: Settings) -> Path:
     manifest = blobs.put(encode_manifest(packed.manifest))
     entry = path.resolve().relative_to(folder).as_posix()
     code = Code(entry=entry, arguments=wishes.arguments, manifest=manifest, contents=contents)
-    machine = NodeKey.load_or_create(state_directory(settings) / "node.key")
     found_hub(
         directory,
         name,
-        member_key(machine, hub_key(directory).id).id,
+        member_key(machine_key(settings), hub_key(directory).id).id,
         Terms(codec=wishes.codec, round_s=parse_duration(wishes.round_time)),
         code=blobs.put(encode_message(code)),
         kept=(manifest, *contents),

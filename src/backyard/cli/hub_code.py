@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,16 +10,16 @@ from typing import NamedTuple
 
 from backyard.core.config import Settings
 from backyard.core.errors import HubError, RunEnvironmentError
+from backyard.core.printable import printable
 from backyard.core.units import counted, format_size
 from backyard.hub.client import HubClient
+from backyard.hub.fetching import ASK_THE_SENDER, MOST_CODE_BYTES, files_of
 from backyard.hub.messages import Code, Description, decode_message
 from backyard.runs.needs import needs_of
-from backyard.shipping import PIECE, FileEntry, Manifest, Store, decode_manifest, folder_limits, read_files
+from backyard.shipping import PIECE, FileEntry, Manifest, Store, folder_limits, read_files
 from backyard.shipping.manifest import MOST_ENCODED
 
-_MOST_CODE_BYTES = 4 << 20
 _SHOWN_FILES = 12
-_OLDER = "Ask the person who sent the invite; the hub may be of another Backyard version."
 
 
 class Offered(NamedTuple):
@@ -32,27 +33,24 @@ class Offered(NamedTuple):
 def look(client: HubClient, description: Description, room: Path, settings: Settings) -> Offered:
     """The list of files; none of them yet."""
     if description.code is None:
-        raise HubError(f"the hub of {description.name} has no code to run", hint=_OLDER)
-    code = decode_message(Code, client.fetch_bytes(description.code, _MOST_CODE_BYTES, room))
+        raise HubError(f"the hub of {description.name} has no code to run", hint=ASK_THE_SENDER)
+    code = decode_message(Code, client.fetch_bytes(description.code, MOST_CODE_BYTES, room))
     listed = client.fetch_bytes(code.manifest, MOST_ENCODED, room)
-    manifest = decode_manifest(listed, folder_limits(settings))
-    if code.entry not in {entry.path for entry in manifest.files}:
-        raise HubError(f"the hub would start {code.entry}, which is not among its files", hint=_OLDER)
-    if len(code.contents) != len(manifest.objects()):
-        raise HubError("the hub's list of contents does not fit its list of files", hint=_OLDER)
-    return Offered(description, code, manifest)
+    return Offered(description, code, files_of(code, listed, folder_limits(settings)))
 
 
 def shown(offered: Offered) -> str:
-    """For the person at this machine, before anything is fetched."""
+    """For the person at this machine, before anything is fetched. Every word of it is the hub's: the command
+    line is quoted, so that one argument cannot look like two, and nothing can overwrite what is said here."""
     description, code, manifest = offered
     files = sorted(manifest.files, key=lambda entry: (entry.path != code.entry, -entry.size))
     rest = files[_SHOWN_FILES:]
+    command = shlex.join(printable(part) for part in ("python", code.entry, *code.arguments))
     lines = [
         f"The run {description.name} of the hub {description.hub[:9]} would start on this machine:",
-        f"  python {' '.join((code.entry, *code.arguments))}",
+        f"  {command}",
         f"from {counted(len(files), 'file')}, {format_size(manifest.size)}:",
-        *(f"  {format_size(entry.size):>9}  {entry.path}" for entry in files[:_SHOWN_FILES]),
+        *(f"  {format_size(entry.size):>9}  {printable(entry.path)}" for entry in files[:_SHOWN_FILES]),
     ]
     if rest:
         lines.append(f"  {format_size(sum(one.size for one in rest)):>9}  in {len(rest)} more")
@@ -67,7 +65,7 @@ def lay_out(client: HubClient, offered: Offered, room: Path) -> Path:
     objects = offered.manifest.objects().items()
     for sha256, (_, entry) in zip(offered.code.contents, objects, strict=True):
         path = room / sha256
-        client.fetch(sha256, entry.size, path)
+        client.fetch(sha256, path, size=entry.size)
         _keep(store, entry, path)
         path.unlink()
     target = room / "code"

@@ -10,12 +10,10 @@ import click
 
 from backyard.cli.friend import require_hub_parts, room
 from backyard.cli.hub_places import kept_hub, start_hub, top_folder
+from backyard.cli.identity import machine_key
 from backyard.cli.kept import LEFT, say, until_left
-from backyard.core.config import load_settings, state_directory
-from backyard.identity.keys import NodeKey
+from backyard.core.config import load_settings
 from backyard.identity.node_id import NodeId
-
-_LOOK_S = 0.1
 
 
 def follow(*, invite: str, name: str, host: str, port: int) -> int:
@@ -34,9 +32,7 @@ def follow(*, invite: str, name: str, host: str, port: int) -> int:
     async def serve(place: Path) -> int:
         kept = await start_hub(directory, ["--follow", invite, "--host", host, "--port", str(port)], place)
         try:
-            while kept.ended is None:
-                kept.show()
-                await asyncio.sleep(_LOOK_S)
+            await kept.until_ended()
         except asyncio.CancelledError:
             return LEFT
         finally:
@@ -57,8 +53,8 @@ def hand_over(*, node: str, name: str) -> int:
 
     settings = load_settings()
     hub = hub_key(kept_hub(name, settings)).id
-    machine = NodeKey.load_or_create(state_directory(settings) / "node.key")
-    click.echo(make_succession(member_key(machine, hub), hub, NodeId.parse(node), int(time.time())))
+    owner = member_key(machine_key(settings), hub)
+    click.echo(make_succession(owner, hub, NodeId.parse(node), int(time.time())))
     say("on the other machine, when this hub is gone: backyard hub take-over WORD")
     return 0
 

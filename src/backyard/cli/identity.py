@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import click
 
-from backyard.core.config import load_settings, state_directory
+from backyard.core.config import Settings, load_settings, state_directory
 from backyard.identity.keys import NodeKey
 
 
 def run() -> None:
     """Print the node id alone on standard output, so that it can be copied or piped."""
-    key = NodeKey.load_or_create(state_directory(load_settings()) / "node.key")
-    click.echo(str(key.id))
+    click.echo(str(machine_key(load_settings()).id))
+
+
+def machine_key(settings: Settings) -> NodeKey:
+    """This machine's own; made if there is none yet."""
+    return NodeKey.load_or_create(state_directory(settings) / "node.key")

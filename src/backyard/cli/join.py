@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import click
 
-from backyard.cli import friend
 from backyard.cli.asking import ask, print_json
 from backyard.core.errors import PairingError
 from backyard.local.questions import Done, JoinAsk
@@ -34,6 +33,8 @@ def run(code: str | None, options: Options) -> int:
             hint="Type `backyard join CODE` for a machine at home, `backyard join --invite TEXT` for a hub.",
         )
     if options.invite is not None:
+        from backyard.cli import friend  # which takes a while to load, and a code does not need
+
         return friend.run(
             invite=options.invite,
             yes=options.yes,

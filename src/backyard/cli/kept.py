@@ -15,6 +15,7 @@ from backyard.agent.warden.messages import QUIET, Ended, Event, Limits, Note, Or
 from backyard.agent.wardens import Warden, read_log
 
 LEFT = 130  # the exit code of a command that the person ended
+LOOK_S = 0.1  # between two looks at what it has written
 _GRACE_S = 8.0
 _READ_BYTES = 1 << 20
 
@@ -57,6 +58,12 @@ class Kept:
         if part.data:
             sys.stdout.write(part.data.decode(errors="replace"))
             sys.stdout.flush()
+
+    async def until_ended(self) -> None:
+        """By itself; what it writes is shown meanwhile."""
+        while self.ended is None:
+            self.show()
+            await asyncio.sleep(LOOK_S)
 
     async def stop(self) -> None:
         if self._warden is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from xml.sax.saxutils import escape
 
 from backyard.cli.plan_text import Answer, loss, shown_plans, why
+from backyard.core.printable import printable
 from backyard.core.units import format_duration
 from backyard.planning import Plan
 
@@ -131,4 +132,4 @@ def _short(text: str, most: int) -> str:
 
 def _clean(text: str) -> str:
     """Names come from other machines: no markup, and no sign that XML does not allow."""
-    return escape("".join(sign if sign.isprintable() else "?" for sign in text))
+    return escape(printable(text))

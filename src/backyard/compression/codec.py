@@ -125,7 +125,7 @@ def is_finite(values: torch.Tensor) -> bool:
 def require_finite(values: torch.Tensor) -> None:
     """What came from a peer."""
     if not is_finite(values):
-        raise ProtocolError("a payload holds numbers that are not finite")
+        raise ProtocolError("a payload holds numbers that are not finite", not_finite=True)
 
 
 def read(payload: torch.Tensor, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:

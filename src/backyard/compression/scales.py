@@ -73,7 +73,7 @@ def read_scales(payload: torch.Tensor, numel: int, block: int, levels: int) -> t
     scales = read(payload, 0, count(numel, block), torch.float32)
     least, most = torch.aminmax(scales)
     if not (float(least) >= 0 and float(most) <= _largest_step(levels)):  # so written, NaN fails too
-        raise ProtocolError("a payload holds a scale that is negative or too large")
+        raise ProtocolError("a payload holds a scale that is negative or too large", not_finite=True)
     return scales
 
 

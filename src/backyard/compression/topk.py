@@ -119,7 +119,9 @@ class TopK(Codec):
             levels = read(source[:, :_LEVEL_BYTES].reshape(-1), 0, part.rows * _LEVELS, torch.bfloat16)
             levels = levels.to(torch.float32).view(part.rows, _LEVELS)
             if not (float(levels.min()) >= 0 and float(levels.max()) < float("inf")):  # NaN fails, too
-                raise ProtocolError("a payload holds a magnitude that is negative or not finite")
+                raise ProtocolError(
+                    "a payload holds a magnitude that is negative or not finite", not_finite=True
+                )
             positions, codes = _unpack(source[:, _LEVEL_BYTES:].numpy(), part)
             values = levels.gather(1, codes >> 1).mul_(1.0 - 2.0 * (codes & 1))
             rows = total[part.first : part.last].view(part.rows, part.width)

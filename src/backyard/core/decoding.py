@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from backyard.core.errors import ProtocolError
+from backyard.core.printable import printable
 
 T = TypeVar("T")
 
@@ -23,4 +24,4 @@ def decode(
         return decoder.decode(data)
     # Broken text is a ValueError, and a deep nest of nothing a RecursionError.
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"{problem}: {error}", hint=hint) from error
+        raise ProtocolError(f"{problem}: {printable(str(error))}", hint=hint) from error

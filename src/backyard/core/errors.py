@@ -93,6 +93,10 @@ class ProtocolError(TransportError):
     code = "protocol"
     default_hint = "Install the same Backyard version on both machines; if they agree already, report this."
 
+    def __init__(self, message: str, *, hint: str | None = None, not_finite: bool = False) -> None:
+        self.not_finite = not_finite  # the form is right, only the numbers are none
+        super().__init__(message, hint=hint)
+
 
 class ListenerError(TransportError):
     """This machine's listener is missing, busy, or refused the request."""

@@ -21,14 +21,12 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     try:
         from backyard.hub.invites import read_invite
-        from backyard.hub.serving import run
+        from backyard.hub.serving import Listening, run
 
+        host = given.host or ("127.0.0.1" if given.plain else "0.0.0.0")
         run(
             given.directory,
-            given.host or ("127.0.0.1" if given.plain else "0.0.0.0"),
-            given.port,
-            with_parent=given.with_parent,
-            plain=given.plain,
+            Listening(host, given.port, given.plain, given.with_parent),
             follow=read_invite(given.follow) if given.follow else None,
             parent=read_invite(given.parent) if given.parent else None,
         )

@@ -1,12 +1,13 @@
 """The hub over HTTP: who speaks, what is asked, and an answer that is signed.
 
 A signature is checked by the headers alone, before any body is read. Bodies are bounded, each by its route,
-and only so many are in memory at once: the others wait in their senders' machines.
+and only so many large ones are in memory at once: the others wait in their senders' machines.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import math
@@ -112,8 +113,9 @@ class Reception:
     async def _serve(self, request: Request, handler: Handler, most: int, is_open: bool) -> Response:
         """Any outcome becomes an answer, signed if the request was."""
         try:
-            said = await self._verified(request, most, is_open)
-            status, body = 200, encode_message(await handler(request, said))
+            async with contextlib.AsyncExitStack() as held:
+                said = await self._verified(request, most, is_open, held)
+                status, body = 200, encode_message(await handler(request, said))
         except HubRefused as error:
             status, body = error.status, encode_message(self._problem(error))
         except ProtocolError as error:
@@ -145,7 +147,9 @@ class Reception:
             quarantined=error.kind == "quarantine",
         )
 
-    async def _verified(self, request: Request, most: int, is_open: bool) -> Said:
+    async def _verified(
+        self, request: Request, most: int, is_open: bool, held: contextlib.AsyncExitStack
+    ) -> Said:
         if is_open and "signature" not in request.headers:
             return Said("", b"")
         path = request.scope["raw_path"].decode("latin-1")
@@ -156,7 +160,7 @@ class Reception:
         self._limit(self._requests, node if node in self._hub.members else "strangers")
         if node not in self._hub.members:
             most = min(most, _SMALL)
-        return Said(node, await self._body(request, signed, most))
+        return Said(node, await self._body(request, signed, most, held))
 
     def _limit(self, allowance: Allowance, name: str) -> None:
         wait = allowance.take(name, self._hub.now())
@@ -164,19 +168,22 @@ class Reception:
             said = "too many requests came from this machine"
             raise HubRefused(429, "rate", said, hint=_LATER, retry_s=wait)
 
-    async def _body(self, request: Request, signed: Signed, most: int) -> bytes:
-        """Of the signed digest, and no longer than this route takes."""
+    async def _body(
+        self, request: Request, signed: Signed, most: int, held: contextlib.AsyncExitStack
+    ) -> bytes:
+        """Of the signed digest, no longer than the route takes. A large one has its place until answered."""
         length = request.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or len(length) > 15 or int(length) > most:
             raise HubRefused(413, "length", f"{most} bytes are possible here", hint=_LESS)
         body = b""
+        if most > _SMALL and (int(length) > _SMALL or "transfer-encoding" in request.headers):
+            await held.enter_async_context(self._bodies)
         if most:
-            async with self._bodies:
-                try:
-                    async with asyncio.timeout(_BODY_DEADLINE_S):
-                        body = await _read_body(request, most)
-                except TimeoutError as error:
-                    raise HubRefused(408, "slow", "the body took too long", hint=_LESS) from error
+            try:
+                async with asyncio.timeout(_BODY_DEADLINE_S):
+                    body = await _read_body(request, most)
+            except TimeoutError as error:
+                raise HubRefused(408, "slow", "the body took too long", hint=_LESS) from error
         if hashlib.sha256(body).digest() != signed.digest:
             raise HubRefused(401, "digest", "the body is not the one that was signed", hint="Send it again.")
         return body

@@ -11,11 +11,11 @@ import hashlib
 import os
 import re
 import secrets
-import sys
 from collections.abc import Iterator, Set
 from pathlib import Path
 
 from backyard.core.errors import HubError
+from backyard.core.syncing import sync, sync_path
 
 _NAME = re.compile("[0-9a-f]{64}")
 _READ = 1 << 20
@@ -99,9 +99,9 @@ class Blobs:
         try:
             if not target.parent.is_dir():
                 target.parent.mkdir(exist_ok=True)
-                sync_directory(self._directory)
+                sync_path(self._directory)
             os.replace(file, target)
-            sync_directory(target.parent)
+            sync_path(target.parent)
         except OSError as error:
             raise _failed(error) from error
 
@@ -127,31 +127,9 @@ class Blobs:
 
 
 def hash_file(path: Path) -> str:
-    found = hashlib.sha256()
+    """The name of its content."""
     with path.open("rb") as file:
-        while data := file.read(_READ):
-            found.update(data)
-    return found.hexdigest()
-
-
-def sync(descriptor: int) -> None:
-    """Until the drive has it: on a Mac a plain fsync leaves it in the drive's own memory."""
-    if sys.platform == "darwin":
-        import fcntl
-
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-    else:
-        os.fsync(descriptor)
-
-
-def sync_directory(path: Path) -> None:
-    if os.name == "nt":  # NTFS logs renames by itself, and directories cannot be opened
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _failed(error: OSError) -> HubError:

@@ -8,7 +8,7 @@ from backyard.hub.log import Committed, Log, Replica
 from backyard.hub.messages import Step
 from backyard.hub.rounds import Lent
 
-_REPLICATED = ("founding", "layout", "course", "pool", "addresses")
+_REPLICATED = ("founding", "layout", "course", "pool")
 
 
 def last_base(versions: Sequence[Committed]) -> int:

@@ -7,7 +7,6 @@ their name, so anybody may serve them.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import random
 import ssl
@@ -21,8 +20,10 @@ import msgspec
 
 from backyard import __version__
 from backyard.core.errors import HandshakeError, HubAway, HubError, HubRefused, ProtocolError
+from backyard.core.printable import printable
+from backyard.hub.blobs import hash_file
 from backyard.hub.courtesy import Pace
-from backyard.hub.messages import MOST_MESSAGE_BYTES, Problem, decode_message, encode_message
+from backyard.hub.messages import MOST_MESSAGE_BYTES, Head, Problem, decode_message, encode_message
 from backyard.hub.pinning import context_for
 from backyard.hub.signing import sign_request, verify_response
 from backyard.identity.keys import NodeKey
@@ -65,7 +66,7 @@ class Waiting:
         now = self._clock()
         if now - self._began >= _SAY_AFTER_S and now - self._said >= 60.0:
             self._said = now
-            self._say(f"waiting for {now - self._began:.0f} s for {self._whom}: {why}")
+            self._say(f"waiting for {now - self._began:.0f} s for {self._whom}: {printable(why)}")
 
     def pause(self, why: str, least_s: float = 0.0) -> None:
         self.note(why)
@@ -191,6 +192,13 @@ class HubClient:
                     log.info("the hub answers again after %.0f s", waiting.waited_s)
                 return answer
 
+    def head(self, after: int | None, wait_s: float = 0.0, *, patience_s: float | None = None) -> Head:
+        """What is newer than a version; if nothing is, the hub may take so long to answer."""
+        query: dict[str, int | float] = {} if after is None else {"after": after}
+        if wait_s:
+            query["wait"] = wait_s
+        return self.patiently("GET", "/v1/head", Head, query=query, wait_s=wait_s, patience_s=patience_s)
+
     def _signed(
         self,
         address: str,
@@ -226,8 +234,8 @@ class HubClient:
             raise HubRefused(
                 status,
                 problem.kind,
-                problem.message,
-                hint=problem.hint or None,
+                printable(problem.message),
+                hint=printable(problem.hint) or None,
                 retry_s=problem.retry_s,
                 offset=problem.offset,
             )
@@ -276,22 +284,21 @@ class HubClient:
 
     # blobs
 
-    def fetch(self, sha256: str, size: int, target: Path) -> None:
-        """The blob as a file; goes on where an attempt before ended. HubError if its content is another's."""
+    def fetch(self, sha256: str, target: Path, *, size: int | None = None, most: int | None = None) -> None:
+        """The blob as a file, of this ``size`` or, where nobody said it, of so many bytes at ``most``.
+
+        Goes on where an attempt before ended. HubError if its content is another's.
+        """
         draft = target.with_name(f"{target.name}.part")
         waiting = self.waiting()
         while True:
             try:
-                self._fetch_once(sha256, size, draft)
+                self._fetch_once(sha256, draft, size, most)
                 break
             except HubAway as error:
                 waiting.pause(error.message)
                 self._addresses.append(self._addresses.pop(0))
-        hasher = hashlib.sha256()
-        with draft.open("rb") as file:
-            while part := file.read(1 << 20):
-                hasher.update(part)
-        if hasher.hexdigest() != sha256:
+        if hash_file(draft) != sha256:
             draft.unlink()
             raise HubError(
                 f"what came for the blob {sha256[:12]} has another content",
@@ -302,16 +309,17 @@ class HubClient:
     def fetch_bytes(self, sha256: str, most: int, folder: Path) -> bytes:
         """A small blob whose size nobody said."""
         target = folder / sha256
-        self.fetch(sha256, -most, target)
+        self.fetch(sha256, target, most=most)
         data = target.read_bytes()
         target.unlink()
         return data
 
-    def _fetch_once(self, sha256: str, size: int, draft: Path) -> None:
+    def _fetch_once(self, sha256: str, draft: Path, size: int | None, most: int | None) -> None:
         have = draft.stat().st_size if draft.exists() else 0
-        if size >= 0 and have == size and size:
+        if size and have == size:
             return
-        most = abs(size)
+        bound = size if size is not None else most
+        assert bound is not None, "nobody sends without end"
         url = httpx.URL(f"{self.address}/v1/blobs/{sha256}")
         headers = {"accept-encoding": "identity"} | ({"range": f"bytes={have}-"} if have else {})
         try:
@@ -321,6 +329,8 @@ class HubClient:
                         f"the hub does not have the blob {sha256[:12]} any more",
                         hint="Join again: `backyard join --invite ...`.",
                     )
+                if response.status_code == 416:  # nothing follows what is here: it is begun again
+                    draft.unlink(missing_ok=True)
                 if response.status_code not in (200, 206):
                     raise HubAway(f"{url.host} answered {response.status_code} to a question for a blob")
                 resumed = response.status_code == 206 and have > 0
@@ -328,17 +338,17 @@ class HubClient:
                 with draft.open("ab" if resumed else "wb") as file:
                     for part in response.iter_bytes(_READ_BYTES):
                         total += len(part)
-                        if total > most:
+                        if total > bound:
                             break
                         file.write(part)
                         self.received_bytes += len(part)
         except (httpx.HTTPError, HandshakeError) as error:
             self._drop(self.address)
             raise HubAway(_why(url, error)) from error
-        if total > most:
+        if total > bound:
             draft.unlink()
             raise HubError(f"the blob {sha256[:12]} is larger than was said", hint="Try again.")
-        if size >= 0 and total < size:
+        if size is not None and total < size:
             raise HubAway(f"{url.host} broke off after {total} of {size} bytes")
 
 
@@ -358,4 +368,4 @@ def _why(url: httpx.URL, error: httpx.HTTPError | HandshakeError) -> str:
         return f"{where} is not the hub: {error.message}"
     if isinstance(error, httpx.TimeoutException):
         return f"{where} does not answer in time"
-    return f"{where} cannot be reached: {str(error) or type(error).__name__}"
+    return f"{where} cannot be reached: {printable(str(error)) or type(error).__name__}"

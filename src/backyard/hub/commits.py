@@ -52,7 +52,7 @@ class OuterStep:
         inputs, parts, refused = self.inputs(closed)
         if not inputs:
             return Merged((), (), refused)
-        trim = terms.trim if any(one.node in closed.strangers for one in parts) else None
+        trim = self.trim(closed, parts)
         outer = Outer(self._blob(closed.head.momentum), self._blob(closed.head.feedback))
         outcome = take_outer_step(
             self._blobs,
@@ -109,6 +109,10 @@ class OuterStep:
                 )
             )
         return inputs, tuple(parts), refused
+
+    def trim(self, closed: Closed, parts: Sequence[Contribution]) -> float | None:
+        """What `merged_chunk` leaves out of each side: something only if a stranger takes part."""
+        return self._terms.trim if any(one.node in closed.strangers for one in parts) else None
 
     def _new_base(self, number: int, chain: Sequence[Committed], last: Step) -> Step:
         base = chain[0].base

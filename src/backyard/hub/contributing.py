@@ -16,7 +16,9 @@ from pathlib import Path
 import torch
 
 from backyard.core.errors import HubError, HubRefused, RunError
+from backyard.core.printable import printable
 from backyard.core.units import format_size
+from backyard.hub.blobs import hash_file
 from backyard.hub.client import HubClient
 from backyard.hub.courtesy import Manners, is_metered
 from backyard.hub.messages import (
@@ -28,7 +30,7 @@ from backyard.hub.messages import (
     Lease,
     LeaseRequest,
 )
-from backyard.hub.uploads import hashed, push
+from backyard.hub.uploads import push
 from backyard.hub.vectors import Form, add_vector, encode_vector
 
 log = logging.getLogger("backyard.hub")
@@ -125,7 +127,7 @@ class Contributor:
             path = Path(room) / "base"
             with path.open("wb") as file:
                 encode_vector(file, state, form)
-            sha256, size = hashed(path)
+            sha256, size = hash_file(path), path.stat().st_size
             log.warning("this machine's model is where the run begins (%s)", format_size(size))
             declaration = Declaration(kind="base", sha256=sha256, size=size, layout=layout, course=course)
             push(self._client, declaration, path)
@@ -143,10 +145,7 @@ class Contributor:
 
     def _pull(self, state: torch.Tensor, wait_s: float = 0.0) -> Head:
         """To the newest version that there is."""
-        query: dict[str, str | int | float] = {} if self._version is None else {"after": self._version}
-        if wait_s:
-            query["wait"] = wait_s
-        head = self._client.patiently("GET", "/v1/head", Head, query=query, wait_s=wait_s)
+        head = self._client.head(self._version, wait_s)
         assert self._description is not None
         assert self._layout is not None
         for step in head.steps:
@@ -155,7 +154,7 @@ class Contributor:
                 raise HubError(f"version {step.version} is larger than it can be", hint="Join again.")
             with tempfile.TemporaryDirectory(dir=self._folder) as room:
                 path = Path(room) / step.sha256
-                self._client.fetch(step.sha256, step.size, path)
+                self._client.fetch(step.sha256, path, size=step.size)
                 add_vector(path, form, state, is_base=step.kind == "base")
             self._version = step.version
         return head
@@ -200,7 +199,7 @@ class Contributor:
             path = Path(room) / "update"
             with path.open("wb") as file:
                 encode_vector(file, change, form, residual)
-            sha256, size = hashed(path)
+            sha256, size = hash_file(path), path.stat().st_size
             declaration = Declaration(
                 sha256=sha256,
                 size=size,
@@ -246,7 +245,7 @@ def _compare(description: Description, layout: Layout, course: Course) -> None:
     for one, other in zip(theirs.entries, mine.entries, strict=False):
         if one != other:
             raise RunError(
-                f"the hub's model has {one.name} {list(one.shape)} {one.dtype} where this one has "
+                f"the hub's model has {printable(one.name)} {list(one.shape)} {one.dtype} where this one has "
                 f"{other.name} {list(other.shape)} {other.dtype}",
                 hint=hint,
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,18 +18,18 @@ from msgspec import Meta
 
 from backyard.core.decoding import decode
 from backyard.core.errors import HubError, ProtocolError
-from backyard.hub.blobs import sync
 from backyard.hub.chain import named_blobs
 from backyard.hub.client import HubClient
+from backyard.hub.fetching import Fetcher
 from backyard.hub.founding import FOLLOWS, SUCCEEDS, Founding, hub_blobs, hub_key
-from backyard.hub.log import Changes, Log, Replica, change, read_fact
-from backyard.hub.messages import Code, Head, decode_message
+from backyard.hub.log import Changes, Committed, Log, Replica, change, read_fact
+from backyard.hub.messages import Layout
 from backyard.identity.keys import NodeKey, verify_signature
 from backyard.identity.node_id import NodeId
 from backyard.identity.private_file import private_directory
+from backyard.shipping import Limits
 
 PREFIX = "backyard-succession:"
-_MOST_BLOB = 1 << 42
 _SIGNATURE = 64
 logger = logging.getLogger(__name__)
 
@@ -65,11 +66,11 @@ def read_succession(text: str, owner: NodeId) -> Succession:
 class Mirror:
     """Of one hub, in a directory of its own. For one thread."""
 
-    def __init__(self, directory: Path, client: HubClient, hub: NodeId) -> None:
+    def __init__(self, directory: Path, client: HubClient, hub: NodeId, limits: Limits) -> None:
         self._client, self._hub = client, hub
         self._log = Log(private_directory(directory))
         self._blobs = hub_blobs(directory)
-        self._folder = private_directory(directory / "uploads")
+        self._fetcher = Fetcher(client, self._blobs, private_directory(directory / "uploads"), limits)
         hub_key(directory)
 
     def close(self) -> None:
@@ -79,37 +80,32 @@ class Mirror:
         """Wait for a newer version, then take over all that is new. The version that is mirrored now."""
         versions = self._log.read().versions
         if versions:
-            query: dict[str, int | float] = {"after": versions[-1].number, "wait": wait_s}
-            self._client.ask("GET", "/v1/head", Head, query=query, wait_s=wait_s)
+            self._client.head(versions[-1].number, wait_s, patience_s=0.0)
         after = {"after": versions[-1].number} if versions else {}
         replica = self._client.ask("GET", "/v1/replica", Replica, query=after)
         known = [*versions, *replica.versions]
-        needed = named_blobs(known) if known else set()
-        for name in sorted(needed | self._code_blobs(replica)):
-            self._fetch(name)
+        needed = self._fetch_code(replica) | self._fetch_chain(replica, known)
         self._write(replica)
-        gone = {name for name in self._blobs.names() if name not in needed | self._code_blobs(replica)}
-        self._blobs.remove_all(gone)
+        self._blobs.remove_all({name for name in self._blobs.names() if name not in needed})
         return known[-1].number if known else None
 
-    def _code_blobs(self, replica: Replica) -> set[str]:
+    def _fetch_chain(self, replica: Replica, known: Sequence[Committed]) -> set[str]:
+        layout = read_fact(replica.facts, "layout", Layout)
+        # What the outer optimizer remembers is flat float32; the log names the sizes of all else.
+        flat = 0 if layout is None else 4 * layout.numel
+        sizes = {step.sha256: step.size for one in known for step in (one.step, one.base) if step is not None}
+        needed = named_blobs(known)
+        for name in sorted(needed):
+            self._fetcher.fetch(name, size=sizes.get(name, flat))
+        return needed
+
+    def _fetch_code(self, replica: Replica) -> set[str]:
         founding = read_fact(replica.facts, "founding", Founding)
         if founding is None:
             raise HubError("the hub's answer does not say what the run is", hint="Update both machines.")
         if founding.code is None:
-            return set(founding.kept)
-        self._fetch(founding.code)
-        code = decode_message(Code, self._blobs.path(founding.code).read_bytes())
-        return {founding.code, code.manifest, *code.contents, *founding.kept}
-
-    def _fetch(self, name: str) -> None:
-        if self._blobs.has(name):
-            return
-        target = self._folder / f"mirror-{name}"
-        self._client.fetch(name, -_MOST_BLOB, target)
-        with target.open("rb+") as file:
-            sync(file.fileno())
-        self._blobs.adopt(target, name)
+            return set()
+        return {founding.code, *self._fetcher.fetch_code(founding.code)}
 
     def _write(self, replica: Replica) -> None:
         changes: Changes = [change(Log.set_fact, name, value) for name, value in replica.facts.items()]

@@ -103,8 +103,7 @@ def invite_to(
         invite, grant = make_invite(
             tuple(addresses), hub_key(directory).id, founding.name, role=role, uses=uses, expires=expires
         )
-        kept = msgspec.msgpack.encode(addresses)
-        log.transact([change(Log.put_grant, grant), change(Log.set_fact, "addresses", kept)])
+        log.transact([change(Log.put_grant, grant)])
         return invite
     finally:
         log.close()

@@ -15,21 +15,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from backyard.core.errors import HubError, HubRefused, ProtocolError
+from backyard.core.syncing import sync
 from backyard.hub import rounds
 from backyard.hub.admission import Verdict, after_acceptance, judge_copy, judge_norm, usual_norm
-from backyard.hub.blobs import FREE_SPACE_HINT, hash_file, sync
+from backyard.hub.blobs import FREE_SPACE_HINT, hash_file
 from backyard.hub.finishing import Figures
-from backyard.hub.log import Arrival, Log, Seen, change
+from backyard.hub.log import MOST_SEEN, Arrival, Log, Seen, change
 from backyard.hub.messages import PIECE_BYTES, Declaration, Layout, Progress, Step, check_layout
 from backyard.hub.pool import trained
-from backyard.hub.rounds import Delivered, behind, weight_of
+from backyard.hub.rounds import BASE_THERE, BEGIN_AGAIN, Delivered, Lent, Refuse, behind, lease_for, weight_of
 from backyard.hub.service import Hub
 
 logger = logging.getLogger(__name__)
 _MOST_UPLOADS = 20_000
 _MOST_BASE_BYTES = 1 << 42
 _ABANDONED_S = 86_400.0
-_KEPT_SEEN = 1024
 # The optional check of an update that is about to count: the file and the version it begins from.
 HeldOut = Callable[[Path, int], Verdict]
 
@@ -149,9 +149,9 @@ class Intake:
             verdict = held if held.kind else verdict
         if verdict.kind:
             await self._refuse(node, verdict.kind, verdict.reason)
-        lent = hub.state.lent.get(declared.lease or "")
-        if lent is None or lent.node != node:
-            raise HubRefused(409, "lease-over", "the lease of this update is over", hint=_BEGIN_AGAIN)
+        lent = self._lease_for(node, declared)
+        if isinstance(lent, Refuse):
+            raise lent.error()
         await asyncio.to_thread(hub.blobs.adopt, upload.path, declared.sha256)
         update = Delivered(name, node, lent.id, declared.version, declared.samples, declared.trained)
         seen = Seen(
@@ -186,7 +186,7 @@ class Intake:
             hub.blobs.remove(declared.sha256)
             raise
         hub.members[node] = after
-        hub.seen = [*hub.seen[-_KEPT_SEEN:], seen]
+        hub.seen = [*hub.seen, seen][-MOST_SEEN:]
         size = declared.size
         return Progress(id=name, offset=size, size=size, accepted=True, weight=weight, clipped=verdict.scale)
 
@@ -195,21 +195,20 @@ class Intake:
         try:
             return await asyncio.to_thread(finisher.measure, path, version)
         except ProtocolError as error:
-            kind = "not-finite" if "finite" in error.message or "scale" in error.message else "schema"
-            await self._refuse(node, kind, error.message)
+            await self._refuse(node, "not-finite" if error.not_finite else "schema", error.message)
             raise AssertionError from error  # refused above
 
     async def _refuse(self, node: str, kind: str, reason: str, status: int = 422) -> None:
         """Always HubRefused."""
         if await self._hub.refuse(node, kind, reason):
             reason += "; this machine is in quarantine now"
-        raise HubRefused(status, kind, f"the update was refused: {reason}", hint=_BEGIN_AGAIN)
+        raise HubRefused(status, kind, f"the update was refused: {reason}", hint=BEGIN_AGAIN)
 
     def _check_base(self, node: str, declared: Declaration) -> None:
         if self._hub.member(node).role != "owner":
             raise HubRefused(403, "role", "only the owner may push the base", hint="Ask the owner to start.")
         if self._hub.version is not None:
-            raise HubRefused(409, "base-there", "the run has its base already", hint="Pull it: GET /v1/head.")
+            raise BASE_THERE.error()
         if declared.layout is None or declared.course is None or declared.size > _MOST_BASE_BYTES:
             raise HubRefused(422, "schema", "a base comes with its layout and course", hint=_SAME_VERSION)
         try:
@@ -219,20 +218,19 @@ class Intake:
 
     async def _check_update(self, node: str, declared: Declaration) -> None:
         self._hub.member(node)
-        lent = self._hub.state.lent.get(declared.lease or "")
-        if lent is None:
-            said = "the lease of this update is over"
-            await self._hub.note(node, "lease-over", said)
-            raise HubRefused(409, "lease-over", said, hint=_BEGIN_AGAIN)
-        if lent.node != node:
+        named = self._hub.state.lent.get(declared.lease or "")
+        if named is not None and named.node != node:
             await self._refuse(node, "forged", "it was sent for another member's lease", 403)
-        if declared.version != lent.version or not 0 < declared.samples <= lent.samples:
-            said = f"the lease is for {lent.samples} samples from version {lent.version}"
-            await self._hub.note(node, "lease-differs", said)
-            raise HubRefused(409, "lease-differs", said, hint=_BEGIN_AGAIN)
+        lent = self._lease_for(node, declared)
+        if isinstance(lent, Refuse):
+            await self._hub.note(node, lent.kind, lent.message)
+            raise lent.error()
         most = (await self._hub.finisher()).most_bytes()
         if declared.size > most:
             await self._refuse(node, "size", f"it has {declared.size} bytes, {most} are possible", 413)
+
+    def _lease_for(self, node: str, declared: Declaration) -> Lent | Refuse:
+        return lease_for(self._hub.state, node, declared.lease or "", declared.version, declared.samples)
 
     def _find(self, node: str, name: str) -> _Upload:
         found = self._uploads.get(name)
@@ -279,5 +277,4 @@ def _check_state(path: Path, layout: Layout, hub: Hub) -> None:
     check_base(path, layout, hub.founding.terms)
 
 
-_BEGIN_AGAIN = "Pull the head, take a new lease and begin again."
 _SAME_VERSION = "Install the same Backyard version as the hub's."

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import sqlite3
-import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from backyard.core.database import open_database
 from backyard.core.errors import HubError
 from backyard.hub.blobs import FREE_SPACE_HINT
 from backyard.hub.invites import Grant
@@ -27,8 +27,8 @@ from backyard.hub.rounds import Delivered, Lent
 
 FILE_NAME = "hub.db"
 _FORM = 1
-_MOST_REFUSALS = 500
-_MOST_SEEN = 1024
+MOST_REFUSALS = 500
+MOST_SEEN = 1024
 _TABLES = """
 CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS grants (name TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
@@ -147,23 +147,8 @@ class Log:
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE_NAME
         try:
-            self._base = sqlite3.connect(
-                self.path, isolation_level=None, timeout=5.0, check_same_thread=False
-            )
-            self._base.execute("PRAGMA journal_mode=WAL")
-            self._base.execute("PRAGMA synchronous=FULL")
-            if sys.platform == "darwin":  # there a plain fsync leaves data in the drive's own memory
-                self._base.execute("PRAGMA fullfsync=1")
-                self._base.execute("PRAGMA checkpoint_fullfsync=1")
-            self._base.executescript(_TABLES)
-            form = self._base.execute("PRAGMA user_version").fetchone()[0]
-            if form > _FORM:
-                raise HubError(
-                    f"{self.path} was written by a newer Backyard",
-                    hint="Install the newer version again: pip install --upgrade backyard",
-                )
-            self._base.execute(f"PRAGMA user_version={_FORM}")
-        except sqlite3.Error as error:
+            self._base = open_database(self.path, _TABLES, _FORM, HubError, one_thread=False)
+        except (OSError, sqlite3.Error) as error:
             raise broken(error) from error
 
     def close(self) -> None:
@@ -248,10 +233,10 @@ class Log:
         return None if row is None else msgspec.msgpack.decode(row[0], type=Grant)
 
     def put_refusal(self, refusal: Refusal) -> None:
-        self._append("refusal", refusal, _MOST_REFUSALS)
+        self._append("refusal", refusal, MOST_REFUSALS)
 
     def put_seen(self, seen: Seen) -> None:
-        self._append("seen", seen, _MOST_SEEN)
+        self._append("seen", seen, MOST_SEEN)
 
     def _put(self, table: str, name: str, record: bytes) -> None:
         self._base.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (name, record))

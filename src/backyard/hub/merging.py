@@ -60,7 +60,7 @@ def measure(path: Path, form: Form) -> Figures:
         square += float(numpy.dot(numbers, numbers))
         sketch += _projected(numbers, index)
     if not math.isfinite(square):
-        raise ProtocolError("the update's norm is not finite")
+        raise ProtocolError("the update's norm is not finite", not_finite=True)
     return Figures(math.sqrt(square), sketch.tobytes() if form.numel >= _LEAST_SKETCHED else b"")
 
 

@@ -110,7 +110,6 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout | None = None  # with course: as soon as the owner has pushed the base
     course: Course | None = None
     version: Version | None = None
-    mirrors: Annotated[tuple[Address, ...], Meta(max_length=16)] = ()
     finished: bool = False
 
 
@@ -153,7 +152,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Seconds  # in which the hub expects the update
     void_s: Seconds  # from now on, after which somebody else gets the spans
     covered: Count = 0  # samples that the chain has behind it, which schedules follow
-    members: Count = 1  # who hold leases now
+    members: Count = 1  # who train at the same time, by the last round and the leases that are out
 
     @property
     def samples(self) -> int:

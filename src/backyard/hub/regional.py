@@ -14,34 +14,33 @@ from pathlib import Path
 
 import msgspec
 
-from backyard.core.errors import HubAway, HubError, HubRefused
+from backyard.core.errors import BackyardError, HubRefused
 from backyard.hub import rounds
-from backyard.hub.blobs import Blobs, sync
+from backyard.hub.blobs import Blobs
 from backyard.hub.client import HubClient
 from backyard.hub.commits import OuterStep, mean_loss
+from backyard.hub.fetching import Fetcher
 from backyard.hub.finishing import Closed, Merged
-from backyard.hub.founding import found_hub, hub_blobs
+from backyard.hub.founding import found_hub
 from backyard.hub.log import Committed
 from backyard.hub.merging import Outer, merged_chunk, take_outer_step
 from backyard.hub.messages import (
-    Code,
     Declaration,
     Description,
-    Head,
     Layout,
     Lease,
     LeaseRequest,
     Step,
     Terms,
-    decode_message,
 )
 from backyard.hub.service import Hub
 from backyard.hub.uploads import push
 from backyard.identity.node_id import NodeId
+from backyard.shipping import Limits
 
 _POLL_S = 20.0
 _PAUSE_S = 2.0
-_MOST_BLOB = 1 << 42
+_GATHER_S = 1.0
 _SHORTER = 0.7  # of the parent's round: the region's own must fit into it
 logger = logging.getLogger(__name__)
 
@@ -49,9 +48,10 @@ logger = logging.getLogger(__name__)
 class Parent:
     """The parent as a region sees it. Every method blocks."""
 
-    def __init__(self, client: HubClient, blobs: Blobs, folder: Path) -> None:
-        self._client, self._blobs, self._folder = client, blobs, folder
+    def __init__(self, client: HubClient, blobs: Blobs, folder: Path, limits: Limits) -> None:
+        self._client, self._blobs = client, blobs
         folder.mkdir(parents=True, exist_ok=True)
+        self._fetcher = Fetcher(client, blobs, folder, limits)
         self.lease: Lease | None = None
 
     def describe(self) -> Description:
@@ -59,11 +59,10 @@ class Parent:
 
     def steps(self, after: int | None, wait: float = 0.0) -> tuple[Step, ...]:
         """Of the chain, with their blobs here."""
-        query: dict[str, int | float] = {"wait": wait} | ({} if after is None else {"after": after})
-        head = self._client.patiently("GET", "/v1/head", Head, query=query, wait_s=wait)
-        for step in head.steps:
-            self.fetch(step.sha256, step.size)
-        return head.steps
+        steps = self._client.head(after, wait).steps
+        for step in steps:
+            self._fetcher.fetch(step.sha256, size=step.size)
+        return steps
 
     def take_lease(self, rate: float, version: int) -> Lease:
         message = LeaseRequest(samples_per_s=rate, version=version)
@@ -73,14 +72,8 @@ class Parent:
     def push(self, declaration: Declaration) -> None:
         push(self._client, declaration, self._blobs.path(declaration.sha256))
 
-    def fetch(self, name: str, size: int = -_MOST_BLOB) -> None:
-        if self._blobs.has(name):
-            return
-        target = self._folder / f"parent-{name}"
-        self._client.fetch(name, size, target)
-        with target.open("rb+") as file:
-            sync(file.fileno())
-        self._blobs.adopt(target, name)
+    def fetch_code(self, name: str | None) -> tuple[str, ...]:
+        return () if name is None else self._fetcher.fetch_code(name)
 
 
 class PassUp(OuterStep):
@@ -96,7 +89,7 @@ class PassUp(OuterStep):
         inputs, parts, refused = self.inputs(closed)
         if not inputs or lease is None or lease.version != closed.head.number:
             return Merged((), (), refused)
-        trim = self._terms.trim if any(one.node in closed.strangers for one in parts) else None
+        trim = self.trim(closed, parts)
         outcome = take_outer_step(  # without momentum and with this rate it is the mean itself
             self._blobs,
             self._form(self._terms.codec, lease.version),
@@ -151,13 +144,7 @@ def mirrored(parent: Parent, steps: Sequence[Step], base_every: int, time: float
 
 def found_region(directory: Path, parent: Parent, description: Description, owner: NodeId) -> None:
     """A hub in this directory with the parent's run and code."""
-    kept: tuple[str, ...] = ()
-    if description.code is not None:
-        parent.fetch(description.code)
-        code = decode_message(Code, hub_blobs(directory).path(description.code).read_bytes())
-        kept = (code.manifest, *code.contents)
-        for name in kept:
-            parent.fetch(name)
+    kept = parent.fetch_code(description.code)
     terms = msgspec.structs.replace(description.terms, round_s=_SHORTER * description.terms.round_s)
     found_hub(directory, description.name, owner, terms, code=description.code, kept=kept)
 
@@ -171,10 +158,11 @@ async def run_region(hub: Hub, parent: Parent) -> None:
         try:
             await _sync(hub, parent, description)
             assert hub.version is not None
-            version, batch = hub.version, description.course.batch
-            terms = description.terms
-            usual = sum(hub.state.usual.values()) or terms.first_batches * batch
-            lease = await asyncio.to_thread(parent.take_lease, usual / terms.round_s, version)
+            version, wished = hub.version, await _wished(hub)
+            if not wished:  # a lease without members would only keep the others waiting
+                continue
+            rate = wished / description.terms.round_s
+            lease = await asyncio.to_thread(parent.take_lease, rate, version)
             await hub.step(rounds.Supplied(lease.spans))
             await hub.newer(version, lease.void_s)
         except HubRefused as error:
@@ -183,9 +171,19 @@ async def run_region(hub: Hub, parent: Parent) -> None:
                 await hub.step(rounds.Ended())
                 return
             await asyncio.sleep(max(error.retry_s, 0.1))
-        except (HubAway, HubError) as error:
+        except BackyardError as error:
             logger.warning("%s", error.message)
             await asyncio.sleep(_PAUSE_S)
+
+
+async def _wished(hub: Hub) -> int:
+    """Samples that members would train on in a round. Those who come first are not served before the rest."""
+    if not hub.state.wishes:
+        seen = -1
+        while len(hub.state.wishes) != seen:
+            seen = len(hub.state.wishes)
+            await asyncio.sleep(_GATHER_S)
+    return sum(hub.state.wishes.values())
 
 
 async def _sync(hub: Hub, parent: Parent, description: Description) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from backyard.core.errors import HubRefused
 from backyard.core.units import format_duration
 from backyard.hub.messages import Course, Span, Terms
 from backyard.hub.pool import Pool, give_back, samples_left, take, trained, without
@@ -62,6 +63,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     quorum_at: float | None = None
     usual: Mapping[str, int] = {}  # the samples of each member's last delivered lease
     is_region: bool = False  # its samples come from a parent, who also says when it is over
+    wishes: Mapping[str, int] = {}  # samples that would fit for each who asked since a region was supplied
+    part: float = 1.0  # of a wish that a region's members get, so that there is something for all
 
     @property
     def is_finished(self) -> bool:
@@ -170,8 +173,18 @@ class Refuse(NamedTuple):
     hint: str
     retry_s: float = 0.0
 
+    def error(self) -> HubRefused:
+        """As members hear it."""
+        return HubRefused(409, self.kind, self.message, hint=self.hint, retry_s=self.retry_s)
+
 
 Effect = Lend | Return | Count | Discard | Close | Refuse
+
+_WAIT = "Ask again in some seconds."
+_NEXT = "Wait for the next version: GET /v1/head."
+BEGIN_AGAIN = "Pull the head, take a new lease and begin again."
+NO_BASE = Refuse("no-base", "the owner has not pushed the base yet", _WAIT, 2.0)
+BASE_THERE = Refuse("base-there", "the run has its base already", "Pull it: GET /v1/head.")
 
 
 class Decision(NamedTuple):
@@ -252,19 +265,22 @@ def next_moment(state: State, now: float) -> float:
 def _ask(state: State, event: Asked, now: float) -> Decision:
     course, version = state.course, state.version
     if course is None or version is None:
-        return _refused(state, "no-base", "the owner has not pushed the base yet", _WAIT, 2.0)
+        return Decision(state, (NO_BASE,), NO_BASE.message)
     if event.version != version:
         said = f"version {event.version} was asked for, the head is {version}"
         return _refused(state, "behind", said, "Pull the head, then ask again.")
     if any(one.node == event.node for one in (*state.waiting.values(), *state.closing)):
         return _refused(state, "delivered", "the update of this round is here already", _NEXT, 1.0)
+    wish = _fitting(state, event)
+    if state.is_region:
+        state = _replace(state, wishes={**state.wishes, event.node: wish})
     own = next((one for one in state.lent.values() if one.node == event.node), None)
     if own is not None:  # it begins again: the same samples, from the head
         samples, spans, pool = own.samples, own.spans, state.pool
         name = own.id
     else:
-        name, samples = event.lease, _fitting(state, event)
-        spans, pool = take(state.pool, course, samples)
+        name = event.lease
+        spans, pool = take(state.pool, course, _rounded(course, wish * state.part))
         samples = sum(span.size for span in spans)
     if not samples:
         if state.is_finished:
@@ -284,13 +300,19 @@ def _ask(state: State, event: Asked, now: float) -> Decision:
 
 
 def _fitting(state: State, event: Asked) -> int:
-    """Whole batches that fit the round's time."""
+    """Samples that fit the round's time."""
     assert state.course is not None
     batch, usual = state.course.batch, state.usual.get(event.node)
     first = state.terms.first_batches * batch
     most = _GROWTH * usual if usual else first
     wanted = event.samples_per_s * state.terms.round_s if event.samples_per_s else usual or first
-    return max(1, int(min(wanted, most)) // batch) * batch
+    return _rounded(state.course, min(wanted, most))
+
+
+def _rounded(course: Course, samples: float) -> int:
+    """A batch at least. Not whole ones: who trains few in a round would end it long before the others."""
+    grain = max(1, course.batch // 8)
+    return max(course.batch, int(samples) // grain * grain)
 
 
 def behind(state: State, version: int) -> int:
@@ -312,26 +334,36 @@ def _supply(state: State, spans: tuple[Span, ...]) -> Decision:
         *(Discard(name) for name in state.waiting),
     )
     pool = Pool(state.course.samples * state.course.epochs, spans)
-    after = _replace(state, pool=pool, lent={}, waiting={}, quorum_at=None)
-    return Decision(after, effects, f"{sum(span.size for span in spans)} samples to deal out")
+    supply, wished = sum(span.size for span in spans), sum(state.wishes.values())
+    part = min(1.0, supply / wished) if wished else 1.0
+    after = _replace(state, pool=pool, lent={}, waiting={}, quorum_at=None, wishes={}, part=part)
+    return Decision(after, effects, f"{supply} samples to deal out, of {wished} that members wish for")
+
+
+def lease_for(state: State, node: str, name: str, version: int, samples: int) -> Lent | Refuse:
+    """The lease that an update of so many samples from this version is for, or why there is none."""
+    lease = state.lent.get(name)
+    if lease is None or lease.node != node:
+        return Refuse("lease-over", "the lease of this update is over", BEGIN_AGAIN)
+    if version != lease.version or not 0 < samples <= lease.samples:
+        said = f"the lease is for {lease.samples} samples from version {lease.version}"
+        return Refuse("lease-differs", said, BEGIN_AGAIN)
+    return lease
 
 
 def _arrive(state: State, update: Delivered) -> Decision:
-    lease = state.lent.get(update.lease)
-    if lease is None or lease.node != update.node:
-        return _refused(state, "lease-over", "the lease of this update is over", _BEGIN_AGAIN)
-    if update.version != lease.version or not 0 < update.samples <= lease.samples:
-        said = f"the lease is for {lease.samples} samples from version {lease.version}"
-        return _refused(state, "lease-differs", said, _BEGIN_AGAIN)
+    lease = lease_for(state, update.node, update.lease, update.version, update.samples)
+    if isinstance(lease, Refuse):
+        return Decision(state, (lease,), lease.message)
     late = behind(state, update.version)
     if late > state.terms.stale_limit:
         returned = _give_back(state, (lease,), "its update is too far behind")
         said = f"the update is {late} versions behind, {state.terms.stale_limit} are possible"
-        refuse = Refuse("stale", said, _BEGIN_AGAIN)
+        refuse = Refuse("stale", said, BEGIN_AGAIN)
         return Decision(returned.state, (*returned.effects, refuse), returned.reason)
     rest = without(lease.spans, update.spans or trained(lease.spans, update.samples))
     if rest is None or sum(span.size for span in rest) != lease.samples - update.samples:
-        return _refused(state, "lease-differs", "it is not about samples of its lease", _BEGIN_AGAIN)
+        return _refused(state, "lease-differs", "it is not about samples of its lease", BEGIN_AGAIN)
     after = _replace(
         state,
         lent={name: one for name, one in state.lent.items() if name != lease.id},
@@ -397,9 +429,3 @@ def _refused(state: State, kind: str, message: str, hint: str, retry_s: float = 
 
 def _replace(state: State, **changes: object) -> State:
     return msgspec.structs.replace(state, **changes)
-
-
-_WAIT = "Ask again in some seconds."
-_FINAL = "Pull the final state: GET /v1/head."
-_NEXT = "Wait for the next version: GET /v1/head."
-_BEGIN_AGAIN = "Pull the head, take a new lease and begin again."

@@ -24,6 +24,7 @@ from backyard.hub.finishing import Closed, Finisher, Merged
 from backyard.hub.founding import FOLLOWS, SUCCEEDS, Founding, hub_blobs
 from backyard.hub.invites import hash_token, use_grant
 from backyard.hub.log import (
+    MOST_REFUSALS,
     Arrival,
     Changes,
     Committed,
@@ -54,7 +55,6 @@ from backyard.identity.node_id import NodeId
 
 logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_KEPT_IN_MEMORY = 500  # refusals that the page shows
 MakeFinisher = Callable[[Blobs, Terms, Layout], Finisher]
 
 
@@ -152,7 +152,7 @@ class Hub:
         """At once if there is something newer than ``after``; otherwise when there is, or when time is up."""
         await self._until(lambda: self._has_news(after), wait)
         if self.version is None:
-            raise HubRefused(409, "no-base", "the owner has not pushed the base yet", hint=_WAIT, retry_s=2.0)
+            raise rounds.NO_BASE.error()
         steps = steps_after(self.versions, after)
         waits = "" if steps else rounds.waits_for(self.state, names_of(self.members), self.now())
         return Head(version=self.version, steps=steps, waits_for=waits, finished=self.state.is_finished)
@@ -205,7 +205,7 @@ class Hub:
             seconds=lent.seconds,
             void_s=max(0.0, lent.void - self.now()),
             covered=self._covered,
-            members=len(self.state.lent),
+            members=max(len(self.state.lent), self.versions[-1].members),
         )
 
     async def leave(self, node: str) -> None:
@@ -228,7 +228,7 @@ class Hub:
 
     async def finisher(self) -> Finisher:
         if self._finisher is None:
-            raise HubRefused(409, "no-base", "the owner has not pushed the base yet", hint=_WAIT, retry_s=2.0)
+            raise rounds.NO_BASE.error()
         return await asyncio.shield(self._finisher)
 
     async def step(self, event: Event, changes: Changes | None = None) -> Decision:
@@ -258,7 +258,7 @@ class Hub:
                 self._spawn(self._finish(effect.updates))
         self._wake.set()
         if refusal is not None:
-            raise HubRefused(409, refusal.kind, refusal.message, hint=refusal.hint, retry_s=refusal.retry_s)
+            raise refusal.error()
         return decision
 
     async def write(self, changes: Changes) -> None:
@@ -280,7 +280,7 @@ class Hub:
     async def found(self, base: Committed, layout: Layout, course: Course) -> None:
         """The owner's base is there."""
         if self.version is not None:
-            raise HubRefused(409, "base-there", "the run has its base already", hint="Pull it: GET /v1/head.")
+            raise rounds.BASE_THERE.error()
         await self.adopt([base], layout, course)
 
     async def adopt(self, versions: Sequence[Committed], layout: Layout, course: Course) -> None:
@@ -298,7 +298,7 @@ class Hub:
     async def note(self, node: str, kind: str, reason: str) -> None:
         """A refusal, for the page; some kinds count, and bring their sender into quarantine."""
         refusal = Refusal(node=node, kind=kind, reason=reason, time=self.clock())
-        self.refusals = [*self.refusals[-_KEPT_IN_MEMORY:], refusal]
+        self.refusals = [*self.refusals, refusal][-MOST_REFUSALS:]
         changes = [change(Log.put_refusal, refusal)]
         member = self.members.get(node)
         logger.warning("refused (%s) of %s: %s", kind, member.name if member else node[:9], reason)
@@ -444,6 +444,5 @@ class Hub:
         return read_fact(facts, "pool", Pool) or Pool()
 
 
-_WAIT = "Ask again in some seconds."
 _JOIN = "Join with an invite: `backyard join --invite ...`."
 _PARDON = "Ask the owner of the hub to let this machine in again."

@@ -11,11 +11,13 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NamedTuple
 
 import uvicorn
 from starlette.applications import Starlette
 
-from backyard.core.errors import HubError
+from backyard.core.config import load_settings
+from backyard.core.errors import BackyardError, HubError
 from backyard.hub.app import Reception, make_app
 from backyard.hub.blobs import Blobs
 from backyard.hub.certificate import server_context
@@ -27,6 +29,7 @@ from backyard.hub.intake import HeldOut, Intake
 from backyard.hub.invites import Invite
 from backyard.hub.messages import Join, Joined, Layout, Terms
 from backyard.hub.service import Hub, MakeFinisher
+from backyard.shipping import folder_limits
 
 PORT = 52480
 _KEEP_ALIVE_S = 75
@@ -35,6 +38,16 @@ _BACKLOG = 2048
 _TLS_BUFFER = 32 << 10
 _MIRROR_WAIT_S, _MIRROR_PAUSE_S = 30.0, 5.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Listening(NamedTuple):
+    """Where a hub listens, and until when. TLS, unless it is for a proxy on the same machine that speaks it
+    itself (``plain``)."""
+
+    host: str
+    port: int
+    plain: bool = False
+    with_parent: bool = False  # until standard input ends
 
 
 def outer_step(blobs: Blobs, terms: Terms, layout: Layout) -> Finisher:
@@ -61,28 +74,19 @@ async def running(
         await hub.close()
 
 
-async def serve(
-    directory: Path, host: str, port: int, *, with_parent: bool = False, plain: bool = False
-) -> None:
-    """Until SIGINT or SIGTERM, or standard input ends. HubError if the port is taken.
-
-    TLS by default; ``plain`` is for a proxy on the same machine that speaks TLS itself.
-    """
-    _check_plain(plain, host)
+async def serve(directory: Path, listening: Listening) -> None:
+    """Until SIGINT or SIGTERM. HubError if the port is taken."""
     async with running(directory) as (hub, app):
-        await _serve(directory, hub, app, host, port, with_parent=with_parent, plain=plain)
+        await _serve(directory, hub, app, listening)
 
 
-async def serve_mirror(
-    directory: Path, invite: Invite, host: str, port: int, *, with_parent: bool = False, plain: bool = False
-) -> None:
+async def serve_mirror(directory: Path, invite: Invite, listening: Listening) -> None:
     """Follow a hub, and serve what was mirrored to anybody, until SIGINT or SIGTERM."""
-    _check_plain(plain, host)
     key = hub_key(directory)
     client = HubClient(invite.addresses, invite.hub_id, key)
     joined = Join(token=invite.token_text, name="mirror")
     await asyncio.to_thread(client.patiently, "POST", "/v1/members", Joined, joined)
-    mirror = Mirror(directory, client, invite.hub_id)
+    mirror = Mirror(directory, client, invite.hub_id, folder_limits(load_settings()))
     await asyncio.to_thread(mirror.follow, 0.0)
     hub = Hub(directory, key.id, outer_step)
     hub.read()
@@ -92,29 +96,26 @@ async def serve_mirror(
             try:
                 await asyncio.to_thread(mirror.follow, _MIRROR_WAIT_S)
                 hub.read()
-            except HubError as error:
+            except BackyardError as error:
                 logging.getLogger(__name__).warning("%s", error.message)
                 await asyncio.sleep(_MIRROR_PAUSE_S)
 
     following = asyncio.create_task(follow())
     try:
         app = make_app(Reception(hub, Intake(hub), key))
-        await _serve(directory, hub, app, host, port, with_parent=with_parent, plain=plain)
+        await _serve(directory, hub, app, listening)
     finally:
         following.cancel()
         client.close()
 
 
-async def serve_region(
-    directory: Path, invite: Invite, host: str, port: int, *, with_parent: bool = False, plain: bool = False
-) -> None:
+async def serve_region(directory: Path, invite: Invite, listening: Listening) -> None:
     """A member of the invite's hub that has members of its own, until SIGINT or SIGTERM."""
     from backyard.hub.regional import Parent, PassUp, found_region, run_region  # torch, which takes a while
 
-    _check_plain(plain, host)
     key, blobs = hub_key(directory), hub_blobs(directory)
     client = HubClient(invite.addresses, invite.hub_id, key)
-    parent = Parent(client, blobs, directory / "uploads")
+    parent = Parent(client, blobs, directory / "uploads", folder_limits(load_settings()))
     message = Join(token=invite.token_text, name="region")
     joined = await asyncio.to_thread(client.patiently, "POST", "/v1/members", Joined, message)
     if not has_hub(directory):
@@ -126,23 +127,14 @@ async def serve_region(
     async with running(directory, make_finisher=pass_up, is_region=True) as (hub, app):
         passing = asyncio.create_task(run_region(hub, parent))
         try:
-            await _serve(directory, hub, app, host, port, with_parent=with_parent, plain=plain)
+            await _serve(directory, hub, app, listening)
         finally:
             passing.cancel()
             client.close()
 
 
-async def _serve(
-    directory: Path,
-    hub: Hub,
-    app: Starlette,
-    host: str,
-    port: int,
-    *,
-    with_parent: bool = False,
-    plain: bool = False,
-) -> None:
-    with _listening(host, port) as listener:
+async def _serve(directory: Path, hub: Hub, app: Starlette, listening: Listening) -> None:
+    with _listener(listening.host, listening.port) as listener:
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -154,7 +146,7 @@ async def _serve(
             server_header=False,
             h11_max_incomplete_event_size=64 << 10,
         )
-        if not plain:
+        if not listening.plain:
             # asyncio gives each TLS connection so large a buffer of its own: a thousand would be 256 MiB.
             asyncio.sslproto.SSLProtocol.max_size = _TLS_BUFFER
             context = server_context(directory, hub_key(directory))
@@ -162,15 +154,15 @@ async def _serve(
         server = uvicorn.Server(config)
         name, bound = hub.founding.name, listener.getsockname()[1]
         logging.getLogger(__name__).info("the hub of %s listens at port %d", name, bound)
-        if with_parent:
+        if listening.with_parent:
             threading.Thread(target=_stop_with_input, args=(server,), daemon=True).start()
         await server.serve(sockets=[listener])
 
 
-def _check_plain(plain: bool, host: str) -> None:
-    if plain and host not in _LOOPBACK:
+def _check_plain(listening: Listening) -> None:
+    if listening.plain and listening.host not in _LOOPBACK:
         raise HubError(
-            f"a hub without TLS may not listen at {host}",
+            f"a hub without TLS may not listen at {listening.host}",
             hint="Leave out `--plain`, or listen at 127.0.0.1 with a proxy before it.",
         )
 
@@ -182,7 +174,7 @@ def _stop_with_input(server: uvicorn.Server) -> None:
     server.should_exit = True
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -201,20 +193,14 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def run(
-    directory: Path,
-    host: str,
-    port: int,
-    *,
-    with_parent: bool = False,
-    plain: bool = False,
-    follow: Invite | None = None,
-    parent: Invite | None = None,
+    directory: Path, listening: Listening, *, follow: Invite | None = None, parent: Invite | None = None
 ) -> None:
+    _check_plain(listening)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if follow is not None:
-        serving = serve_mirror(directory, follow, host, port, with_parent=with_parent, plain=plain)
+        serving = serve_mirror(directory, follow, listening)
     elif parent is not None:
-        serving = serve_region(directory, parent, host, port, with_parent=with_parent, plain=plain)
+        serving = serve_region(directory, parent, listening)
     else:
-        serving = serve(directory, host, port, with_parent=with_parent, plain=plain)
+        serving = serve(directory, listening)
     asyncio.run(serving)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from backyard.core.errors import HubAway, HubRefused
@@ -13,16 +12,6 @@ from backyard.hub.messages import Declaration, Progress
 _ASK_AGAIN = ("upload", "offset", "digest", "replay")
 _BUSY = (429, 503)
 _MOST_DIGESTS = 3  # times that what arrived had another hash
-
-
-def hashed(path: Path) -> tuple[str, int]:
-    """The name of a file's content, and its size."""
-    hasher, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            hasher.update(part)
-            size += len(part)
-    return hasher.hexdigest(), size
 
 
 def push(client: HubClient, declaration: Declaration, path: Path) -> Progress:

@@ -8,7 +8,7 @@ reads works chunk by chunk in constant memory, and starts anywhere.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -106,12 +106,6 @@ class VectorFile:
         return map(self.chunk, range(self.form.count))
 
 
-def write_vector(sink: Sink, chunks: Iterator[torch.Tensor], form: Form) -> None:
-    sink.write(MAGIC)
-    for index, values in enumerate(chunks):
-        sink.write(form.encode(values, index))
-
-
 def encode_vector(sink: Sink, flat: torch.Tensor, form: Form, residual: torch.Tensor | None = None) -> None:
     """A whole vector; ``residual`` is added first, and is what the codec lost afterwards."""
 
@@ -160,10 +154,9 @@ def spread(layout: Layout, flat: torch.Tensor, parameters: Mapping[str, torch.Te
             parameters[entry.name].copy_(piece.reshape(entry.shape))
 
 
-def check_codecs(names: Sequence[str]) -> None:
+def check_codec(name: str) -> None:
     """HubError for a codec that a hub cannot use."""
-    for name in names:
-        try:
-            Form(1, 1, name, 0)
-        except BackyardError as error:
-            raise HubError(error.message, hint=error.hint) from error
+    try:
+        Form(1, 1, name, 0)
+    except BackyardError as error:
+        raise HubError(error.message, hint=error.hint) from error

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from backyard.core.errors import IdentityError
+from backyard.core.syncing import sync
 
 _LARGEST = 64 * 1024
 _BINARY: int = getattr(os, "O_BINARY", 0)
@@ -66,7 +67,7 @@ def create_private(path: Path, content: bytes) -> bool:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
         if sys.platform == "win32":
             os.rename(draft, path)  # refuses an existing target there
         else:

@@ -6,14 +6,13 @@ A node that loses this file must become a new node: its promises are part of wha
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from backyard.core.database import open_database
 from backyard.core.errors import BackyardError, MembershipError
 from backyard.identity.private_file import private_directory
 from backyard.identity.trust import TrustLog, decode_entry
@@ -37,23 +36,8 @@ class Storage:
     def __init__(self, directory: Path) -> None:
         self._path = private_directory(directory) / FILE_NAME
         try:
-            with contextlib.suppress(FileExistsError):  # made for us alone before SQLite opens it
-                os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            self._base = sqlite3.connect(self._path, isolation_level=None, timeout=5.0)
-            self._base.execute("PRAGMA journal_mode=WAL")
-            self._base.execute("PRAGMA synchronous=FULL")
-            if sys.platform == "darwin":  # there a plain fsync leaves data in the drive's own memory
-                self._base.execute("PRAGMA fullfsync=1")
-                self._base.execute("PRAGMA checkpoint_fullfsync=1")
-            self._base.executescript(_TABLES)
-            form = self._base.execute("PRAGMA user_version").fetchone()[0]
-            if form > _FORM:
-                raise MembershipError(
-                    f"{self._path} was written by a newer Backyard",
-                    hint="Install the newer version on this machine again: pip install --upgrade backyard",
-                )
-            self._base.execute(f"PRAGMA user_version={_FORM}")
-        except sqlite3.Error as error:
+            self._base = open_database(self._path, _TABLES, _FORM, MembershipError)
+        except (OSError, sqlite3.Error) as error:
             raise self._broken(error) from error
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from backyard.core.errors import PairingError, TrustError
+from backyard.core.printable import printable
 from backyard.identity.keys import NodeKey
 from backyard.identity.node_id import NodeId
 from backyard.identity.trust import Role, SignedEntry, TrustLog, decode_entry, encode_entry
@@ -299,8 +300,8 @@ class Offerer:
         """Tell a proven joiner why it is not let in after all; the code stays spent."""
         channel, _ = self._deciding()
         self._over = True
-        shown = "".join(letter if letter.isprintable() else " " for letter in reason)
-        refusal = Refusal(reason=shown[: messages.LONGEST_TEXT])
+        shown = printable(reason, instead=" ")[: messages.LONGEST_TEXT]
+        refusal = Refusal(reason=shown)
         return channel.seal(messages.encode(refusal, messages.GRANT_BYTES - TAG_OVERHEAD))
 
     def lost(self) -> PairingError:

@@ -31,6 +31,7 @@ from typing import Literal
 
 import msgspec
 
+from backyard.core.printable import printable
 from backyard.runs.needs import Needs
 from backyard.topology.packages import Package, Packages
 from backyard.topology.torch_choice import choose_torch
@@ -123,7 +124,7 @@ def describe(findings: Sequence[Finding]) -> list[str]:
         if each.mend:
             lines.append(f"{'':<10}  {'':<{width}}  -> {each.mend}")
     # Parts of them are other machines' words.
-    return ["".join(sign if sign.isprintable() else "?" for sign in line) for line in lines]
+    return [printable(line) for line in lines]
 
 
 class _Mends(msgspec.Struct, frozen=True):

@@ -13,12 +13,14 @@ import sys
 from pathlib import Path
 
 from backyard.core.errors import ShippingError
+from backyard.core.units import format_size
 
 _BINARY: int = getattr(os, "O_BINARY", 0)
 _NO_LINKS: int = getattr(os, "O_NOFOLLOW", 0)
 _FULL = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 
 TEMPORARY = "new-"
+_FREE_SOME = "Free some space there, or leave this machine out with `--on`."
 _MINE = secrets.token_hex(8)
 _serials = itertools.count()
 
@@ -26,14 +28,22 @@ _serials = itertools.count()
 def shipping_error(error: OSError, path: Path | str, doing: str) -> ShippingError:
     """What the disk said, as an error that names it."""
     if error.errno in _FULL:
-        return ShippingError(
-            f"the disk that holds {path} is full",
-            hint="Free some space there, or leave this machine out with `--on`.",
-        )
+        return ShippingError(f"the disk that holds {path} is full", hint=_FREE_SOME)
     return ShippingError(
         f"{path} cannot be {doing}: {error.strerror or error}",
         hint="Check the disk and who owns the folder, then run it again.",
     )
+
+
+def check_room(directory: Path, needed: int, hint: str = "") -> None:
+    """ShippingError if its disk cannot hold so many bytes more."""
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise ShippingError(
+            f"the disk that holds {directory} has {format_size(free)} free, "
+            f"and {format_size(needed)} are to come",
+            hint=hint or _FREE_SOME,
+        )
 
 
 def new_draft(folder: Path | str) -> str:

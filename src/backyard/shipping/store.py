@@ -12,7 +12,6 @@ as long as the disk takes.
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterable
@@ -20,8 +19,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backyard.core.errors import ShippingError
-from backyard.core.units import format_size
-from backyard.shipping.disk import discard, put_in_place, read_up_to, shipping_error, write_all, write_whole
+from backyard.shipping.disk import (
+    check_room,
+    discard,
+    put_in_place,
+    read_up_to,
+    shipping_error,
+    write_all,
+    write_whole,
+)
 from backyard.shipping.manifest import (
     MOST_FILES,
     PIECE,
@@ -140,13 +146,7 @@ class Store:
 
     def check_room(self, needed: int) -> None:
         """ShippingError if the disk cannot hold so many bytes more."""
-        free = shutil.disk_usage(self.directory).free
-        if needed > free:
-            raise ShippingError(
-                f"the disk that holds {self.directory} has {format_size(free)} free, "
-                f"and {format_size(needed)} are to come",
-                hint="Free some space there, or leave this machine out with `--on`.",
-            )
+        check_room(self.directory, needed)
 
     # pieces
 

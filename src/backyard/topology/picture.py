@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from backyard.core.printable import printable
 from backyard.core.units import format_duration, format_rate, format_size
 from backyard.topology.devices import Device, Machine
 from backyard.topology.graph import Graph, LinkFacts, NodeFacts, Pair
@@ -202,5 +203,5 @@ def _slowness(link: LinkFacts) -> tuple[bool, float, float, str, str]:
 
 def _clean(text: str, most: int = 60) -> str:
     """What another machine says of itself must not steer this terminal."""
-    shown = "".join(sign if sign.isprintable() else "?" for sign in text)
+    shown = printable(text)
     return shown if len(shown) <= most else shown[: most - 1] + "…"

@@ -199,8 +199,7 @@ def _exchanged(model: torch.nn.Module, sums: Sums) -> list[tuple[str, torch.Tens
     chosen = [
         (name, one)
         for name, one in kept.items()
-        if isinstance(one, torch.Tensor)
-        and (id(one) in trained or (one.is_floating_point() and not isinstance(one, torch.nn.Parameter)))
+        if isinstance(one, torch.Tensor) and (id(one) in trained or _is_statistic(one))
     ]
     seen: set[int] = set()
     unique = [(name, one) for name, one in chosen if id(one) not in seen and not seen.add(id(one))]  # type: ignore[func-returns-value]
@@ -211,3 +210,9 @@ def _exchanged(model: torch.nn.Module, sums: Sums) -> list[tuple[str, torch.Tens
             hint="Give prepare the model that holds all parameters of its optimizers.",
         )
     return unique
+
+
+def _is_statistic(tensor: torch.Tensor) -> bool:
+    """A buffer that training may move. One with infinities is a mask, and has no differences to hand over."""
+    is_buffer = tensor.is_floating_point() and not isinstance(tensor, torch.nn.Parameter)
+    return is_buffer and bool(tensor.isfinite().all())

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +12,6 @@ import httpx
 import msgspec
 import torch
 
-from backyard.hub.founding import found_hub, invite_to
 from backyard.hub.invites import Invite
 from backyard.hub.messages import (
     Course,
@@ -31,7 +26,6 @@ from backyard.hub.messages import (
     LeaseRequest,
     Problem,
     Progress,
-    Role,
     Terms,
     decode_message,
     encode_message,
@@ -39,6 +33,7 @@ from backyard.hub.messages import (
 from backyard.hub.signing import sign_request, verify_response
 from backyard.hub.vectors import Form, add_vector, encode_vector
 from backyard.identity import NodeId, NodeKey
+from benchmarks import hub_process
 
 T = TypeVar("T", bound=msgspec.Struct)
 LAYOUT = Layout((Entry("weight", (40, 128), "float32"), Entry("bias", (77,), "float32")))
@@ -51,52 +46,11 @@ class Refused(AssertionError):
         super().__init__(f"{status} {problem.kind}: {problem.message}")
 
 
-class HubProcess:
-    """`python -m backyard.hub`; may be killed and started again."""
+class HubProcess(hub_process.HubProcess):
+    """Without TLS: what is said is what matters here."""
 
     def __init__(self, directory: Path, terms: Terms | None = TERMS) -> None:
-        """Without terms, it is there already."""
-        self.directory, self.owner = directory, NodeKey.generate()
-        if terms is not None:
-            found_hub(directory, "fireside", self.owner.id, terms)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.address = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self, *more: str) -> float:
-        """The seconds until it answers."""
-        began = time.monotonic()
-        command = [sys.executable, "-m", "backyard.hub", str(self.directory), "--plain", *more]
-        self.directory.mkdir(exist_ok=True, mode=0o700)
-        with (self.directory / "said").open("ab") as said:
-            self.process = subprocess.Popen(
-                [*command, "--port", str(self.port)],
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
-        while time.monotonic() - began < 120:
-            try:
-                plainly(f"{self.address}/v1/run")
-                return time.monotonic() - began
-            except httpx.TransportError:
-                assert self.process.poll() is None, self.said()
-                time.sleep(0.1)
-        raise AssertionError(self.said())
-
-    def said(self) -> str:
-        return (self.directory / "said").read_text(encoding="utf-8")
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait(10)
-
-    def invite(self, role: Role = "friend", uses: int = 1) -> Invite:
-        return invite_to(self.directory, [self.address], role=role, uses=uses)
+        super().__init__(directory, terms, name="fireside", plain=True)
 
 
 _HTTP = httpx.Client(verify=False, trust_env=False, timeout=60.0)  # certificates take long to read

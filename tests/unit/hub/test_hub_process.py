@@ -21,7 +21,7 @@ from backyard.hub.founding import found_hub, hub_key
 from backyard.hub.invites import invite_text
 from backyard.hub.log import Replica
 from backyard.hub.messages import Course
-from backyard.hub.serving import running, serve
+from backyard.hub.serving import Listening, run, running, serve
 from backyard.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, plainly
 
@@ -69,6 +69,7 @@ def test_friends_follow_one_chain_to_the_same_bits(
     for number in range(1, 5):
         mine, yours = first.lease(), second.lease()
         assert mine.version == yours.version == number - 1
+        assert (mine.members, yours.members) == ((1 if number == 1 else 2), 2), "as in the round before"
         changes = [torch.randn(LAYOUT.numel) * 0.1 for _ in range(2)]
         assert first.push(mine, changes[0]).weight == mine.samples
         second.push(yours, changes[1])
@@ -108,7 +109,7 @@ def test_a_mirror_takes_over_by_the_owners_word(
         hub.kill()
         second.kill()
         with pytest.raises(HubError, match="mirror"):
-            asyncio.run(serve(second.directory, "127.0.0.1", 0, plain=True))
+            asyncio.run(serve(second.directory, Listening("127.0.0.1", 0, plain=True)))
         successor = hub_key(second.directory).id
         for key, heir in ((NodeKey.generate(), successor), (hub.owner, NodeKey.generate().id)):
             with pytest.raises(HubError):
@@ -161,4 +162,4 @@ def _check_key(port: int, hub: NodeId) -> None:
 
 def test_without_tls_a_hub_listens_on_its_own_machine_only(tmp_path: Path) -> None:
     with pytest.raises(HubError, match="TLS"):
-        asyncio.run(serve(tmp_path, "0.0.0.0", 0, plain=True))
+        run(tmp_path, Listening("0.0.0.0", 0, plain=True))

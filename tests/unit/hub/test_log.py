@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,15 @@ def test_after_a_failure_nothing_is_written_until_the_state_was_read_anew(tmp_pa
     asyncio.run(scene())
     assert set(log.read().members) == {"a"}
     log.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes are Unix'")
+def test_only_its_owner_may_read_the_log(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.put_member(Member(node="a", name="ann", role="friend", since=0.0))
+    modes = {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    log.close()
+    assert modes == {0o600}
 
 
 def test_a_newer_log_is_not_touched(tmp_path: Path) -> None:

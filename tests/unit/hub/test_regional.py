@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from backyard.hub.invites import invite_text
 from backyard.hub.log import Log
-from backyard.hub.messages import Course
+from backyard.hub.messages import Course, Lease
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused
 
 COURSE = Course(samples=400, batch=10)
@@ -71,6 +72,58 @@ def test_a_region_passes_one_update_up(tmp_path: Path) -> None:
     places = [place for part in parts for span in part.spans for place in range(span.first, span.last)]
     assert sorted(places) == list(range(COURSE.samples)), "each sample once, at whichever level"
     assert len({part.node for part in parts}) == 2, "the parent sees one member for the whole region"
+
+
+@pytest.mark.slow
+def test_everybody_in_a_region_gets_a_part(tmp_path: Path) -> None:
+    """Whoever asks first does not get all that the parent gave; a region where nobody asks takes nothing."""
+    terms = msgspec.structs.replace(TERMS, round_s=20.0, first_batches=8)
+    parent = HubProcess(tmp_path / "parent", terms)
+    region, idle = (HubProcess(tmp_path / name, None) for name in ("region", "idle"))
+    leaves: list[Friend] = []
+    try:
+        parent.start()
+        owner = Friend(parent.address, parent.invite().hub_id, parent.owner)
+        owner.push_base(torch.randn(LAYOUT.numel), COURSE)
+        owner.close()
+        for hub in (region, idle):
+            hub.start("--parent", invite_text(parent.invite()))
+        invite = region.invite(uses=4)
+        leaves += [Friend(region.address, invite.hub_id) for _ in range(4)]
+        until = time.monotonic() + 60
+        for leaf in leaves:
+            leaf.join(invite)
+        _wait_for_base(leaves[0], until)
+        for leaf in leaves:
+            leaf.pull(tmp_path)
+        leases = _leases(leaves, until)
+        assert [lease.samples for lease in leases] == [20] * 4
+        for leaf, lease in zip(leaves, leases, strict=True):
+            leaf.push(lease, torch.randn(LAYOUT.numel) * 0.01)
+        for leaf in leaves:
+            leaf.pull(tmp_path, wait=30.0)
+        assert [leaf.version for leaf in leaves] == [1] * 4, (parent.said(), region.said())
+    finally:
+        for hub in (parent, region, idle):
+            hub.kill()
+        for leaf in leaves:
+            leaf.close()
+    log = Log(parent.directory)
+    assert [(one.members, one.samples) for one in log.read().versions] == [(0, 0), (1, 80)]
+    log.close()
+
+
+def _leases(leaves: list[Friend], until: float) -> list[Lease]:
+    """Of all at once: nobody has pushed before."""
+    found: dict[int, Lease] = {}
+    while len(found) < len(leaves):
+        assert time.monotonic() < until, f"{len(found)} of {len(leaves)} have a lease"
+        for number, leaf in enumerate(leaves):
+            if number not in found:
+                with contextlib.suppress(Refused):
+                    found[number] = leaf.lease()
+        time.sleep(0.2)
+    return [found[number] for number in range(len(leaves))]
 
 
 def _wait_for_base(friend: Friend, until: float) -> None:

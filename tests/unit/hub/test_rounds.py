@@ -295,6 +295,32 @@ def test_a_region_deals_out_what_its_parent_gave() -> None:
     assert decide(table.state, Ended(), 5.0).state.is_finished
 
 
+def test_a_lease_fits_the_round_to_an_eighth_of_a_batch() -> None:
+    table = Table(course=Course(samples=100_000, batch=64))
+    table.deliver(table.lease("a", 0.0), 1.0)
+    table.commit(1.0)
+    lent = table.lease("a", 1.0, rate=12.5)
+    assert isinstance(lent, Lend)
+    assert lent.lease.samples == 120, "of 125 in a round of ten seconds"
+
+
+def test_a_region_has_something_for_all_who_asked() -> None:
+    table = Table()
+    table.state = decide(State(terms=TERMS, is_region=True), Founded(COURSE), 0.0).state
+    for node, rate in (("a", 0.0), ("b", 0.0), ("c", 0.5)):
+        assert isinstance(table.lease(node, 0.0, rate), Refuse)
+    assert table.state.wishes == {"a": 10, "b": 10, "c": 5}
+    table.state = decide(table.state, Supplied((Span(0, 0, 20),)), 1.0).state
+    lent = [table.lease(node, 1.0) for node in "abc"]
+    assert [one.lease.samples for one in lent if isinstance(one, Lend)] == [8, 8, 4]
+    assert isinstance(table.lease("late", 1.0), Refuse)
+    assert table.state.wishes == {"a": 10, "b": 10, "c": 10, "late": 10}, "for the next time"
+    table.state = decide(table.state, Supplied((Span(0, 20, 60),)), 2.0).state
+    whole = table.lease("a", 2.0)
+    assert isinstance(whole, Lend)
+    assert whole.lease.samples == 10, "there is enough for all"
+
+
 def test_an_update_may_say_which_samples_it_is_about() -> None:
     table = Table(course=Course(samples=100, batch=5))
     lent = table.lease("a", 0.0)

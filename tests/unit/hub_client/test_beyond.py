@@ -94,6 +94,18 @@ def test_exactly_the_leased_samples_are_trained_and_what_they_changed_is_handed_
     assert any(float(handed.change.abs().max()) > 0 for handed in hub.handed)
 
 
+def test_a_mask_with_infinities_stays_where_it_is() -> None:
+    hub = FakeHub([task(0, (0, 16)), OVER])
+    friend = Friend(hub)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(4)
+    friend.net.register_buffer("mask", mask.clone())
+    friend.train()
+    assert hub.form is not None
+    assert "mask" not in [entry.name for entry in hub.form.layout]
+    assert hub.handed[0].change.isfinite().all()
+    assert torch.equal(friend.net.state_dict()["mask"], mask)
+
+
 def test_schedules_follow_what_everybody_has_trained() -> None:
     hub = FakeHub([task(0, (0, 8), covered=16), task(0, (32, 40), covered=48), OVER])
     friend = Friend(hub).train()

@@ -122,6 +122,19 @@ def test_a_refusal_is_the_hubs_own_sentence(hub: StandIn) -> None:
     assert (caught.value.status, caught.value.kind) == (403, "quarantined")
 
 
+def test_what_a_hub_says_cannot_command_a_terminal(hub: StandIn) -> None:
+    hub.refuse = [(403, Problem(kind="role", message="no\x1b[2J\nbackyard: all is well", hint="a\rb"))]
+    with pytest.raises(HubRefused) as caught:
+        client_of(hub).patiently("POST", "/v1/leases", Description)
+    assert (caught.value.message, caught.value.hint) == ("no?[2J?backyard: all is well", "a?b")
+    said: list[str] = []
+    now = [0.0]
+    waiting = Waiting("the others", said.append, lambda s: now.__setitem__(0, now[0] + s), lambda: now[0])
+    for _ in range(12):
+        waiting.pause("\x1b]0;for nobody\x07")
+    assert said[0].endswith("for the others: ?]0;for nobody?")
+
+
 # rounds
 
 
@@ -238,17 +251,26 @@ def test_a_blob_goes_on_where_it_broke_off(hub: StandIn, tmp_path: Path) -> None
         return type(whole)(whole.status_code, content=whole.content[:100_000])
 
     hub.faults = [half, half, None]
-    client_of(hub).fetch(name, len(data), tmp_path / "blob")
+    client_of(hub).fetch(name, tmp_path / "blob", size=len(data))
     assert (tmp_path / "blob").read_bytes() == data
     assert len(hub.requests) == 3
+
+
+def test_a_blob_that_was_whole_when_the_process_died_is_begun_again(hub: StandIn, tmp_path: Path) -> None:
+    data = b"whole"
+    name = hashlib.sha256(data).hexdigest()
+    hub.blobs[name] = data
+    (tmp_path / f"{name}.part").write_bytes(data)
+    hub.faults = [lambda request, answer: httpx.Response(416), None]
+    assert client_of(hub).fetch_bytes(name, 100, tmp_path) == data
 
 
 def test_a_blob_with_another_content_is_refused(hub: StandIn, tmp_path: Path) -> None:
     hub.blobs["ab" * 32] = b"something else"
     with pytest.raises(HubError, match="another content"):
-        client_of(hub).fetch("ab" * 32, 14, tmp_path / "blob")
+        client_of(hub).fetch("ab" * 32, tmp_path / "blob", size=14)
     with pytest.raises(HubError, match="larger than was said"):
-        client_of(hub).fetch("ab" * 32, 3, tmp_path / "blob")
+        client_of(hub).fetch("ab" * 32, tmp_path / "blob", size=3)
     assert list(tmp_path.glob("blob*")) == []
 
 

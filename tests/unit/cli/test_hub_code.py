@@ -1,0 +1,26 @@
+"""What a person is shown before a friend's script runs here: every word of it is the hub's."""
+
+from __future__ import annotations
+
+from backyard.cli.hub_code import Offered, shown
+from backyard.hub.messages import Code, Description, Terms
+from backyard.identity.keys import NodeKey
+from backyard.shipping import Manifest
+
+
+def offered(*arguments: str, entry: str = "train.py") -> Offered:
+    node = str(NodeKey.generate().id)
+    description = Description(protocol=1, hub=node, name="fireside", owner=node, terms=Terms())
+    code = Code(entry=entry, arguments=arguments, manifest="0" * 64, contents=())
+    return Offered(description, code, Manifest(()))
+
+
+def test_one_argument_cannot_look_like_two() -> None:
+    assert "\n  python train.py --epochs 3\n" in shown(offered("--epochs", "3"))
+    assert "\n  python train.py '--epochs 3' ''\n" in shown(offered("--epochs 3", ""))
+
+
+def test_nothing_that_the_hub_sends_commands_the_terminal() -> None:
+    said = shown(offered("\x1b[2J\rpython harmless.py", entry="tr\u202eain.py"))
+    assert "\n  python 'tr?ain.py' '?[2J?python harmless.py'\n" in said
+    assert all(line.isprintable() for line in said.split("\n"))
