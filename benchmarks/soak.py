@@ -3,6 +3,7 @@
     python -m benchmarks.soak --quick          10 minutes
     python -m benchmarks.soak --minutes 480    the long form
     python -m benchmarks.soak --quick --period 5 --codec int8    the same with rounds of local steps
+    python -m benchmarks.soak --only kill_worker --faults 1000   nothing but these, so many
 
 After every commit each member writes down the hash of its whole state and the units it computed; at the end
 all of it is compared. The last line is one JSON object of figures; all counts of violations must be zero.
@@ -20,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +39,19 @@ UNITS = 8
 PROGRAM = REPOSITORY / "tests" / "lab" / "session_program.py"
 _GOES_ON_S = 60.0
 _LEAST_MEMBERS = 3
+KINDS = (
+    *("kill_worker", "kill_worker", "kill_agent", "kill_coordinator", "stop_coordinator"),
+    *("cut", "cut_one_way"),
+)
 _NOTICED_S = 6.0  # a fault that has changed no group after so long changes none
 
 
 class Soak:
     """One run, and what is done to it."""
 
-    def __init__(self, lab: Lab, machines: Machines, room: Path, seed: int) -> None:
+    def __init__(self, lab: Lab, machines: Machines, room: Path, seed: int, kinds: Sequence[str]) -> None:
         self._lab = lab
+        self._kinds = kinds
         self._machines = machines
         self._trace = room / "trace"
         self._chance = random.Random(seed)
@@ -72,15 +79,7 @@ class Soak:
         self._machines.until(lambda: len(read_commits(self._trace)) > 20, 120.0, "training has begun")
 
     def one_fault(self) -> None:
-        kinds = [
-            self.kill_worker,
-            self.kill_worker,
-            self.kill_agent,
-            self.kill_coordinator,
-            self.stop_coordinator,
-        ]
-        kinds += [self.cut, self.cut_one_way]
-        fault = self._chance.choice(kinds)
+        fault = getattr(self, self._chance.choice(self._kinds))
         self._await_members()
         before = read_commits(self._trace)[-1]
         begin = time.time()
@@ -226,6 +225,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--period", type=int, default=1, help="steps of a round")
     parser.add_argument("--codec", default="exact")
+    parser.add_argument("--only", choices=sorted(set(KINDS)), nargs="+", default=KINDS)
+    parser.add_argument("--faults", type=int, default=10**9, help="ends after so many")
     options = parser.parse_args()
     minutes = options.minutes or (10.0 if options.quick else 480.0)
     print(environment_line())
@@ -235,11 +236,11 @@ def main() -> int:
         Machines(lab.hosts) as machines,
     ):
         machines.form()
-        soak = Soak(lab, machines, Path(room), options.seed)
+        soak = Soak(lab, machines, Path(room), options.seed, options.only)
         soak.start(Path(room), options.period, options.codec)
         end = time.monotonic() + minutes * 60
         try:
-            while time.monotonic() < end:
+            while time.monotonic() < end and sum(soak.faults.values()) < options.faults:
                 soak.one_fault()
         finally:
             figures = soak.figures()
