@@ -114,7 +114,10 @@ class Bench:
         # The first commit is exact, and carries the word; whole rounds follow.
         rounds = 3 if sync.period > 8 else 5
         batches = 2 + rounds * sync.period if sync.is_local else max(4, min(16, int(60 / plan.step_s)))
-        return self.run("planned.py", ",".join(f"h{one}" for one in hosts), SYNC=text, BATCHES=str(batches))
+        on = ",".join(f"h{one}" for one in hosts)
+        found = self.run("planned.py", on, SYNC=text, BATCHES=str(batches))
+        print(f"  {plan.name}: predicted {plan.step_s:.3f} s, took {found['step_s']:.3f} s", flush=True)
+        return found
 
     def gloo(self, exact: Plan) -> dict[str, Any]:
         """DDP as torch has it."""

@@ -39,10 +39,7 @@ UNITS = 8
 PROGRAM = REPOSITORY / "tests" / "lab" / "session_program.py"
 _GOES_ON_S = 60.0
 _LEAST_MEMBERS = 3
-KINDS = (
-    *("kill_worker", "kill_worker", "kill_agent", "kill_coordinator", "stop_coordinator"),
-    *("cut", "cut_one_way"),
-)
+KINDS = ("kill_worker",) * 2 + ("kill_agent", "kill_coordinator", "stop_coordinator", "cut", "cut_one_way")
 _NOTICED_S = 6.0  # a fault that has changed no group after so long changes none
 
 

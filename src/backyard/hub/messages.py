@@ -73,14 +73,15 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     base_codec: CodecName = "fp32"
     chunk: Annotated[int, Meta(ge=1 << 10, le=1 << 20, multiple_of=1 << 10)] = 1 << 16  # numbers
     base_every: Annotated[int, Meta(ge=1, le=1024)] = 16  # versions
-    rate: Annotated[float, Meta(gt=0, le=10)] = 0.7
-    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.5
+    # Of the outer step; as a session's rounds of some dozen steps, see docs/benchmarks/plans.md.
+    rate: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.6
     round_s: Annotated[float, Meta(ge=0.05, le=86_400)] = 30.0  # of inner training that a lease is cut for
     grace: Annotated[float, Meta(ge=0, le=4)] = 0.25  # of round_s, after the quorum is there
     slack_s: Annotated[float, Meta(ge=0, le=3600)] = 5.0  # for a member's line, whatever its speed
     quorum: Annotated[float, Meta(gt=0, le=1)] = 0.6
     stale_limit: Annotated[int, Meta(ge=0, le=64)] = 2  # versions behind
-    first_batches: Annotated[int, Meta(ge=1, le=1 << 20)] = 8  # for a member whose speed nobody knows
+    first_batches: Annotated[int, Meta(ge=1, le=1 << 20)] = 4  # for a member whose speed nobody knows
     trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.25  # of the updates on each side, if a stranger takes part
     clip_over: Annotated[float, Meta(gt=1)] = 3.0  # times the running median norm
     refuse_over: Annotated[float, Meta(gt=1)] = 10.0

@@ -163,6 +163,7 @@ async def run_region(hub: Hub, parent: Parent) -> None:
                 continue
             rate = wished / description.terms.round_s
             lease = await asyncio.to_thread(parent.take_lease, rate, version)
+            hub.covered = lease.covered  # by others, too
             await hub.step(rounds.Supplied(lease.spans))
             await hub.newer(version, lease.void_s)
         except HubRefused as error:

@@ -70,6 +70,7 @@ class Hub:
     refusals: list[Refusal]
     seen: list[Seen]
     state: State
+    covered: int  # samples that the chain has behind it
 
     def __init__(
         self,
@@ -204,7 +205,7 @@ class Hub:
             steps=-(-lent.samples // self.state.course.batch),
             seconds=lent.seconds,
             void_s=max(0.0, lent.void - self.now()),
-            covered=self._covered,
+            covered=self.covered,
             members=max(len(self.state.lent), self.versions[-1].members),
         )
 
@@ -358,7 +359,7 @@ class Hub:
         await self.write(changes)  # nobody sees the version before this
         before = named_blobs(self.versions)
         self.versions += versions
-        self._covered += sum(version.samples for version in versions)
+        self.covered += sum(version.samples for version in versions)
         number = self.versions[-1].number
         for one in arrivals:
             del self.arrivals[one.update.id]
@@ -418,7 +419,7 @@ class Hub:
         self.is_mirror = FOLLOWS in found.facts and SUCCEEDS not in found.facts
         self.layout = read_fact(found.facts, "layout", Layout)
         self.versions = list(found.versions)
-        self._covered = sum(one.samples for one in self.versions)
+        self.covered = sum(one.samples for one in self.versions)
         self.members = dict(found.members)
         self.arrivals = {one.update.id: one for one in found.arrivals}
         self.refusals = list(found.refusals)

@@ -77,8 +77,8 @@ def test_friends_follow_one_chain_to_the_same_bits(
         second.pull(tmp_path)
         assert torch.equal(first.state, second.state)
         gradient = (changes[0] * mine.samples + changes[1] * yours.samples) / (mine.samples + yours.samples)
-        velocity = 0.5 * velocity + gradient
-        expected -= 0.7 * (gradient + 0.5 * velocity)
+        velocity = TERMS.momentum * velocity + gradient
+        expected -= TERMS.rate * (gradient + TERMS.momentum * velocity)
         assert torch.allclose(first.state, expected, atol=0.01)
     newcomer.pull(tmp_path)
     assert torch.equal(newcomer.state, first.state), "a base on the way holds the same bits"

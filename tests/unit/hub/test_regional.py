@@ -81,16 +81,16 @@ def test_everybody_in_a_region_gets_a_part(tmp_path: Path) -> None:
     parent = HubProcess(tmp_path / "parent", terms)
     region, idle = (HubProcess(tmp_path / name, None) for name in ("region", "idle"))
     leaves: list[Friend] = []
+    owner = Friend(parent.address, parent.invite().hub_id, parent.owner)
     try:
         parent.start()
-        owner = Friend(parent.address, parent.invite().hub_id, parent.owner)
         owner.push_base(torch.randn(LAYOUT.numel), COURSE)
-        owner.close()
+        direct = owner.lease()
         for hub in (region, idle):
             hub.start("--parent", invite_text(parent.invite()))
         invite = region.invite(uses=4)
         leaves += [Friend(region.address, invite.hub_id) for _ in range(4)]
-        until = time.monotonic() + 60
+        until = time.monotonic() + 90
         for leaf in leaves:
             leaf.join(invite)
         _wait_for_base(leaves[0], until)
@@ -100,16 +100,19 @@ def test_everybody_in_a_region_gets_a_part(tmp_path: Path) -> None:
         assert [lease.samples for lease in leases] == [20] * 4
         for leaf, lease in zip(leaves, leases, strict=True):
             leaf.push(lease, torch.randn(LAYOUT.numel) * 0.01)
+        owner.push(direct, torch.randn(LAYOUT.numel) * 0.01)
         for leaf in leaves:
             leaf.pull(tmp_path, wait=30.0)
         assert [leaf.version for leaf in leaves] == [1] * 4, (parent.said(), region.said())
+        covered = {lease.covered for lease in _leases(leaves, until)}
+        assert covered == {80 + direct.samples}, "schedules follow all samples of the chain"
     finally:
         for hub in (parent, region, idle):
             hub.kill()
-        for leaf in leaves:
-            leaf.close()
+        for friend in (owner, *leaves):
+            friend.close()
     log = Log(parent.directory)
-    assert [(one.members, one.samples) for one in log.read().versions] == [(0, 0), (1, 80)]
+    assert [(one.members, one.samples) for one in log.read().versions] == [(0, 0), (2, 160)]
     log.close()
 
 
