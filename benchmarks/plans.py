@@ -123,7 +123,11 @@ class Bench:
         """DDP as torch has it."""
         on = ",".join(f"h{one}" for one in range(len(exact.order)))
         batches = str(max(4, min(16, int(60 / exact.step_s))))
-        return self.run("planned.py", on, "--engine", "gloo", "--trust-fabric", SYNC="ddp", BATCHES=batches)
+        # All hosts of the lab have one name, which leads nowhere.
+        given = {"SYNC": "ddp", "BATCHES": batches, "GLOO_SOCKET_IFNAME": "eth0"}
+        found = self.run("planned.py", on, "--engine", "gloo", "--trust-fabric", **given)
+        print(f"  DDP on Gloo: took {found['step_s']:.3f} s", flush=True)
+        return found
 
     def run(self, program: str, on: str, *more: str, **variables: str) -> dict[str, Any]:
         words = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]

@@ -1,8 +1,11 @@
 """Which updates may count. Pure: figures in, a verdict with its reason out.
 
-What an update is measured by: its norm per square root of a sample, against the running median of the
-accepted ones; and its sketch, a random linear projection in which angles between updates can be seen. Both
-are cheap for any size of model.
+What an update is measured by: its norm per square root of a sample, against the running median and against
+the others of its round; and its sketch, a random linear projection in which angles between updates can be
+seen. Both are cheap for any size of model.
+
+All norms may grow at once: a learning rate that warms up makes ten times as large updates within a round. So
+what was usual before only cuts an update, and is learned anew; refused is what differs from the round's own.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from backyard.hub.log import Arrival, Member, Seen
 from backyard.hub.messages import Terms
 
 SKETCH = 1024  # numbers
-_WINDOW = 64  # accepted norms that make the median
+_WINDOW = 32  # norms that make the running median
 _LEAST_NORMS = 3
 _COPY = 0.999  # cosine
 _LEAST_VOTES = 5  # updates of a round that can tell one of them apart
@@ -44,15 +47,23 @@ def usual_norm(seen: Sequence[Seen], more: Sequence[float] = ()) -> float | None
     return statistics.median(norms) if len(norms) >= _LEAST_NORMS else None
 
 
+def fitting_scale(norm: float, median: float | None, terms: Terms) -> float:
+    """What an update is multiplied with; both per square root of a sample."""
+    most = terms.clip_over * median if median else norm
+    return most / norm if norm > most else 1.0
+
+
+def remembered_norm(norm: float, median: float | None, terms: Terms) -> float:
+    """For the running median, which single ones cannot move far."""
+    return min(norm, terms.refuse_over * median) if median else norm
+
+
 def judge_norm(norm: float, median: float | None, terms: Terms) -> Verdict:
-    """Both per square root of a sample."""
-    if median is None or median <= 0 or norm <= terms.clip_over * median:
-        return Verdict()
-    times = norm / median
-    if times > terms.refuse_over:
-        said = f"its norm is {times:.3g} times the median, {terms.refuse_over:g} times are possible"
+    """Against the median of its round."""
+    if median and norm > terms.refuse_over * median:
+        said = f"its norm is {norm / median:.3g} times the round's median, {terms.refuse_over:g} are possible"
         return Verdict("norm", said, 0.0)
-    return Verdict("", f"its norm is {times:.3g} times the median and was cut to it", median / norm)
+    return Verdict(scale=fitting_scale(norm, median, terms))
 
 
 def judge_copy(node: str, sha256: str, sketch: bytes, earlier: Sequence[Seen]) -> Verdict:
@@ -76,7 +87,7 @@ def judge_round(arrivals: Sequence[Arrival], strangers: frozenset[str], terms: T
     Only strangers are judged by their direction, and only if enough others agree on one.
     """
     found: dict[str, Verdict] = {}
-    norms = {one.update.id: one.norm * one.scale for one in arrivals}
+    norms = {one.update.id: one.norm for one in arrivals}
     median = statistics.median(norms.values()) if len(norms) >= _LEAST_NORMS else None
     for one in arrivals:
         verdict = judge_norm(norms[one.update.id], median, terms)

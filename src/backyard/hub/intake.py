@@ -17,7 +17,14 @@ from pathlib import Path
 from backyard.core.errors import HubError, HubRefused, ProtocolError
 from backyard.core.syncing import sync
 from backyard.hub import rounds
-from backyard.hub.admission import Verdict, after_acceptance, judge_copy, judge_norm, usual_norm
+from backyard.hub.admission import (
+    Verdict,
+    after_acceptance,
+    fitting_scale,
+    judge_copy,
+    remembered_norm,
+    usual_norm,
+)
 from backyard.hub.blobs import FREE_SPACE_HINT, hash_file
 from backyard.hub.finishing import Figures
 from backyard.hub.log import MOST_SEEN, Arrival, Log, Seen, change
@@ -140,25 +147,24 @@ class Intake:
         member = hub.member(node)
         figures = await self._measured(node, upload.path, declared.version)
         norm = figures.norm / math.sqrt(max(1, declared.samples))
-        seen_before = hub.seen
+        seen_before, terms = hub.seen, hub.founding.terms
         verdict = await asyncio.to_thread(judge_copy, node, declared.sha256, figures.sketch, seen_before)
-        if not verdict.kind:
-            verdict = judge_norm(norm, usual_norm(hub.seen), hub.founding.terms)
         if not verdict.kind and self._held_out is not None:
-            held = await asyncio.to_thread(self._held_out, upload.path, declared.version)
-            verdict = held if held.kind else verdict
+            verdict = await asyncio.to_thread(self._held_out, upload.path, declared.version)
         if verdict.kind:
             await self._refuse(node, verdict.kind, verdict.reason)
         lent = self._lease_for(node, declared)
         if isinstance(lent, Refuse):
             raise lent.error()
+        usual = usual_norm(hub.seen)
+        scale = fitting_scale(norm, usual, terms)
         await asyncio.to_thread(hub.blobs.adopt, upload.path, declared.sha256)
         update = Delivered(name, node, lent.id, declared.version, declared.samples, declared.trained)
         seen = Seen(
             node=node,
             lease=lent.id,
             sha256=declared.sha256,
-            norm=norm * verdict.scale,
+            norm=remembered_norm(norm, usual, terms),
             sketch=figures.sketch,
         )
         arrival = Arrival(
@@ -167,7 +173,7 @@ class Intake:
             size=declared.size,
             spans=declared.trained or trained(lent.spans, declared.samples),
             norm=norm,
-            scale=verdict.scale,
+            scale=scale,
             sketch=figures.sketch,
             loss=declared.loss,
         )
@@ -188,7 +194,7 @@ class Intake:
         hub.members[node] = after
         hub.seen = [*hub.seen, seen][-MOST_SEEN:]
         size = declared.size
-        return Progress(id=name, offset=size, size=size, accepted=True, weight=weight, clipped=verdict.scale)
+        return Progress(id=name, offset=size, size=size, accepted=True, weight=weight, clipped=scale)
 
     async def _measured(self, node: str, path: Path, version: int) -> Figures:
         finisher = await self._hub.finisher()

@@ -83,8 +83,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     stale_limit: Annotated[int, Meta(ge=0, le=64)] = 2  # versions behind
     first_batches: Annotated[int, Meta(ge=1, le=1 << 20)] = 4  # for a member whose speed nobody knows
     trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.25  # of the updates on each side, if a stranger takes part
-    clip_over: Annotated[float, Meta(gt=1)] = 3.0  # times the running median norm
-    refuse_over: Annotated[float, Meta(gt=1)] = 10.0
+    clip_over: Annotated[float, Meta(gt=1)] = 3.0  # times the median norm, running and of the round
+    refuse_over: Annotated[float, Meta(gt=1)] = 10.0  # times that of the round
     refusals: Annotated[int, Meta(ge=1, le=1000)] = 3  # before quarantine
 
 

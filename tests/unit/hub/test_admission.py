@@ -8,11 +8,14 @@ import pytest
 from backyard.hub.admission import (
     SKETCH,
     Allowance,
+    Verdict,
     after_acceptance,
     after_refusal,
+    fitting_scale,
     judge_copy,
     judge_norm,
     judge_round,
+    remembered_norm,
     usual_norm,
 )
 from backyard.hub.log import Arrival, Member, Seen
@@ -50,9 +53,28 @@ def test_norms_are_clipped_then_refused() -> None:
     assert median == 2.0
     assert judge_norm(5.9, median, TERMS).scale == 1.0
     clipped = judge_norm(8.0, median, TERMS)
-    assert (clipped.kind, clipped.scale) == ("", 0.25)
+    assert (clipped.kind, clipped.scale) == ("", 0.75)
     assert judge_norm(20.1, median, TERMS).kind == "norm"
-    assert judge_norm(1e9, None, TERMS).kind == "", "the round's own median decides then"
+    assert judge_norm(1e9, None, TERMS) == Verdict(), "of two nobody knows who is right"
+
+
+def test_what_was_usual_only_cuts_and_is_learned_anew() -> None:
+    seen = [_seen("a", DIRECTION) for _ in range(30)]
+    scales = []
+    for _ in range(40):
+        usual = usual_norm(seen)
+        scales.append(fitting_scale(8.0, usual, TERMS))
+        seen.append(_seen("a", DIRECTION, remembered_norm(8.0, usual, TERMS)))
+    assert scales[0] == 3 / 8
+    assert scales[-1] == 1.0
+    assert remembered_norm(1e9, 1.0, TERMS) == TERMS.refuse_over
+
+
+def test_a_round_whose_updates_all_grew_is_not_refused() -> None:
+    arrivals = [_arrival(f"n{number}", _honest(), norm=100.0 + number) for number in range(5)]
+    assert judge_round(arrivals, frozenset(), TERMS) == {}
+    arrivals.append(_arrival("cut before", _honest(), norm=5000.0))
+    assert judge_round(arrivals, frozenset(), TERMS)["cut before"].kind == "norm", "however it was cut before"
 
 
 def test_copies_are_named() -> None:

@@ -160,8 +160,9 @@ def test_bad_updates_are_named_and_then_their_sender_is_in_quarantine(scene: Sce
     poison = good[:-4] + b"\x00\x00\xc0\x7f"
     with pytest.raises(Refused, match="422 not-finite"):
         eve.send(declared(lease, poison), poison)
-    with pytest.raises(Refused, match="422 norm"):
-        _push_fp32(eve, torch.randn(LAYOUT.numel))
+    lease, junk = eve.lease(), b"junk" * 100
+    with pytest.raises(Refused, match="422 schema"):
+        eve.send(declared(lease, junk), junk)
     lease = eve.lease()
     with pytest.raises(Refused, match="413 size"):
         eve.send(declared(lease, good, size=len(good) * 2), good)
@@ -192,7 +193,7 @@ def test_malformed_and_copied_updates_are_named(scene: Scene) -> None:
 def test_a_large_update_is_cut_to_the_usual(scene: Scene) -> None:
     bob = scene.member("bob")
     progress = _push_fp32(bob, torch.randn(LAYOUT.numel) * 0.05)
-    assert 0.1 < progress.clipped < 0.4
+    assert 0.3 < progress.clipped < 0.9
     bob.pull(scene.folder)
 
 
