@@ -8,7 +8,8 @@ With ``--pictures FOLDER`` the times (plans.svg) and the losses (losses.svg) are
 
 For each network of the lab: the plans for its hosts, and the session run by hand as each of them says, with
 20 million parameters and computing that is a timed wait (two cores carry all hosts). As the session does it,
-the measured exact step calibrates the prediction of the others. Utilisation: computing over wall time.
+the measured exact step and speeds calibrate the prediction of the others. Utilisation: what the hosts would
+take together if none waited for another (each alone, measured), over wall time.
 Beside it DDP on Gloo, unencrypted, with the same computing.
 Quality: a character transformer with four workers on one host, as chosen and with exact steps, same seeds.
 The last line is one JSON object of figures.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import re
 import shutil
 import statistics
@@ -27,10 +29,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from msgspec.structs import replace
+
 from backyard.local.run_questions import GraphAsk, GraphTold
 from backyard.planning import (
     Calibration,
     Cluster,
+    Codec,
     Model,
     Options,
     Plan,
@@ -41,7 +47,8 @@ from backyard.planning import (
     refit,
 )
 from backyard.topology.graph import Graph, decode_graph
-from backyard.training.choosing import cluster_at, sync_of
+from backyard.training.choosing import CODECS, cluster_at, sync_of
+from backyard.training.codec_speeds import measured as measured_codecs
 from benchmarks import plot
 from benchmarks.machines import Machines
 from benchmarks.report import environment_line, last_line, table
@@ -53,7 +60,8 @@ PARAMETERS = 20_000_000
 BATCH = 32
 SAMPLE_S = 0.125  # of one host: a batch takes four hosts a second
 MODEL = Model(parameters=PARAMETERS)
-PROFILE = StepProfile(batch=BATCH, unit=BATCH // 4)
+# The timed wait is over when backward begins: gradients have nothing to hide behind.
+PROFILE = StepProfile(batch=BATCH, unit=BATCH // 4, backward_share=0.0)
 CHARACTERS = 400  # batches
 
 
@@ -76,7 +84,6 @@ class Tried(NamedTuple):
     plan: Plan
     predicted_s: float
     step_s: float
-    utilisation: float
 
     @property
     def off(self) -> float:
@@ -91,10 +98,18 @@ class Bench:
         self._folder = room / "project"
         shutil.copytree(PROGRAMS, self._folder)
 
-    def cluster(self) -> Cluster:
+    def cluster(self, speed: float) -> Cluster:
+        """``speed``: samples per second of each host."""
         graph = self.graph()
         nodes = [facts.node for facts in graph.nodes]
-        return cluster_at(graph, MODEL, nodes, [1 / SAMPLE_S] * len(nodes))
+        return cluster_at(graph, MODEL, nodes, [speed] * len(nodes))
+
+    def codecs(self) -> tuple[Codec, ...]:
+        """As fast as they are here while all hosts encode at once."""
+        torch.set_num_threads(1)
+        share = min(1.0, (os.cpu_count() or 1) / len(self._machines.hosts))
+        found = measured_codecs(CODECS)
+        return tuple(replace(one, mb_per_s=share * (one.mb_per_s or 1.0)) for one in found)
 
     def graph(self) -> Graph:
         """Once every link of it is measured."""
@@ -161,19 +176,22 @@ def candidates(ranking: Ranking) -> list[Plan]:
 
 def measure(bench: Bench) -> tuple[Ranking, list[Tried], dict[str, Any]]:
     """What was chosen, every plan as it was followed, and DDP on Gloo."""
-    cluster = bench.cluster()
-    options = Options(sync="auto", is_given=True, is_flat=True)
-    exact = make_plans(cluster, MODEL, PROFILE, Options(is_given=True, is_flat=True)).chosen
+    every_step = Options(is_given=True, is_flat=True)
+    exact = make_plans(bench.cluster(1 / SAMPLE_S), MODEL, PROFILE, every_step).chosen
     measured = bench.follow(exact)
     gloo = bench.gloo(exact)
-    tried = [Tried(exact, exact.step_s, measured["step_s"], measured["utilisation"])]
-    calibration = refit(Calibration(), observation(exact, cluster, measured["step_s"]))
+    tried = [Tried(exact, exact.step_s, measured["step_s"])]
+    # From here on as the session plans: with the speeds and the step that it has seen.
+    cluster = bench.cluster(statistics.mean(measured["speeds"]))
+    followed = make_plans(cluster, MODEL, PROFILE, every_step).chosen
+    calibration = refit(Calibration(), observation(followed, cluster, measured["step_s"]))
+    options = Options(sync="auto", is_given=True, is_flat=True, codecs=bench.codecs())
     ranking = make_plans(cluster, MODEL, PROFILE, options, calibration)
     for plan in candidates(ranking):
         if plan.is_exact and len(plan.order) > 1:
             continue
         found = bench.follow(plan)
-        tried.append(Tried(plan, plan.step_s, found["step_s"], found["utilisation"]))
+        tried.append(Tried(plan, plan.step_s, found["step_s"]))
     return ranking, tried, gloo
 
 
@@ -258,12 +276,14 @@ def measured_networks(
         over_best.append(taken.step_s / min(one.step_s for one in tried))
         over_alone.append(taken.step_s / alone.step_s)
         if network.hosts == 4 and network.delay_ms == 0 and network.mbps in chosen:
-            figures[f"util_{network.mbps}mbit"] = taken.utilisation
+            figures[f"util_{network.mbps}mbit"] = alone.step_s / network.hosts / taken.step_s
             chosen[network.mbps] = f"{taken.plan.period}:{taken.plan.codec}"
         for one in tried:
             mark = "chosen" if one is taken else ""
-            rows.append([str(network), one.plan.name, mark, one.predicted_s, one.step_s, one.utilisation])
-        rows.append([str(network), "DDP on Gloo", "", None, gloo["step_s"], gloo["utilisation"]])
+            share = alone.step_s / len(one.plan.order) / one.step_s
+            rows.append([str(network), one.plan.name, mark, one.predicted_s, one.step_s, share])
+        share = alone.step_s / network.hosts / gloo["step_s"]
+        rows.append([str(network), "DDP on Gloo", "", None, gloo["step_s"], share])
         print(table(["network", "plan", "", "predicted s", "measured s", "utilisation"], rows), flush=True)
         bars[str(network)] = [
             *(plot.Bar(one.plan.name, one.step_s, one.predicted_s, one is taken) for one in tried),

@@ -95,7 +95,8 @@ def main() -> None:
     seconds = (last[0] - first[0]) / (last[1] - first[1])
     if run.is_main:
         busy = SAMPLE_S * BATCH / run.world / seconds
-        found = {"step_s": seconds, "utilisation": busy, "sync": last[2].sentence(), "period": last[2].period}
+        found = {"step_s": seconds, "utilisation": busy, "sync": last[2].sentence()}
+        found["speeds"] = run._pace.shares  # what the session's own plans begin with
         print("FIGURES", json.dumps(found), flush=True)
 
 

@@ -1,8 +1,8 @@
 """What gradients can be sent as: how large, how much work, and what it is expected to cost the result. Pure.
 
 The costs of int8, int4 and top-k are our own, of a small transformer in a short training (see
-docs/benchmarks/plans.md); the others and the speeds are where planning begins. Whoever has measured hands in
-codecs of its own (`Options.codecs`).
+docs/benchmarks/plans.md), and so are the speeds, of one core with AVX-512; the other costs are where planning
+begins. Whoever has measured hands in codecs of its own (`Options.codecs`), as sessions do.
 """
 
 from __future__ import annotations
@@ -70,21 +70,21 @@ LOSSY: tuple[Codec, ...] = (
     Codec(
         name="fp16",
         bytes_per_parameter=2.0,
-        mb_per_s=4000.0,
+        mb_per_s=1000.0,
         step_cost=0.001,
         source="an assumption: rounded once a step, and sums may leave its range",
     ),
     Codec(
         name="bf16",
         bytes_per_parameter=2.0,
-        mb_per_s=4000.0,
+        mb_per_s=1000.0,
         step_cost=0.001,
         source="an assumption: rounded once a step; the usual form of gradients in large trainings",
     ),
     Codec(
         name="int8",
         bytes_per_parameter=1.0,
-        mb_per_s=1500.0,
+        mb_per_s=1200.0,
         step_cost=0.001,
         source="no cost was seen for what local steps changed at 10 billion parameters (arXiv 2412.01152); "
         "at every step none that we could measure",
@@ -92,7 +92,7 @@ LOSSY: tuple[Codec, ...] = (
     Codec(
         name="int4",
         bytes_per_parameter=0.5,
-        mb_per_s=1000.0,
+        mb_per_s=800.0,
         step_cost=0.018,
         round_cost=0.002,
         source="no cost was seen for what local steps changed up to 4 billion parameters (arXiv 2501.18512), "
@@ -101,7 +101,7 @@ LOSSY: tuple[Codec, ...] = (
     Codec(
         name="topk",
         bytes_per_parameter=_SPARSE_BYTES,
-        mb_per_s=300.0,
+        mb_per_s=400.0,
         gathers=True,
         step_cost=0.1,
         round_cost=0.1,

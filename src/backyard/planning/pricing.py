@@ -121,6 +121,7 @@ def price_step(question: Question, group: Group, route: Route, codec: Codec, bat
     factor = question.calibration.factor("every_step" if codec.is_exact else "compressed")
     codec_s = question.codec_s(codec)
     quality = Quality() if codec.is_exact else Quality(cost=codec.step_cost, source=codec.source)
+    hideable = work.hideable_s if codec.is_exact else 0.0  # what is encoded leaves when all of it is there
     return Price(
         kind="every_step",
         group=group,
@@ -129,10 +130,10 @@ def price_step(question: Question, group: Group, route: Route, codec: Codec, bat
         counts=tuple(work.samples),
         compute_s=compute,
         waiting_s=max(0.0, work.longest_s - compute),
-        communication_s=exposed(factor * transfer, work.hideable_s, last_share) + codec_s,
+        communication_s=exposed(factor * transfer, hideable, last_share) + codec_s,
         overhead_s=question.profile.overhead_s,
         transfer_s=transfer,
-        hideable_s=work.hideable_s,
+        hideable_s=hideable,
         last_share=last_share,
         codec_s=codec_s,
         quality=quality,

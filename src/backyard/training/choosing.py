@@ -22,6 +22,7 @@ from backyard.planning import (
     LOSSY,
     Calibration,
     Cluster,
+    Codec,
     Model,
     Options,
     Plan,
@@ -37,6 +38,7 @@ from backyard.planning import (
 )
 from backyard.planning.plans import listed
 from backyard.topology.graph import Graph, build_graph
+from backyard.training.codec_speeds import measured as measured_codecs
 from backyard.training.sync import Sync
 
 log = logging.getLogger("backyard.training")
@@ -47,7 +49,7 @@ _SAID = 0.98  # of a step's time: what is faster than this alone is said
 
 # How small PowerSGD's form is depends on the shapes; sparse gradients of single steps are only known to suit
 # small vision models. Both can be asked for, and are not chosen.
-_CODECS = tuple(
+CODECS = tuple(
     msgspec.structs.replace(codec, step_cost=1.0) if codec.gathers else codec
     for codec in LOSSY
     if codec.name != "powersgd"
@@ -73,11 +75,12 @@ def choose(
     wish: Wish,
     calibration: Calibration,
     measured: tuple[Plan, float] | None = None,
+    codecs: tuple[Codec, ...] = CODECS,
 ) -> Choice:
     """``measured``: the plan that is followed, and the seconds of a step. Without it, every step is exact."""
     if measured is not None:
         calibration = refit(calibration, observation(measured[0], cluster, measured[1]))
-    options = Options(sync=wish, is_given=True, is_flat=True, codecs=_CODECS)
+    options = Options(sync=wish, is_given=True, is_flat=True, codecs=codecs)
     found = make_plans(cluster, model, profile, options, calibration)
     free = msgspec.structs.replace(options, is_given=False)
     best = make_plans(cluster, model, profile, free, calibration).chosen
@@ -142,6 +145,7 @@ class Chooser:
         self._calibration = Calibration()
         self._thread: threading.Thread | None = None
         self._failed = False
+        self._codecs: tuple[Codec, ...] = ()
 
     def note(self, seen: Seen) -> None:
         """After each commit."""
@@ -177,6 +181,8 @@ class Chooser:
                 exact = Options(is_given=True, is_flat=True)
                 current = make_plans(cluster, self._model, self._profile, exact, self._calibration).chosen
             is_followed = seen.sync == sync_of(current, self._profile)
+            if self._wish == "auto" and not self._codecs:
+                self._codecs = measured_codecs(CODECS)
             found = choose(
                 cluster,
                 self._model,
@@ -184,6 +190,7 @@ class Chooser:
                 self._wish,
                 self._calibration,
                 (current, step_s) if is_followed else None,
+                self._codecs or CODECS,
             )
         except BackyardError as error:
             self._failed = True

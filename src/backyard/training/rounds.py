@@ -41,6 +41,7 @@ class Rounds:
             self._other = [one.detach().clone() for one in self._sums.parameters]
         self._samples += samples
         if self._samples < self._state.sync.inner and not is_last:
+            self._sums.settle()
             return
         self._samples = 0
         self._weight += self._sums.give_own(clip)

@@ -119,7 +119,7 @@ class Steps:
 
         If not ``is_whole``, they are a part of them, and the next ones belong to the same unit.
         """
-        self._sums.take(weight)
+        self._sums.take(weight, asked_for=is_whole and self._rounds.is_on)
         if not is_whole:
             return
         self._norms.end(unit.number)

@@ -113,7 +113,7 @@ class Sums:
 
     def forget_unit(self) -> None:
         """No gradient of a unit is awaited, and none is on its way that anybody will ask for."""
-        self._settle()
+        self.settle()
         self._circle, self._broken, self._is_spoiled = None, None, False
         self._travelling.clear()
         self._versions.clear()
@@ -134,10 +134,11 @@ class Sums:
     def weigh(self, weight: float) -> None:
         self._weight = weight
 
-    def take(self, weight: float) -> None:
+    def take(self, weight: float, *, asked_for: bool = False) -> None:
         """Add this unit's gradients, which are means over it, with its weight; and let go of them.
 
         Those that travel already are only kept: in nearly every step they need not be added here at all.
+        Nor those that are ``asked_for`` at once, with `give_own` or `settle`.
         """
         self._circle, self._kept_weight = None, weight
         for number, parameter in enumerate(self.parameters):
@@ -154,10 +155,10 @@ class Sums:
             parameter.grad = None
         self.local_weight[0] += weight
         self._versions.clear()
-        if not self._travelling:
-            self._settle()
+        if not self._travelling and not asked_for:
+            self.settle()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """What was kept becomes part of the local sum."""
         for number, gradient in self._kept:
             _, kind, first, last = self._places[number]
@@ -215,7 +216,7 @@ class Sums:
             if self._broken is not None:
                 raise self._broken
             if len(self._travelling) < len(self._buckets):
-                self._settle()
+                self.settle()
             if coded is not None:
                 coded([(flat, self.total[kind]) for kind, flat in self.local.items()])
             for bucket in self._buckets[len(self._travelling) :] if coded is None else ():
@@ -266,21 +267,26 @@ class Sums:
         """The mean gradient of the whole batch becomes each parameter's; ``scale`` divides it first."""
         for flat in self.total.values():
             flat.mul_(1.0 / (float(self.total_weight[0]) * scale))
-        if clip is not None:
-            norm = sum(float(torch.linalg.vector_norm(flat)) ** 2 for flat in self.total.values()) ** 0.5
-            if norm > clip:
-                for flat in self.total.values():
-                    flat.mul_(clip / (norm + 1e-6))
+        factor = _clipping(self.total.values(), clip)
+        for flat in self.total.values() if factor != 1.0 else ():
+            flat.mul_(factor)
         for number, parameter in enumerate(self.parameters):
             _, kind, first, last = self._places[number]
             parameter.grad = self.total[kind][first:last].view_as(parameter).to(parameter.dtype)
 
     def give_own(self, clip: float | None) -> float:
         """The mean gradient of what is in the local sum becomes each parameter's; its weight."""
+        weight = float(self.local_weight[0])
+        if self._kept and not self._is_dirty:  # of one unit alone: it is the mean already
+            factor = _clipping((gradient for _, gradient in self._kept), clip)
+            for number, gradient in self._kept:
+                self.parameters[number].grad = gradient if factor == 1.0 else gradient * factor
+            self.clear()
+            return weight
+        self.settle()
         for kind, flat in self.local.items():
             self.total[kind].copy_(flat)
         self.total_weight.copy_(self.local_weight)
-        weight = float(self.local_weight[0])
         self.give(clip)
         self.clear()
         return weight
@@ -302,7 +308,7 @@ class Sums:
             self._is_spoiled = True  # backward() was called again for the same unit
             return
         flat = self.local[place.kind][place.first : place.last]
-        # As `_settle` adds it, if it must, to the last bit.
+        # As `settle` adds it, if it must, to the last bit.
         total = self.total[place.kind][place.first : place.last]
         part = gradient.detach().reshape(-1).to(flat.dtype)
         if self._is_dirty:
@@ -318,3 +324,11 @@ class Sums:
                 self._travelling.append(self._circle.begin_sum(span))
         except CollectiveError as error:  # it is told where the step ends, not out of the user's backward()
             self._broken = error
+
+
+def _clipping(tensors: Iterable[torch.Tensor], most: float | None) -> float:
+    """What a gradient of these tensors is multiplied with, so that its norm is at most this."""
+    if most is None:
+        return 1.0
+    norm = sum(float(torch.linalg.vector_norm(one)) ** 2 for one in tensors) ** 0.5
+    return most / (norm + 1e-6) if norm > most else 1.0

@@ -131,3 +131,39 @@ def test_the_norm_is_that_of_the_whole() -> None:
     sums.give(1e-3)
     norm = torch.nn.utils.get_total_norm([p.grad.double() for p in model.parameters() if p.grad is not None])
     assert float(norm) == pytest.approx(1e-3, rel=0.01)
+
+
+@pytest.mark.parametrize("clip", [None, 1e-3])
+def test_a_units_own_gradients_need_no_sum(clip: float | None) -> None:
+    """Of one unit alone they are the mean; of two, the mean is made."""
+    given = []
+    for settled in (False, True):
+        model = _model()
+        sums = Sums(model.parameters())
+        _backward(model, 1)
+        kept = [parameter.grad for parameter in model.parameters()]
+        sums.take(3.0, asked_for=True)
+        if settled:
+            sums.settle()
+        assert sums.give_own(clip) == 3.0
+        if clip is None and not settled:
+            assert all(one.grad is own for one, own in zip(model.parameters(), kept, strict=True))
+        given.append([parameter.grad for parameter in model.parameters()])
+        assert not sums.local_weight.any()
+        assert not any(flat.any() for flat in sums.local.values())
+    torch.testing.assert_close(*given)
+
+
+def test_units_of_one_local_step_are_weighed() -> None:
+    model = _model()
+    sums = Sums(model.parameters())
+    own = []
+    for seed, weight in ((1, 3.0), (2, 1.0)):
+        _backward(model, seed)
+        own.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+        sums.take(weight, asked_for=True)
+        if seed == 1:
+            sums.settle()
+    assert sums.give_own(None) == 4.0
+    wanted = [(3 * first + second) / 4 for first, second in zip(*own, strict=True)]
+    torch.testing.assert_close([parameter.grad for parameter in model.parameters()], wanted)

@@ -1,0 +1,16 @@
+"""Speeds of codecs on the machine at hand."""
+
+from __future__ import annotations
+
+from backyard.planning import LOSSY
+from backyard.training.codec_speeds import measured
+
+
+def test_speeds_are_measured_and_nothing_else_changes() -> None:
+    found = measured(LOSSY)
+    assert [codec.name for codec in found] == [codec.name for codec in LOSSY]
+    for before, after in zip(LOSSY, found, strict=True):
+        assert after.mb_per_s is not None
+        assert 1.0 < after.mb_per_s < 1e6
+        assert (after.mb_per_s == before.mb_per_s) == (after.name == "powersgd")  # its work has another form
+        assert after.bytes_per_parameter == before.bytes_per_parameter
