@@ -112,3 +112,57 @@ def test_a_script_without_a_session_is_told_what_to_do(line: CommandLine, projec
     assert done.returncode == 1
     assert "does not train in a session" in done.stderr
     assert "backyard plan --parameters" in done.stderr
+
+
+SLOW = """\
+import time
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import backyard
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(1000, 500)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+loader = DataLoader(TensorDataset(torch.randn(16 * 120, 1000)), batch_size=16)
+run = backyard.init()
+model, optimizer, batches = run.prepare(model, optimizer, loader)
+seen = []
+run.on_commit(lambda one: seen.append((time.monotonic(), one.done, one.sync)))
+for (x,) in batches:
+    time.sleep(0.02 * len(x))
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def seconds(sync):
+    same = [one for one in seen if one[2] == sync]
+    return (same[-1][0] - same[0][0]) / (same[-1][1] - same[0][1])
+
+
+if run.is_main:
+    first, last = seen[0][2], seen[-1][2]
+    print("WAY", run.done, last.period, last.codec, seconds(first), seconds(last), flush=True)
+"""
+
+
+def test_with_the_users_word_a_slow_link_changes_the_way(tmp_path: Path) -> None:
+    """The first steps are exact; then the planner's way is taken, said, and faster."""
+    (tmp_path / "train.py").write_text(SLOW)
+    with Lab(hosts=2, rate="20mbit") as lab, Machines(lab.hosts) as machines:
+        machines.form()
+        machines.until(
+            lambda: all(one.mbps for one in machines.status(0).links), 60.0, "the link is measured"
+        )
+        done = CommandLine(machines).run(0, "run", "--sync", "auto", "train.py", folder=tmp_path, timeout=300)
+    print(done.stderr, done.stdout)
+    assert done.returncode == 0
+    found = re.search(r"WAY (\d+) (\d+) (\S+) (\S+) (\S+)", done.stdout)
+    assert found is not None
+    batches, period, codec, first_s, last_s = found.groups()
+    assert batches == "120"
+    assert (period, codec) != ("1", "exact")
+    assert float(last_s) < 0.7 * float(first_s)
+    assert re.search(r"from step \d+ on: ", done.stdout + done.stderr)
