@@ -8,8 +8,9 @@ With ``--pictures FOLDER`` the times (plans.svg) and the losses (losses.svg) are
 
 For each network of the lab: the plans for its hosts, and the session run by hand as each of them says, with
 20 million parameters and computing that is a timed wait (two cores carry all hosts). As the session does it,
-the measured exact step and speeds calibrate the prediction of the others. Utilisation: what the hosts would
-take together if none waited for another (each alone, measured), over wall time.
+the measured exact step and speeds calibrate the prediction of the others. Utilisation: the time that all take
+for the same samples if each trains alone, all at once (so that they share the cores as ever), over that which
+they take together.
 Beside it DDP on Gloo, unencrypted, with the same computing.
 Quality: a character transformer with four workers on one host, as chosen and with exact steps, same seeds.
 The last line is one JSON object of figures.
@@ -134,6 +135,20 @@ class Bench:
         print(f"  {plan.name}: predicted {plan.step_s:.3f} s, took {found['step_s']:.3f} s", flush=True)
         return found
 
+    def apart(self) -> float:
+        """Seconds for a batch of all, each of them with its part of it and by itself, at once."""
+        hosts = len(self._machines.hosts)
+        mine = BATCH // hosts
+        words = ["--set", f"BATCH={mine}", "--set", f"UNIT={mine}", "--set", "OMP_NUM_THREADS=1"]
+        started = [
+            self._line.start(host, "run", "--on", f"h{host}", *words, "planned.py", folder=self._folder)
+            for host in range(hosts)
+        ]
+        for one in started:
+            one.wait(300.0)
+        seconds: list[float] = [_figures(one.output())["step_s"] for one in started]
+        return statistics.mean(seconds)
+
     def gloo(self, exact: Plan) -> dict[str, Any]:
         """DDP as torch has it."""
         on = ",".join(f"h{one}" for one in range(len(exact.order)))
@@ -148,11 +163,15 @@ class Bench:
         words = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
         words += ["--set", "OMP_NUM_THREADS=1", *more]
         done = self._line.run(0, "run", "--on", on, *words, program, folder=self._folder, timeout=1500)
-        found = re.search(r"FIGURES (\{.*\})", done.stdout + done.stderr)
-        if found is None:
-            raise SystemExit(f"the program printed no figures:\n{done.stdout}\n{done.stderr}")
-        result: dict[str, Any] = json.loads(found[1])
-        return result
+        return _figures(done.stdout + done.stderr)
+
+
+def _figures(printed: str) -> dict[str, Any]:
+    found = re.search(r"FIGURES (\{.*\})", printed)
+    if found is None:
+        raise SystemExit(f"the program printed no figures:\n{printed}")
+    result: dict[str, Any] = json.loads(found[1])
+    return result
 
 
 def _measured(graph: Graph) -> int:
@@ -175,11 +194,11 @@ def candidates(ranking: Ranking) -> list[Plan]:
 
 
 def measure(bench: Bench) -> tuple[Ranking, list[Tried], dict[str, Any]]:
-    """What was chosen, every plan as it was followed, and DDP on Gloo."""
+    """What was chosen, every plan as it was followed, and DDP on Gloo with how long hosts take alone."""
     every_step = Options(is_given=True, is_flat=True)
     exact = make_plans(bench.cluster(1 / SAMPLE_S), MODEL, PROFILE, every_step).chosen
     measured = bench.follow(exact)
-    gloo = bench.gloo(exact)
+    gloo = bench.gloo(exact) | {"apart_s": bench.apart()}
     tried = [Tried(exact, exact.step_s, measured["step_s"])]
     # From here on as the session plans: with the speeds and the step that it has seen.
     cluster = bench.cluster(statistics.mean(measured["speeds"]))
@@ -276,13 +295,13 @@ def measured_networks(
         over_best.append(taken.step_s / min(one.step_s for one in tried))
         over_alone.append(taken.step_s / alone.step_s)
         if network.hosts == 4 and network.delay_ms == 0 and network.mbps in chosen:
-            figures[f"util_{network.mbps}mbit"] = alone.step_s / network.hosts / taken.step_s
+            figures[f"util_{network.mbps}mbit"] = gloo["apart_s"] / taken.step_s
             chosen[network.mbps] = f"{taken.plan.period}:{taken.plan.codec}"
         for one in tried:
             mark = "chosen" if one is taken else ""
-            share = alone.step_s / len(one.plan.order) / one.step_s
+            share = gloo["apart_s"] / one.step_s if len(one.plan.order) > 1 else None
             rows.append([str(network), one.plan.name, mark, one.predicted_s, one.step_s, share])
-        share = alone.step_s / network.hosts / gloo["step_s"]
+        share = gloo["apart_s"] / gloo["step_s"]
         rows.append([str(network), "DDP on Gloo", "", None, gloo["step_s"], share])
         print(table(["network", "plan", "", "predicted s", "measured s", "utilisation"], rows), flush=True)
         bars[str(network)] = [

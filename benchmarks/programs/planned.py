@@ -24,6 +24,7 @@ PARAMETERS = int(os.environ.get("PARAMETERS", "20000000"))
 BATCH = int(os.environ.get("BATCH", "32"))
 SAMPLE_S = float(os.environ.get("SAMPLE_S", "0.125"))
 BATCHES = int(os.environ.get("BATCHES", "12"))
+UNIT = int(os.environ.get("UNIT", str(max(1, BATCH // 4))))
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -78,9 +79,7 @@ def main() -> None:
         return
     model = Large()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    run = backyard.init(
-        unit=max(1, BATCH // 4), checkpoint_s=1e6, sync=wanted(os.environ.get("SYNC", "exact"))
-    )
+    run = backyard.init(unit=UNIT, checkpoint_s=1e6, sync=wanted(os.environ.get("SYNC", "exact")))
     loader = DataLoader(TensorDataset(torch.randn(BATCH * BATCHES, 4)), batch_size=BATCH)
     model, optimizer, batches = run.prepare(model, optimizer, loader)
     commits: list[tuple[float, int, backyard.Sync]] = []

@@ -54,8 +54,7 @@ class Rounds:
         if self.is_on and self._other:
             self.set_aside()
             self._handed_in = True
-            pairs = zip(self._sums.parameters, self._other, strict=True)
-            self._sums.fill([one.detach() - mine for one, mine in pairs], self._weight)
+            self._sums.fill(self._other, self._weight)
 
     def set_aside(self) -> None:
         if self._other and not self._is_aside:

@@ -167,12 +167,14 @@ class Sums:
         self._is_dirty = self._is_dirty or bool(self._kept)
         self._kept.clear()
 
-    def fill(self, changes: Iterable[torch.Tensor], weight: float) -> None:
-        """The local sum is this instead: of each parameter what was changed, with one weight for all."""
+    def fill(self, after: Sequence[torch.Tensor], weight: float) -> None:
+        """The local sum is this instead: what was changed from each parameter to this, with one weight."""
         self.clear()
-        for number, change in enumerate(changes):
+        for number, one in enumerate(after):
             _, kind, first, last = self._places[number]
-            torch.mul(change.reshape(-1).to(kind[0]), weight, out=self.local[kind][first:last])
+            place = self.local[kind][first:last]
+            place.copy_(self.parameters[number].detach().reshape(-1))
+            place.sub_(one.reshape(-1)).mul_(weight)
         self.local_weight[0] = weight
         self._is_dirty = True
 
