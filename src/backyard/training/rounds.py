@@ -25,6 +25,7 @@ class Rounds:
     def __init__(self, sums: Sums, state: TrainingState, steps: Sequence[Callable[..., Any]]) -> None:
         self._sums, self._state, self._inner_steps = sums, state, steps
         self._other: list[torch.Tensor] = []
+        self._spare: list[torch.Tensor] = []  # the memory of the last round's, for the next
         self._is_aside = False
         self._handed_in = False
         self._weight = 0.0  # of the units of this round that are in this member's progress
@@ -38,7 +39,9 @@ class Rounds:
     def note(self, samples: int, *, is_last: bool, clip: float | None) -> None:
         """A unit's gradients are in the local sum: take a local step, if that was enough of them."""
         if not self._other:
-            self._other = [one.detach().clone() for one in self._sums.parameters]
+            self._other = self._spare or [torch.empty_like(one.detach()) for one in self._sums.parameters]
+            for other, one in zip(self._other, self._sums.parameters, strict=True):
+                other.copy_(one.detach())
         self._samples += samples
         if self._samples < self._state.sync.inner and not is_last:
             self._sums.settle()
@@ -73,6 +76,7 @@ class Rounds:
 
     def forget(self) -> None:
         """It was committed."""
+        self._spare = self._other or self._spare
         self._other, self._is_aside, self._handed_in = [], False, False
         self._weight, self._samples = 0.0, 0
 

@@ -263,7 +263,7 @@ class Sums:
         return hasher.digest()
 
     def is_finite(self) -> bool:
-        return all(bool(torch.isfinite(flat).all()) for flat in self.total.values())
+        return all(_is_finite(flat) for flat in self.total.values())
 
     def give(self, clip: float | None, scale: float = 1.0) -> None:
         """The mean gradient of the whole batch becomes each parameter's; ``scale`` divides it first."""
@@ -326,6 +326,12 @@ class Sums:
                 self._travelling.append(self._circle.begin_sum(span))
         except CollectiveError as error:  # it is told where the step ends, not out of the user's backward()
             self._broken = error
+
+
+def _is_finite(flat: torch.Tensor) -> bool:
+    if flat.device.type == "cpu":  # in one pass, which makes no tensor of truths: a tenth of the time
+        flat = torch.stack(torch.aminmax(flat))
+    return bool(torch.isfinite(flat).all())
 
 
 def _clipping(tensors: Iterable[torch.Tensor], most: float | None) -> float:

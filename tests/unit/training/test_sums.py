@@ -167,3 +167,12 @@ def test_units_of_one_local_step_are_weighed() -> None:
     assert sums.give_own(None) == 4.0
     wanted = [(3 * first + second) / 4 for first, second in zip(*own, strict=True)]
     torch.testing.assert_close([parameter.grad for parameter in model.parameters()], wanted)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
+def test_one_number_that_is_none_is_found(value: float) -> None:
+    sums = Sums(_model(torch.float32).parameters())
+    (flat,) = sums.total.values()
+    assert sums.is_finite()
+    flat[7] = value
+    assert sums.is_finite() == (value == 1e30)
