@@ -5,7 +5,8 @@ the others of its round; and its sketch, a random linear projection in which ang
 seen. Both are cheap for any size of model.
 
 All norms may grow at once: a learning rate that warms up makes ten times as large updates within a round. So
-what was usual before only cuts an update, and is learned anew; refused is what differs from the round's own.
+what was usual before only cuts an update, less so if there are others of its round to compare it with, and is
+learned anew; refused is what differs from those.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ def judge_round(arrivals: Sequence[Arrival], strangers: frozenset[str], terms: T
     norms = {one.update.id: one.norm for one in arrivals}
     median = statistics.median(norms.values()) if len(norms) >= _LEAST_NORMS else None
     for one in arrivals:
+        by_before = one.scale if median is None else one.scale * terms.refuse_over / terms.clip_over
         verdict = judge_norm(norms[one.update.id], median, terms)
+        verdict = verdict._replace(scale=min(verdict.scale, by_before))
         if verdict.kind or verdict.scale != 1.0:
             found[one.update.id] = verdict
     sketches = {one.update.id: read_sketch(one.sketch) for one in arrivals}

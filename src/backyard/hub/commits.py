@@ -90,7 +90,7 @@ class OuterStep:
             update = one.update
             if update.id in refused:
                 continue
-            scale = min(one.scale, verdicts[update.id].scale if update.id in verdicts else 1.0)
+            scale = verdicts[update.id].scale if update.id in verdicts else 1.0
             behind = closed.head.number - update.version
             weight = update.samples * weight_of(behind)
             form = self._form(self._terms.codec, update.version)

@@ -218,7 +218,8 @@ class Contributor:
         self._residual = residual
         if progress.clipped < 1.0:
             log.warning(
-                "the hub scaled this update by %.2g: it was larger than the others'", progress.clipped
+                "this update is larger than was usual: %.2g of it counts, or all if the others' are, too",
+                progress.clipped,
             )
         return True
 

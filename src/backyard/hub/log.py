@@ -63,7 +63,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     spans: tuple[Span, ...]
     norm: float
-    scale: float  # what it is multiplied with, if it was clipped
+    scale: float  # what it is multiplied with if it is compared with those before it alone
     sketch: bytes
     loss: float | None = None
 

@@ -184,7 +184,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     piece: Size = PIECE_BYTES
     accepted: bool = False  # all of it arrived and was admitted
     weight: float = 0.0
-    clipped: float = 1.0  # what it is multiplied with
+    clipped: float = 1.0  # what it is multiplied with, unless all of its round are as large
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):

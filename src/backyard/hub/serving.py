@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import asyncio.constants
 import asyncio.sslproto
 import contextlib
 import logging
@@ -147,8 +148,10 @@ async def _serve(directory: Path, hub: Hub, app: Starlette, listening: Listening
             h11_max_incomplete_event_size=64 << 10,
         )
         if not listening.plain:
-            # asyncio gives each TLS connection so large a buffer of its own: a thousand would be 256 MiB.
+            # asyncio would give each TLS connection 256 KiB to read into and 512 KiB, which its buffer
+            # doubles, of what a slow reader has not taken yet: 1.2 GiB of a thousand.
             asyncio.sslproto.SSLProtocol.max_size = _TLS_BUFFER
+            asyncio.constants.FLOW_CONTROL_HIGH_WATER_SSL_WRITE = _TLS_BUFFER >> 10  # type: ignore[misc]
             context = server_context(directory, hub_key(directory))
             config.ssl_context_factory = lambda *_: context
         server = uvicorn.Server(config)
@@ -176,7 +179,8 @@ def _stop_with_input(server: uvicorn.Server) -> None:
 
 def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Named TCP, so that asyncio sends small answers at once instead of waiting for the ones before.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if not hasattr(socket, "SO_EXCLUSIVEADDRUSE"):  # on Windows the reuse option lets others in
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

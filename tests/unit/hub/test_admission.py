@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy
 import pytest
 
@@ -73,8 +74,12 @@ def test_what_was_usual_only_cuts_and_is_learned_anew() -> None:
 def test_a_round_whose_updates_all_grew_is_not_refused() -> None:
     arrivals = [_arrival(f"n{number}", _honest(), norm=100.0 + number) for number in range(5)]
     assert judge_round(arrivals, frozenset(), TERMS) == {}
-    arrivals.append(_arrival("cut before", _honest(), norm=5000.0))
-    assert judge_round(arrivals, frozenset(), TERMS)["cut before"].kind == "norm", "however it was cut before"
+    cut = [msgspec.structs.replace(one, scale=scale) for one in arrivals for scale in (0.5, 0.1)]
+    assert judge_round(cut[::2], frozenset(), TERMS) == {}, "less than by the running median alone"
+    assert {one.scale for one in judge_round(cut[1::2], frozenset(), TERMS).values()} == {0.1 * 10 / 3}
+    assert {one.scale for one in judge_round(cut[1:4:2], frozenset(), TERMS).values()} == {0.1}, "two alone"
+    arrivals.append(_arrival("large", _honest(), norm=5000.0))
+    assert judge_round(arrivals, frozenset(), TERMS)["large"].kind == "norm"
 
 
 def test_copies_are_named() -> None:

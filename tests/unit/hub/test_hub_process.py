@@ -21,7 +21,7 @@ from backyard.hub.founding import found_hub, hub_key
 from backyard.hub.invites import invite_text
 from backyard.hub.log import Replica
 from backyard.hub.messages import Course
-from backyard.hub.serving import Listening, run, running, serve
+from backyard.hub.serving import Listening, _listener, run, running, serve
 from backyard.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, plainly
 
@@ -158,6 +158,24 @@ def _check_key(port: int, hub: NodeId) -> None:
         key = load_der_x509_certificate(data).public_key()
         assert isinstance(key, Ed25519PublicKey)
         assert key.public_bytes_raw() == hub.raw
+
+
+def test_small_answers_do_not_wait_for_each_other() -> None:
+    async def scene() -> None:
+        found = asyncio.get_running_loop().create_future()
+
+        def note(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted = writer.get_extra_info("socket")
+            found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = _listener("127.0.0.1", 0)
+        async with await asyncio.start_server(note, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            assert await found
+            writer.close()
+
+    asyncio.run(scene())
 
 
 def test_without_tls_a_hub_listens_on_its_own_machine_only(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""The character transformer with friends at a hub, or alone, until all together have trained STOP batches.
+
+BATCHES: what the learning rate's one cycle is made for. SAMPLE_S: seconds that a sample takes on the device
+that this process stands for. UNIT: samples computed at once. SEED. Prints its loss on what was held out, and
+how long each exchange with the hub took.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+
+import torch
+from characters import (  # type: ignore[import-not-found]  # beside this script
+    BATCH,
+    BATCHES,
+    HELD_OUT,
+    SEED,
+    Characters,
+    Pieces,
+    loss_of,
+    text,
+)
+from torch.utils.data import DataLoader
+
+import backyard
+
+STOP = int(os.environ.get("STOP", BATCHES))
+SAMPLE_S = float(os.environ.get("SAMPLE_S", "0"))
+RATE, WARM_UP = 3e-3, 0.1
+
+
+def part_of_rate(step: int) -> float:
+    """Up to the whole rate within the first tenth, then down to nothing; flat for whoever goes on."""
+    share: float = min(1.0, step / BATCHES)
+    if share < WARM_UP:
+        return 0.04 + 0.96 * share / WARM_UP
+    return 0.5 + 0.5 * math.cos(math.pi * (share - WARM_UP) / (1 - WARM_UP))
+
+
+def main() -> None:
+    whole = text()
+    cut = len(whole) * 9 // 10
+    model: torch.nn.Module = Characters()
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, part_of_rate)
+    run = backyard.init(seed=SEED, unit=int(os.environ.get("UNIT", "16")), checkpoint_s=1e6)
+    loader = DataLoader(Pieces(whole[:cut], 2 * BATCH * BATCHES), batch_size=BATCH)  # more than are trained
+    model, optimizer, batches, scheduler = run.prepare(model, optimizer, loader, scheduler)
+    run.clip_grad_norm(1.0)
+    commits: list[int] = []
+    run.on_commit(lambda one: commits.append(one.done))
+    exchanges = []
+    for x, y in batches:
+        began, count = time.monotonic(), len(commits)
+        loss = loss_of(model, x, y)
+        loss.backward()
+        time.sleep(max(0.0, SAMPLE_S * len(x) - (time.monotonic() - began)))
+        run.log(loss=loss)
+        ended = time.monotonic()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        if len(commits) > count:
+            exchanges.append(time.monotonic() - ended)
+        if run.done >= STOP:
+            break
+    held_out = DataLoader(Pieces(whole[cut:], BATCH * HELD_OUT), batch_size=BATCH)
+    model.eval()
+    with torch.no_grad():
+        losses = [float(loss_of(model, x, y)) for x, y in held_out]
+    found = {"loss": sum(losses) / len(losses), "done": run.done, "exchanges": exchanges}
+    print("FIGURES", json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
