@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.withheld import Undecided
+from tests.withheld import Pauses, Undecided
 
 # For the checks: the same examples every time, however slow the machine. Without it each run tries others.
 settings.register_profile(
@@ -21,7 +21,7 @@ settings.register_profile(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Undecided())
+    config.pluginmanager.register(Undecided(Pauses()))
 
 
 @pytest.fixture(autouse=True, scope="session")

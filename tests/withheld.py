@@ -1,12 +1,18 @@
 """Tests that wait for machines and clocks mean nothing while a hypervisor withholds the processor.
 
-A virtual machine is told how much of the time that it wanted went to others ("steal"). A test with machines
-or processes that fails while much of it was withheld is neither passed nor failed: it is reported as skipped,
-with the figure and the failure. Too many of these fail the whole run.
+A virtual machine is told how much of the time that it wanted went to others ("steal"). It is not told when it
+stood still as a whole, or its disk did; a process beside the tests notices that. A test with machines or
+processes that fails while much was withheld is neither passed nor failed: it is reported as skipped, with the
+figure and the failure. Too many of these fail the whole run.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +22,22 @@ import pytest
 MOST_WITHHELD = 0.3  # of the time that was wanted: beyond this, a failure proves nothing
 _LEAST_TICKS = 100  # of a hundredth of a second; less is no reason for anything
 _MOST_UNDECIDED = 0.1  # of these tests
+LONGEST_PAUSE_S = 1.5  # in which a process that only sleeps and syncs a byte does neither
+_WATCH = """
+import os, sys, time
+file = open(sys.argv[1] + ".byte", "wb", buffering=0)
+last = time.monotonic()
+while os.getppid() == int(sys.argv[2]):
+    time.sleep(0.2)
+    file.seek(0)
+    file.write(b"x")
+    os.fsync(file.fileno())
+    now = time.monotonic()
+    if now - last > float(sys.argv[3]):
+        with open(sys.argv[1], "a") as pauses:
+            print(last, now, file=pauses)
+    last = now
+"""
 
 
 class Ticks(NamedTuple):
@@ -39,18 +61,43 @@ def ticks(path: Path = Path("/proc/stat")) -> Ticks:
     return Ticks(user + nice + system + interrupt + soft + steal, steal)
 
 
+class Pauses:
+    """A process of its own: pytest's may be busy in one long call."""
+
+    def __init__(self) -> None:
+        self._room = tempfile.TemporaryDirectory(prefix="by-pauses-")
+        self._file = Path(self._room.name) / "pauses"
+        words = [sys.executable, "-S", "-E", "-c", _WATCH]
+        words += [str(self._file), str(os.getpid()), str(LONGEST_PAUSE_S)]
+        self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._room.cleanup()
+
+    def longest(self, since: float) -> float:
+        """Seconds; 0 if there was none."""
+        if not self._file.exists():
+            return 0.0
+        pairs = [tuple(map(float, line.split())) for line in self._file.read_text().splitlines()]
+        return max((end - begin for begin, end in pairs if end > since), default=0.0)
+
+
 class Undecided:
     """A plugin of pytest; the window is the test, or its module from the beginning if that was worse."""
 
-    def __init__(self) -> None:
+    def __init__(self, pauses: Pauses | None = None) -> None:
         self.undecided: list[str] = []
+        self._pauses = pauses
+        self._test_began_at = time.monotonic()
         self._tests = 0
         self._module = ""
         self._module_began = self._test_began = ticks()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        self._test_began = ticks()
+        self._test_began, self._test_began_at = ticks(), time.monotonic()
         self._tests += _waits(item)
         if str(item.path) != self._module:
             self._module, self._module_began = str(item.path), self._test_began
@@ -64,14 +111,19 @@ class Undecided:
             return report
         now = ticks()
         share = max(now.since(self._test_began), now.since(self._module_began))
-        if share > MOST_WITHHELD:
+        pause = self._pauses.longest(self._test_began_at) if self._pauses is not None else 0.0
+        if share > MOST_WITHHELD or pause:
             self.undecided.append(item.nodeid)
             words = _first_words(report)
-            why = f"undecided: {share:.0%} of the processor was withheld while it failed: {words}"
+            what = f"everything stood still for {pause:.1f} s"
+            what = what if pause else f"{share:.0%} of the processor was withheld"
+            why = f"undecided: {what} while it failed: {words}"
             report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1] or 0, why)
         return report
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self._pauses is not None:
+            self._pauses.close()
         if len(self.undecided) > max(3, _MOST_UNDECIDED * self._tests):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.withheld import Ticks, Undecided, ticks
+from tests.withheld import LONGEST_PAUSE_S, Pauses, Ticks, Undecided, ticks
 
 pytest_plugins = ["pytester"]
 
@@ -60,3 +63,43 @@ def test_this_systems_figures_can_be_read(tmp_path: Path) -> None:
     stat.write_text("cpu  100 10 20 5000 7 3 2 40 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
     assert ticks(stat) == Ticks(175, 40)
     assert ticks(tmp_path / "none") == Ticks(0, 0)
+
+
+def test_a_pause_of_everything_makes_a_failure_undecided(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Paused(Pauses):
+        def __init__(self) -> None:
+            return
+
+        def longest(self, since: float) -> float:
+            return 4.0
+
+        def close(self) -> None:
+            return
+
+    monkeypatch.setattr("tests.withheld.ticks", lambda: Ticks(0, 0))
+    pytester.makeini("[pytest]\nmarkers = lab\naddopts = -rs")
+    pytester.makepyfile(FAILING)
+    passed, skipped, failed = pytester.inline_run(plugins=[Undecided(Paused())]).listoutcomes()
+    assert (len(passed), len(skipped), len(failed)) == (0, 1, 0)
+    assert "stood still for 4.0 s" in str(skipped[0].longrepr)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="this system stops no process")
+def test_a_process_that_was_stopped_is_noticed() -> None:
+    pauses, began = Pauses(), time.monotonic()
+    try:
+        watcher = pauses._process.pid
+        time.sleep(1.0)
+        assert pauses.longest(began) == 0.0
+        os.kill(watcher, signal.SIGSTOP)
+        time.sleep(LONGEST_PAUSE_S + 0.5)
+        os.kill(watcher, signal.SIGCONT)
+        deadline = time.monotonic() + 20.0
+        while not pauses.longest(began) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert pauses.longest(began) > LONGEST_PAUSE_S
+        assert pauses.longest(time.monotonic()) == 0.0
+    finally:
+        pauses.close()

@@ -61,8 +61,8 @@ class Listener:
 zeroconf = Zeroconf(interfaces=[sys.argv[1]])
 browser = ServiceBrowser(zeroconf, "_backyard._tcp.local.", listener=Listener())
 print("up", flush=True)
-heard, end = [], time.monotonic() + 4
-while time.monotonic() < end:
+heard, begin = [], time.monotonic()
+while time.monotonic() < begin + (4 if len(names) > 1 else 40):
     try: heard.append(ear.recv(9000).hex())
     except TimeoutError: pass
 found = []
