@@ -108,7 +108,8 @@ def _ticks(low: float, high: float) -> list[float]:
 
 def write_bars(path: Path, heading: str, groups: Mapping[str, Sequence[Bar]]) -> None:
     """Each group with a scale of its own."""
-    name_width, row, length = 240, 18, 420
+    row, length = 18, 420
+    name_width = 20 + 6 * max(len(bar.name) for bars in groups.values() for bar in bars)
     lines = sum(len(bars) + 2 for bars in groups.values())
     parts = _opening(name_width + length + 120, lines * row + 50, heading)
     y = 50.0
