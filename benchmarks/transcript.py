@@ -292,6 +292,7 @@ def normal(text: str) -> list[str]:
     text = re.sub(r"\btrain-[0-9a-z]{4}\b", "RUN", text)
     text = re.sub(r"cluster [0-9a-f]{8}", "cluster CLUSTER", text)
     text = re.sub(r"^[A-D]  ", "LETTER  ", text, flags=re.MULTILINE)
+    text = re.sub(r"^(LETTER +\w+ +).* \(cpu\)", r"\1PROCESSOR (cpu)", text, flags=re.MULTILINE)
     text = re.sub(r"^[^A-Za-z0-9#]*[●○◉═─│┃╌┄┼ ]{3,}", "RUNG ", text, flags=re.MULTILINE)
     for words in _SAID_OR_NOT:
         text = re.sub(words, "", text, flags=re.MULTILINE)
