@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import re
 import shutil
@@ -34,6 +33,7 @@ from typing import Any, NamedTuple
 
 from backyard.hub.log import Committed, Contribution, Log
 from benchmarks.report import REPOSITORY, environment_line, last_line, table
+from benchmarks.runs import figures_in
 from lab import Host, Lab, LabProcess
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -63,7 +63,7 @@ class Friend(NamedTuple):
     asked_at: float
 
     def figures(self) -> dict[str, Any]:
-        return _figures(self.process.output())
+        return figures_in(self.process.output())
 
 
 class Written(NamedTuple):
@@ -253,15 +253,7 @@ def train_alone(batches: int, stop: int, seed: int) -> float:
             timeout=LONGEST_S,
             check=True,
         )
-    return float(_figures(done.stdout)["loss"])
-
-
-def _figures(text: str) -> dict[str, Any]:
-    found = re.search(r"FIGURES (\{.*\})", text)
-    if found is None:
-        raise SystemExit(f"the script printed no figures:\n{text[-3000:]}")
-    result: dict[str, Any] = json.loads(found[1])
-    return result
+    return float(figures_in(done.stdout)["loss"])
 
 
 def main() -> int:

@@ -68,13 +68,13 @@ class Guest:
     def me(self) -> Present:
         return Present(self.key.id.raw, self.incarnation, votes=False)
 
-    async def dial(self, node: NodeId) -> ControlLink:
+    async def dial(self, node: NodeId, route: int = ROUTE_AGENT) -> ControlLink:
         host, port = self.agents[node]
         self.dialled += 1
         return await dial_agent(
             host,
             port,
-            route=ROUTE_AGENT,
+            route=route,
             target=target_of(node),
             secret=self.log.secret,
             tls=self.tls,

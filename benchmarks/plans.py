@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
-import re
 import shutil
 import statistics
 import tempfile
@@ -53,7 +51,7 @@ from backyard.training.codec_speeds import measured as measured_codecs
 from benchmarks import plot
 from benchmarks.machines import Machines
 from benchmarks.report import environment_line, last_line, table
-from benchmarks.runs import CommandLine
+from benchmarks.runs import CommandLine, figures_in
 from lab import Lab
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -89,6 +87,15 @@ class Tried(NamedTuple):
     @property
     def off(self) -> float:
         return abs(self.predicted_s / self.step_s - 1)
+
+
+class Measured(NamedTuple):
+    """What was found on one network: plans as they were followed, the last of them by one host alone."""
+
+    ranking: Ranking
+    tried: list[Tried]
+    gloo_s: float  # a step of DDP
+    apart_s: float  # of the hosts, each with its part of a batch and by itself
 
 
 class Bench:
@@ -129,7 +136,7 @@ class Bench:
         text = f"{sync.period}:{sync.codec}" if sync.is_local or sync.is_encoded else "exact"
         # The first commit is exact, and carries the word; whole rounds follow.
         rounds = 3 if sync.period > 8 else 5
-        batches = 2 + rounds * sync.period if sync.is_local else max(4, min(16, int(60 / plan.step_s)))
+        batches = 2 + rounds * sync.period if sync.is_local else _batches(plan)
         on = ",".join(f"h{one}" for one in hosts)
         found = self.run("planned.py", on, SYNC=text, BATCHES=str(batches))
         print(f"  {plan.name}: predicted {plan.step_s:.3f} s, took {found['step_s']:.3f} s", flush=True)
@@ -146,32 +153,28 @@ class Bench:
         ]
         for one in started:
             one.wait(300.0)
-        seconds: list[float] = [_figures(one.output())["step_s"] for one in started]
+        seconds: list[float] = [figures_in(one.output())["step_s"] for one in started]
         return statistics.mean(seconds)
 
-    def gloo(self, exact: Plan) -> dict[str, Any]:
-        """DDP as torch has it."""
+    def gloo(self, exact: Plan) -> float:
+        """Seconds of a step of DDP as torch has it."""
         on = ",".join(f"h{one}" for one in range(len(exact.order)))
-        batches = str(max(4, min(16, int(60 / exact.step_s))))
         # All hosts of the lab have one name, which leads nowhere.
-        given = {"SYNC": "ddp", "BATCHES": batches, "GLOO_SOCKET_IFNAME": "eth0"}
-        found = self.run("planned.py", on, "--engine", "gloo", "--trust-fabric", **given)
-        print(f"  DDP on Gloo: took {found['step_s']:.3f} s", flush=True)
-        return found
+        given = {"SYNC": "ddp", "BATCHES": str(_batches(exact)), "GLOO_SOCKET_IFNAME": "eth0"}
+        seconds: float = self.run("planned.py", on, "--engine", "gloo", "--trust-fabric", **given)["step_s"]
+        print(f"  DDP on Gloo: took {seconds:.3f} s", flush=True)
+        return seconds
 
     def run(self, program: str, on: str, *more: str, **variables: str) -> dict[str, Any]:
         words = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
         words += ["--set", "OMP_NUM_THREADS=1", *more]
         done = self._line.run(0, "run", "--on", on, *words, program, folder=self._folder, timeout=1500)
-        return _figures(done.stdout + done.stderr)
+        return figures_in(done.stdout + done.stderr)
 
 
-def _figures(printed: str) -> dict[str, Any]:
-    found = re.search(r"FIGURES (\{.*\})", printed)
-    if found is None:
-        raise SystemExit(f"the program printed no figures:\n{printed}")
-    result: dict[str, Any] = json.loads(found[1])
-    return result
+def _batches(plan: Plan) -> int:
+    """For about a minute."""
+    return max(4, min(16, int(60 / plan.step_s)))
 
 
 def _measured(graph: Graph) -> int:
@@ -193,12 +196,11 @@ def candidates(ranking: Ranking) -> list[Plan]:
     return [*exact, *chosen, *others, ranking.best_alone]
 
 
-def measure(bench: Bench) -> tuple[Ranking, list[Tried], dict[str, Any]]:
-    """What was chosen, every plan as it was followed, and DDP on Gloo with how long hosts take alone."""
+def measure(bench: Bench) -> Measured:
     every_step = Options(is_given=True, is_flat=True)
     exact = make_plans(bench.cluster(1 / SAMPLE_S), MODEL, PROFILE, every_step).chosen
     measured = bench.follow(exact)
-    gloo = bench.gloo(exact) | {"apart_s": bench.apart()}
+    gloo_s, apart_s = bench.gloo(exact), bench.apart()
     tried = [Tried(exact, exact.step_s, measured["step_s"])]
     # From here on as the session plans: with the speeds and the step that it has seen.
     cluster = bench.cluster(statistics.mean(measured["speeds"]))
@@ -211,10 +213,10 @@ def measure(bench: Bench) -> tuple[Ranking, list[Tried], dict[str, Any]]:
             continue
         found = bench.follow(plan)
         tried.append(Tried(plan, plan.step_s, found["step_s"]))
-    return ranking, tried, gloo
+    return Measured(ranking, tried, gloo_s, apart_s)
 
 
-def on_network(network: Network) -> tuple[Ranking, list[Tried], dict[str, Any]]:
+def on_network(network: Network) -> Measured:
     delay = f"{network.delay_ms}ms"
     with (
         tempfile.TemporaryDirectory(prefix="by-plans-") as room,
@@ -288,25 +290,24 @@ def measured_networks(
     bars: dict[str, list[plot.Bar]] = {}
     figures: dict[str, float] = {}
     for network in networks:
-        ranking, tried, gloo = on_network(network)
+        ranking, tried, gloo_s, apart_s = on_network(network)
         taken = next(one for one in tried if one.plan.name == ranking.chosen.name)
         alone = tried[-1]
         off += [one.off for one in tried]
         over_best.append(taken.step_s / min(one.step_s for one in tried))
         over_alone.append(taken.step_s / alone.step_s)
         if network.hosts == 4 and network.delay_ms == 0 and network.mbps in chosen:
-            figures[f"util_{network.mbps}mbit"] = gloo["apart_s"] / taken.step_s
+            figures[f"util_{network.mbps}mbit"] = apart_s / taken.step_s
             chosen[network.mbps] = f"{taken.plan.period}:{taken.plan.codec}"
         for one in tried:
             mark = "chosen" if one is taken else ""
-            share = gloo["apart_s"] / one.step_s if len(one.plan.order) > 1 else None
+            share = apart_s / one.step_s if len(one.plan.order) > 1 else None
             rows.append([str(network), one.plan.name, mark, one.predicted_s, one.step_s, share])
-        share = gloo["apart_s"] / gloo["step_s"]
-        rows.append([str(network), "DDP on Gloo", "", None, gloo["step_s"], share])
+        rows.append([str(network), "DDP on Gloo", "", None, gloo_s, apart_s / gloo_s])
         print(table(["network", "plan", "", "predicted s", "measured s", "utilisation"], rows), flush=True)
         bars[str(network)] = [
             *(plot.Bar(one.plan.name, one.step_s, one.predicted_s, one is taken) for one in tried),
-            plot.Bar("DDP on Gloo", gloo["step_s"]),
+            plot.Bar("DDP on Gloo", gloo_s),
         ]
         if pictures is not None:
             plot.write_bars(pictures / "plans.svg", "Seconds of a step; the line: as predicted", bars)

@@ -61,7 +61,7 @@ def write(path: Path, heading: str, rows: Rows, limits: tuple[float, float] | No
     columns = max(len(row) for row in rows)
     width, height = columns * (WIDTH + MARGIN) + MARGIN, len(rows) * (HEIGHT + MARGIN) + TOP + 20
     names = [name for name in COLOURS if any(name in panel.lines for row in rows for panel in row)]
-    parts = _opening(width, height, heading)
+    parts = opening(width, height, heading)
     for index, name in enumerate(names):
         x = MARGIN + index * 90
         stroke = f'stroke="{COLOURS[name]}" stroke-width="3"'
@@ -111,7 +111,7 @@ def write_bars(path: Path, heading: str, groups: Mapping[str, Sequence[Bar]]) ->
     row, length = 18, 420
     name_width = 20 + 6 * max(len(bar.name) for bars in groups.values() for bar in bars)
     lines = sum(len(bars) + 2 for bars in groups.values())
-    parts = _opening(name_width + length + 120, lines * row + 50, heading)
+    parts = opening(name_width + length + 120, lines * row + 50, heading)
     y = 50.0
     for title, bars in groups.items():
         parts.append(f'<text x="12" y="{y}" class="title">{escape(title)}</text>')
@@ -143,7 +143,7 @@ def write_curves(path: Path, heading: str, curves: Mapping[str, Sequence[float]]
     width, height, left, top = 520, 300, 50, 50
     smooth = {name: _means(values, max(1, len(values) // 20)) for name, values in curves.items() if values}
     low, high = min(map(min, smooth.values())), max(map(max, smooth.values()))
-    parts = _opening(width + left + 160, height + top + 40, heading)
+    parts = opening(width + left + 160, height + top + 40, heading)
     parts.append(f'<rect x="{left}" y="{top}" width="{width}" height="{height}" class="axis"/>')
     for part in range(5):
         value = low + (high - low) * part / 4
@@ -169,9 +169,9 @@ def _means(values: Sequence[float], size: int) -> list[float]:
     ]
 
 
-def _opening(width: float, height: float, heading: str) -> list[str]:
+def opening(width: float, height: float, heading: str = "") -> list[str]:
     return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}">',
         f'<style>{STYLE}</style><rect width="100%" height="100%" fill="white"/>',
-        f'<text x="12" y="20" class="title">{escape(heading)}</text>',
+        *([f'<text x="12" y="20" class="title">{escape(heading)}</text>'] if heading else []),
     ]

@@ -18,8 +18,8 @@ from backyard.identity import NodeId
 from backyard.runs.record import Report, RunRecord, read_order
 from backyard.shipping import messages as shipping
 from backyard.topology.packages import own_packages
-from backyard.transport.control import ControlLink, dial_agent
-from backyard.transport.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP, target_of
+from backyard.transport.control import ControlLink
+from backyard.transport.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
 from benchmarks.insider import Agents, Guest
 
 _answers: msgspec.msgpack.Decoder[Please | Here] = msgspec.msgpack.Decoder(Please | Here)
@@ -66,20 +66,7 @@ class Insider(Guest):
         """A link on this route; one that is there is used again."""
         link = self.routes.get((node, route))
         if link is None or link.closed is not None:
-            host, port = self.agents[node]
-            link = await dial_agent(
-                host,
-                port,
-                route=route,
-                target=target_of(node),
-                secret=self.log.secret,
-                tls=self.tls,
-                expect=node,
-                on_message=self._received,
-                on_closed=lambda link, why: None,
-            )
-            self.routes[node, route] = link
-            self.dialled += 1
+            link = self.routes[node, route] = await self.dial(node, route)
         return link
 
     async def come(self) -> None:

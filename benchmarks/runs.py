@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.machines import Machines
 from lab import LabProcess
@@ -40,6 +43,15 @@ class CommandLine:
         return self.machines.hosts[place].run(
             self.command(*words), env=environment, cwd=folder, timeout=timeout, check=False
         )
+
+
+def figures_in(printed: str) -> dict[str, Any]:
+    """What a program of `programs` found."""
+    found = re.search(r"FIGURES (\{.*\})", printed)
+    if found is None:
+        raise SystemExit(f"the program printed no figures:\n{printed}")
+    result: dict[str, Any] = json.loads(found[1])
+    return result
 
 
 def write_folder(folder: Path, script: str, files: int = 0, extra: Mapping[str, str] | None = None) -> None:

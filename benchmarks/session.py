@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import re
 import shutil
@@ -29,7 +28,7 @@ from typing import Any
 from benchmarks.commits import Commit, read_commits
 from benchmarks.machines import Machines
 from benchmarks.report import environment_line, last_line, table
-from benchmarks.runs import CommandLine, start_torchrun
+from benchmarks.runs import CommandLine, figures_in, start_torchrun
 from lab import Lab
 
 HOSTS = 4
@@ -100,7 +99,7 @@ class Bench:
         words = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
         words += ["--set", f"WAY={way}", "--set", "OMP_NUM_THREADS=1"]
         done = self._line.run(0, "run", "--on", on, *words, "steps.py", folder=self._folder, timeout=300)
-        return _figures(done.stdout + done.stderr)
+        return figures_in(done.stdout + done.stderr)
 
     def _under_torchrun(self, **variables: str) -> dict[str, Any]:
         started = start_torchrun(
@@ -108,15 +107,7 @@ class Bench:
         )
         for process in started:
             process.wait(200)
-        return _figures(started[0].output())
-
-
-def _figures(text: str) -> dict[str, Any]:
-    found = re.search(r"FIGURES (\{.*\})", text)
-    if found is None:
-        raise SystemExit(f"the program printed no figures:\n{text}")
-    result: dict[str, Any] = json.loads(found[1])
-    return result
+        return figures_in(started[0].output())
 
 
 def _steps(trace: Path, since: float = 0.0) -> int:

@@ -1,8 +1,8 @@
 """A training whose computing is a timed wait, with as many parameters as one likes: for plans on slow links.
 
 SYNC: exact | auto | PERIOD:CODEC, or ddp: plain DDP on the engine of the run. SAMPLE_S: seconds for each
-sample. The main member prints, for the time after the change to what was asked for, the seconds of a batch
-and the share of the time that was computing.
+sample. The main member prints, for the time after the change to what was asked for, the seconds of a batch,
+and the samples per second of each member's own work.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ def ddp() -> None:
         times.append(time.monotonic())
     seconds = (times[-1] - times[0]) / (len(times) - 1)
     if dist.get_rank() == 0:
-        print(
-            "FIGURES", json.dumps({"step_s": seconds, "utilisation": SAMPLE_S * mine / seconds}), flush=True
-        )
+        print("FIGURES", json.dumps({"step_s": seconds}), flush=True)
     dist.destroy_process_group()
 
 
@@ -93,10 +91,8 @@ def main() -> None:
     first, last = settled[0 if len(settled) < 3 else 1], settled[-1]
     seconds = (last[0] - first[0]) / (last[1] - first[1])
     if run.is_main:
-        busy = SAMPLE_S * BATCH / run.world / seconds
-        found = {"step_s": seconds, "utilisation": busy, "sync": last[2].sentence()}
-        found["speeds"] = run._pace.shares  # what the session's own plans begin with
-        print("FIGURES", json.dumps(found), flush=True)
+        speeds = run._pace.shares  # what the session's own plans begin with
+        print("FIGURES", json.dumps({"step_s": seconds, "speeds": speeds}), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-from benchmarks.plot import STYLE
+from benchmarks.plot import opening
 
 _SIDE, _LEFT, _TOP = 300.0, 60.0, 50.0
 _BARS_LEFT, _BAR, _LONGEST = 640.0, 20.0, 220.0
@@ -34,13 +34,7 @@ class Bar(NamedTuple):
 def draw(path: Path, dots: Sequence[Dot], bars: Sequence[Bar]) -> None:
     height = max(_TOP + _SIDE + 40, _TOP + 30 + len(bars) * 2 * _BAR)
     width = _BARS_LEFT + _LONGEST + 60
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}">',
-        f'<style>{STYLE}</style><rect width="100%" height="100%" fill="white"/>',
-        *_dots(dots),
-        *_bars(bars),
-        "</svg>",
-    ]
+    parts = [*opening(width, height), *_dots(dots), *_bars(bars), "</svg>"]
     path.write_text("\n".join(parts) + "\n")
 
 

@@ -3,6 +3,6 @@
 May import ``checkpoint``, ``compression``, ``collectives``, ``runs``, ``local`` and what is below, and torch.
 """
 
-from backyard.training.session import Session, init
+from backyard.training.session import Session
 
-__all__ = ["Session", "init"]
+__all__ = ["Session"]

@@ -17,7 +17,6 @@ from torch._C._distributed_c10d import PrefixStore
 
 from backyard.collectives.backend import create_group
 from backyard.collectives.cluster_store import ClusterStore
-from backyard.compression import Codec, ErrorFeedback, Part, PowerSGD, Turn
 from backyard.core.config import load_settings, state_directory
 from backyard.core.errors import BackyardError, CollectiveError, PeerLost, ProtocolError, RunError
 from backyard.local.board import BoardClient, agent_at
@@ -30,7 +29,7 @@ from backyard.topology.graph import Graph, decode_graph
 from backyard.training.healing import Wire
 from backyard.training.nursery import Room
 from backyard.training.room import GroupRoom
-from backyard.training.squeeze import CodedReducer
+from backyard.training.squeeze import CodedReducer, Encoding
 from backyard.training.sums import Reducer, Travelling
 
 log = logging.getLogger("backyard.training")
@@ -281,16 +280,9 @@ class AgentsCircle:
             self._room.agree_on_sites(self._sites() if self.rank == 0 else ())
         return self._room.begin_sum(tensor)
 
-    def sum_coded(
-        self,
-        tensor: torch.Tensor,
-        codec: Codec | PowerSGD,
-        turn: Turn,
-        parts: Sequence[Part],
-        feedback: ErrorFeedback,
-    ) -> tuple[torch.Tensor, Callable[[], None]]:
+    def sum_coded(self, mine: Encoding) -> tuple[torch.Tensor, Callable[[], None]]:
         assert self._room is not None
-        return self._room.sum_coded(tensor, codec, turn, parts, feedback)
+        return self._room.sum_coded(mine)
 
     def begin_send(self, tensor: torch.Tensor, to: int) -> Travelling:
         assert self._room is not None

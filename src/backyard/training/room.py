@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -10,10 +10,11 @@ import torch
 from msgspec import Meta
 
 from backyard.collectives.backend import BackyardGroup
-from backyard.compression import Codec, ErrorFeedback, Part, PowerSGD, Turn, sum_over
+from backyard.compression import sum_over
 from backyard.core.decoding import decode
 from backyard.core.errors import ProtocolError, RunError
 from backyard.planning.places import Sites
+from backyard.training.squeeze import Encoding
 from backyard.training.sums import Travelling
 
 _LARGEST_WORD = 4 << 20
@@ -59,14 +60,8 @@ class GroupRoom:
     def begin_sum(self, tensor: torch.Tensor) -> Travelling:
         return self._group.allreduce([tensor])
 
-    def sum_coded(
-        self,
-        tensor: torch.Tensor,
-        codec: Codec | PowerSGD,
-        turn: Turn,
-        parts: Sequence[Part],
-        feedback: ErrorFeedback,
-    ) -> tuple[torch.Tensor, Callable[[], None]]:
+    def sum_coded(self, mine: Encoding) -> tuple[torch.Tensor, Callable[[], None]]:
+        tensor, codec, turn, parts, feedback = mine
         found = sum_over(
             self._group, tensor, codec, turn, parts=parts, feedback=feedback, if_not_finite="nan"
         )

@@ -18,12 +18,12 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from backyard.checkpoint.files import write_model
-from backyard.core.errors import ConfigError, RunError
+from backyard.core.errors import RunError
 from backyard.planning import Model, StepProfile
 from backyard.training.anchoring import Anchoring, arithmetic_of
 from backyard.training.beyond import Beyond, Leased, Outward
 from backyard.training.choosing import Chooser, Seen, Wish
-from backyard.training.circle import AgentsCircle, Alone, Circle, Place
+from backyard.training.circle import Alone, Circle, Place
 from backyard.training.data import Units
 from backyard.training.gathered import decode_tensor, encode_tensor
 from backyard.training.journal import Journal
@@ -31,10 +31,10 @@ from backyard.training.memory import Memory, Piece
 from backyard.training.norms import Norms
 from backyard.training.nursery import Healed
 from backyard.training.pace import Pace
-from backyard.training.profiling import is_dry_run, profiled
+from backyard.training.profiling import profiled
 from backyard.training.provisional import ProvisionalSteps
 from backyard.training.rounds import Rounds
-from backyard.training.saving import Saving, Shelves
+from backyard.training.saving import Saving
 from backyard.training.scaling import Scaling
 from backyard.training.state import TrainingState
 from backyard.training.steps import Steps, Training
@@ -43,33 +43,10 @@ from backyard.training.sums import Sums
 from backyard.training.sync import Sync
 
 _SCALER = "backyard.scaler"
-_WISHES: dict[str, Wish] = {"exact": "exact", "auto": "auto"}
-
-
-def init(
-    *,
-    seed: int = 0,
-    unit: int = 0,
-    checkpoint_s: float = 60.0,
-    copies: int = 2,
-    mixed: bool = False,
-    sync: Wish | Sync | None = None,
-    beyond: Beyond | None = None,
-) -> Session:
-    """`backyard.init` says what it takes; ``beyond``: the hub whose rounds this process takes part in."""
-    place = Place.from_environment()
-    circle: Circle = Alone() if place is None else AgentsCircle(place)
-    saving = Saving(Shelves.of(place), checkpoint_s, copies)
-    named = sync if sync is not None else os.environ.get("BACKYARD_SYNC") or "exact"
-    wish = named if isinstance(named, Sync) else _WISHES.get(named)
-    if wish is None:
-        raise ConfigError(f"there is no sync {named!r}", hint="Take 'exact', 'auto' or a backyard.Sync.")
-    wish = "exact" if is_dry_run() else wish
-    return Session(circle, seed=seed, unit=unit, saving=saving, mixed=mixed, sync=wish, beyond=beyond)
 
 
 class Session:
-    """Made by `init`; `prepare` comes next."""
+    """Made by `backyard.init`; `prepare` comes next."""
 
     def __init__(
         self,

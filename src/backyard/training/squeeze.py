@@ -7,7 +7,7 @@ a member kept dies with it: the error of one encoding, once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -16,19 +16,22 @@ from backyard.training.sums import Reducer
 from backyard.training.sync import Sync
 
 
+class Encoding(NamedTuple):
+    """A member's numbers, and the form in which they travel."""
+
+    tensor: torch.Tensor
+    codec: Codec | PowerSGD
+    turn: Turn
+    parts: Sequence[Part]
+    feedback: ErrorFeedback
+
+
 class CodedReducer(Protocol):
     """What sums over the members in a codec's form."""
 
     world: int
 
-    def sum_coded(
-        self,
-        tensor: torch.Tensor,
-        codec: Codec | PowerSGD,
-        turn: Turn,
-        parts: Sequence[Part],
-        feedback: ErrorFeedback,
-    ) -> tuple[torch.Tensor, Callable[[], None]]:
+    def sum_coded(self, mine: Encoding) -> tuple[torch.Tensor, Callable[[], None]]:
         """The sum, NaN if a number was not finite, and what to call when it counts."""
 
 
@@ -59,7 +62,7 @@ class Squeeze:
         self._feedback.decay = sync.decay
         for number, ((mine, total), named) in enumerate(zip(pairs, parts, strict=True)):
             turn = Turn(f"sum-{number}", step)
-            found, keep = circle.sum_coded(mine, self._codec[1], turn, named, self._feedback)
+            found, keep = circle.sum_coded(Encoding(mine, self._codec[1], turn, named, self._feedback))
             total.copy_(found)
             self._keeps.append(keep)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 
-from backyard.core.errors import HubError
+from backyard.core.errors import ConfigError, HubError
 from backyard.training.beyond import Beyond
 from backyard.training.choosing import Wish
+from backyard.training.circle import AgentsCircle, Alone, Circle, Place
+from backyard.training.profiling import is_dry_run
+from backyard.training.saving import Saving, Shelves
 from backyard.training.session import Session
-from backyard.training.session import init as begin_session
 from backyard.training.sync import Sync
+
+_WISHES: dict[str, Wish] = {"exact": "exact", "auto": "auto"}
 
 
 def init(
@@ -29,15 +33,16 @@ def init(
     "auto", to let the planner choose codecs and local steps too; or a `Sync`. None: as the run was started.
     In a process that ``backyard join --invite`` started, the hub decides how all stay together.
     """
-    return begin_session(
-        seed=seed,
-        unit=unit,
-        checkpoint_s=checkpoint_s,
-        copies=copies,
-        mixed=mixed,
-        sync=sync,
-        beyond=_hub() if os.environ.get("BACKYARD_HUB") else None,
-    )
+    beyond = _hub() if os.environ.get("BACKYARD_HUB") else None
+    place = Place.from_environment()
+    circle: Circle = Alone() if place is None else AgentsCircle(place)
+    saving = Saving(Shelves.of(place), checkpoint_s, copies)
+    named = sync if sync is not None else os.environ.get("BACKYARD_SYNC") or "exact"
+    wish = named if isinstance(named, Sync) else _WISHES.get(named)
+    if wish is None:
+        raise ConfigError(f"there is no sync {named!r}", hint="Take 'exact', 'auto' or a backyard.Sync.")
+    wish = "exact" if is_dry_run() else wish
+    return Session(circle, seed=seed, unit=unit, saving=saving, mixed=mixed, sync=wish, beyond=beyond)
 
 
 def _hub() -> Beyond:

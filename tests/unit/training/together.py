@@ -10,8 +10,9 @@ from typing import TypeVar
 
 import torch
 
-from backyard.compression import Codec, ErrorFeedback, Part, Turn
+from backyard.compression import Codec, Part
 from backyard.training.circle import Alone
+from backyard.training.squeeze import Encoding
 
 Result = TypeVar("Result")
 
@@ -60,10 +61,10 @@ class Seat(Alone):
         line.put(torch.stack(parts).sum(0))
         return Arriving(line, tensor)
 
-    def sum_coded(  # type: ignore[override]
-        self, tensor: torch.Tensor, codec: Codec, turn: Turn, parts: list[Part], feedback: ErrorFeedback
-    ) -> tuple[torch.Tensor, Callable[[], None]]:
+    def sum_coded(self, mine: Encoding) -> tuple[torch.Tensor, Callable[[], None]]:  # type: ignore[override]
         """Everybody's payload is added, in rank order."""
+        tensor, codec, turn, _, feedback = mine
+        assert isinstance(codec, Codec)
         encoded = feedback.encode(codec, tensor, turn)
         total = torch.zeros(tensor.numel())
         for payload in self._table.exchange(self.rank, encoded.payload):
