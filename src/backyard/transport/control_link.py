@@ -223,7 +223,7 @@ class ControlLink:
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        while not self._paused and (piece := self._next_piece()):
+        while not self._paused and not transport.is_closing() and (piece := self._next_piece()):
             transport.write(self._session.encrypt(piece))
         if self._waiting_bytes <= _DRAINED:
             self._drained.set()
@@ -385,4 +385,5 @@ class _Plug(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._link._paused = False
-        self._link._pump()
+        # Not from within the transport's own sending: if that fails, asyncio ends the connection twice.
+        self._link._loop.call_soon(self._link._pump)

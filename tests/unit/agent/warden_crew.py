@@ -70,13 +70,13 @@ class Crew:
     def all(self, kind: type[Kind]) -> list[Kind]:
         return [event for event in self.events if isinstance(event, kind)]
 
-    async def until(self, enough: Callable[[Crew], object], deadline_s: float = 20.0) -> None:
+    async def until(self, enough: Callable[[Crew], object], deadline_s: float = 90.0) -> None:
         async with asyncio.timeout(deadline_s):
             while not enough(self):
                 self._came.clear()
                 await self._came.wait()
 
-    async def end(self, deadline_s: float = 20.0) -> None:
+    async def end(self, deadline_s: float = 90.0) -> None:
         async with asyncio.timeout(deadline_s):
             await self.warden.ended()
 
@@ -91,7 +91,7 @@ class Crew:
         return "\n".join(event.text for event in self.all(Note))
 
 
-async def said(log: Path, words: bytes, deadline_s: float = 20.0) -> None:
+async def said(log: Path, words: bytes, deadline_s: float = 90.0) -> None:
     """Until a worker has printed these words."""
     async with asyncio.timeout(deadline_s):
         while words not in read_log(log, 0, 1 << 20).data:

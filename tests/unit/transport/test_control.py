@@ -433,6 +433,40 @@ async def test_bulk_passes_with_drain(street: Street) -> None:
     assert link.closed is None
 
 
+class _BreaksWhenDrained:
+    """The socket of a link that breaks at the first sending after there was room again."""
+
+    def __init__(self, link: ControlLink, real: socket.socket) -> None:
+        self._link = link
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def send(self, data: bytes) -> int:
+        if not self._link._paused:
+            raise BrokenPipeError
+        return self._real.send(data)
+
+
+@on_a_street
+async def test_a_link_that_breaks_when_there_is_room_again_ends_once(street: Street) -> None:
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    left, _, here, there = await two(street)
+    assert there._transport is not None
+    there._transport.pause_reading()
+    while not here._paused:
+        here.send(bytes(1 << 16))
+        await asyncio.sleep(0)
+    stream: Any = here._transport
+    stream._sock = _BreaksWhenDrained(here, stream._sock)
+    there._transport.resume_reading()
+    await until(lambda: here.closed is not None)
+    await asyncio.sleep(0.05)
+    assert complaints == []
+
+
 @on_a_street
 async def test_drain_has_a_deadline(street: Street) -> None:
     left, right = await street.machine(), await street.machine()
