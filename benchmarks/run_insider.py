@@ -124,7 +124,7 @@ class Insider(Guest):
                 link.close("over")
 
 
-async def until_found(found: Callable[[], T | None], seconds: float = 30.0) -> T:
+async def until_found(found: Callable[[], T | None], seconds: float = 90.0) -> T:
     """What it tells once that is something; TimeoutError if it never is."""
     end = asyncio.get_running_loop().time() + seconds
     while not (result := found()):

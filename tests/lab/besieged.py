@@ -89,7 +89,7 @@ class House:
             arguments = json.dumps({"path": path, "seconds": 3600})
             command = [sys.executable, "-P", "-m", "benchmarks.attacks", "serve", arguments]
             host.start(command, env=machines.environment(0), cwd=REPOSITORY)
-        machines.until(lambda: all(map(os.path.exists, self._tools.values())), 30.0, "the tools are ready")
+        machines.until(lambda: all(map(os.path.exists, self._tools.values())), 90.0, "the tools are ready")
 
     def log(self, place: int = 0) -> TrustLog:
         """As a member has it on its disk, with the secrets that some attacks are given."""
@@ -160,7 +160,7 @@ class House:
 
         ``views``: how many more may come and go with guests. ``descriptors``: how many more meanwhile.
         """
-        self.machines.until(lambda: self.machines.agree(OWNERS), 20.0, "the owners agree")
+        self.machines.until(lambda: self.machines.agree(OWNERS), 90.0, "the owners agree")
         before = [self.read(place) for place in OWNERS]
         length = len(self.log())
         self.most_descriptors = 0
@@ -186,8 +186,8 @@ class House:
 
     def _settle(self) -> None:
         """One view of the three owners, and idle agents."""
-        self.machines.until(lambda: self.machines.agree(OWNERS), 20.0, "the owners agree")
-        self.machines.until(self._are_calm, 20.0, "the agents idle")
+        self.machines.until(lambda: self.machines.agree(OWNERS), 90.0, "the owners agree")
+        self.machines.until(self._are_calm, 90.0, "the agents idle")
 
     def _are_calm(self) -> bool:
         processes = [psutil.Process(self.machines.process(place).pid) for place in OWNERS]

@@ -70,7 +70,7 @@ class Yard:
         served = json.dumps({"path": self.tool, "seconds": 3600})
         command = [sys.executable, "-P", "-m", "benchmarks.run_attacks", "serve", served]
         lab.hosts[3].start(command, env=machines.environment(0), cwd=REPOSITORY)
-        machines.until(lambda: os.path.exists(self.tool), 30.0, "the tool is ready")
+        machines.until(lambda: os.path.exists(self.tool), 90.0, "the tool is ready")
         self.addresses = [host.address for host in lab.hosts[:3]]
         self.guest, self.owner = str(self.room / "guest"), str(self.room / "owner")
         self.guest_id = self._join("guest", self.guest, "mallory")
@@ -78,7 +78,7 @@ class Yard:
         write_folder(self.room / "bystander", LIVES)
         self.run = self.begin("h0,h1", self.room / "bystander", "--restarts", "1000")
         self.generation = 1
-        machines.until(lambda: self.alive() == 2, 40.0, "the run of the two owners is at work")
+        machines.until(lambda: self.alive() == 2, 90.0, "the run of the two owners is at work")
 
     def _join(self, role: Role, keep: str, name: str) -> str:
         code = self.machines.ask(0, PairAsk(role), OfferTold).code
@@ -156,7 +156,7 @@ class Yard:
         finally:
             if self._stalls() > stalls:
                 self._settle()
-                self.machines.until(lambda: self.alive() == 2, 40.0, "the run goes on again")
+                self.machines.until(lambda: self.alive() == 2, 90.0, "the run goes on again")
                 self.generation = self.watch(self.run).row.generation
                 raise SpoiltError
 
@@ -198,7 +198,7 @@ class Yard:
         return [path for top in tops for name in ("x", "C:", "..\\..\\x") if (path := top / name).exists()]
 
     def _settle(self) -> None:
-        self.machines.until(self._agree, 30.0, "the agents agree")
+        self.machines.until(self._agree, 90.0, "the agents agree")
 
     def _agree(self) -> bool:
         try:

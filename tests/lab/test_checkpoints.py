@@ -39,7 +39,7 @@ def test_the_third_machine_goes_on_alone_from_its_copy(machines: Machines, tmp_p
     options = {"MODEL": "images", "EPOCHS": "9"}
     more = {"DELAY": "0.02", "CHECKPOINT_S": "0.5", "COPIES": "3"}
     start(line, tmp_path / "project", trace, "h0,h1", **options, **more)
-    machines.until(lambda: bool(machines.ask(2, RunsAsk(), RunsTold).runs), 30.0, "it is known")
+    machines.until(lambda: bool(machines.ask(2, RunsAsk(), RunsTold).runs), 90.0, "it is known")
     run = machines.ask(2, RunsAsk(), RunsTold).runs[-1].run
     machines.until(lambda: bool(kept(machines, 2, run)), 60.0, "the third has a copy")
     for place in range(3):
@@ -58,7 +58,7 @@ def test_the_third_machine_goes_on_alone_from_its_copy(machines: Machines, tmp_p
     assert line.run(2, "continue", "--without", "h0", "--without", "h1").returncode == 0
     assert line.run(2, "stop", run).returncode == 0
     machines.until(
-        lambda: machines.ask(2, RunsAsk(), RunsTold).runs[-1].phase == "ended", 30.0, "it has ended"
+        lambda: machines.ask(2, RunsAsk(), RunsTold).runs[-1].phase == "ended", 90.0, "it has ended"
     )
     exported = line.run(2, "export", run, str(tmp_path / "out"), folder=tmp_path)
     assert exported.returncode == 0, exported.stderr

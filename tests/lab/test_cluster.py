@@ -49,15 +49,15 @@ def _members(machines: Machines, place: int) -> list[str]:
 def test_a_coordinator_that_dies_or_stops_is_replaced_and_comes_back(four: tuple[Lab, Machines]) -> None:
     _, machines = four
     machines.kill(0)
-    taken = machines.until(lambda: machines.agree([1, 2, 3]), 10.0, "h0 is replaced")
+    taken = machines.until(lambda: machines.agree([1, 2, 3]), 90.0, "h0 is replaced")
     assert machines.status(1).coordinator == "h1"
     machines.start(0)
-    machines.until(lambda: machines.agree(range(4)), 15.0, "h0 is back")
+    machines.until(lambda: machines.agree(range(4)), 90.0, "h0 is back")
     assert _members(machines, 2) == ["h1", "h2", "h3", "h0"], "a returner goes last"
     machines.freeze(1)
-    taken = max(taken, machines.until(lambda: machines.agree([0, 2, 3]), 10.0, "h1 is replaced"))
+    taken = max(taken, machines.until(lambda: machines.agree([0, 2, 3]), 90.0, "h1 is replaced"))
     machines.thaw(1)
-    machines.until(lambda: machines.agree(range(4)), 15.0, "h1 is fenced and back")
+    machines.until(lambda: machines.agree(range(4)), 90.0, "h1 is fenced and back")
     assert taken < 8.0  # benchmarks.cluster measures the promise; this machine may be busy
 
 
@@ -66,12 +66,12 @@ def test_a_partition_has_one_right_side(four: tuple[Lab, Machines]) -> None:
     for one in (0, 1):
         for other in (2, 3):
             lab.cut(lab.hosts[one], lab.hosts[other])
-    machines.until(lambda: machines.agree([0, 1]), 20.0, "the senior half goes on")
-    machines.until(lambda: not machines.status(2).decides, 20.0, "the other half notices")
-    machines.until(lambda: "waiting for one of h0, h1" in machines.status(2).sentence, 20.0, "and says so")
+    machines.until(lambda: machines.agree([0, 1]), 90.0, "the senior half goes on")
+    machines.until(lambda: not machines.status(2).decides, 90.0, "the other half notices")
+    machines.until(lambda: "waiting for one of h0, h1" in machines.status(2).sentence, 90.0, "and says so")
     views = {machines.status(place).view for place in (2, 3)}
     lab.heal_all()
-    machines.until(lambda: machines.agree(range(4)), 40.0, "all agree again")
+    machines.until(lambda: machines.agree(range(4)), 90.0, "all agree again")
     assert machines.status(2).view > max(views)
 
 
@@ -80,7 +80,7 @@ def test_a_cut_in_one_direction_between_two_of_four_evicts_nobody(four: tuple[La
     lab.cut_one_way(lab.hosts[1], lab.hosts[2])
     _nobody_is_evicted(machines, lambda: time.sleep(8.0))
     lab.heal_all()
-    machines.until(lambda: machines.agree(range(4)), 30.0, "all agree")
+    machines.until(lambda: machines.agree(range(4)), 90.0, "all agree")
 
 
 def test_a_power_cut_comes_back_by_itself(four: tuple[Lab, Machines]) -> None:
@@ -89,24 +89,24 @@ def test_a_power_cut_comes_back_by_itself(four: tuple[Lab, Machines]) -> None:
         machines.kill(place)
     for place in range(4):
         machines.launch(place)
-    machines.until(lambda: machines.agree(range(4)), 30.0, "all agree")
+    machines.until(lambda: machines.agree(range(4)), 90.0, "all agree")
 
 
 def test_two_machines(two: tuple[Lab, Machines]) -> None:
     """The senior goes on alone; the junior waits, and goes on by the user's word; a goodbye hands over."""
     _, machines = two
     machines.kill(1)
-    machines.until(lambda: machines.agree([0]), 10.0, "h0 goes on")
+    machines.until(lambda: machines.agree([0]), 90.0, "h0 goes on")
     machines.start(1)
-    machines.until(lambda: machines.agree([0, 1]), 15.0, "h1 is back")
+    machines.until(lambda: machines.agree([0, 1]), 90.0, "h1 is back")
     machines.kill(0)
-    machines.until(lambda: not machines.status(1).decides, 10.0, "h1 notices")
+    machines.until(lambda: not machines.status(1).decides, 90.0, "h1 notices")
     assert machines.status(1).sentence.startswith("waiting for h0")
     machines.ask(1, ContinueAsk(("h0",)), Done)
     assert machines.agree([1])
     assert machines.status(1).branch == 1
     machines.start(0)
-    machines.until(lambda: machines.agree([0, 1]), 20.0, "h0 follows")
+    machines.until(lambda: machines.agree([0, 1]), 90.0, "h0 follows")
     assert _members(machines, 0) == ["h1", "h0"]
     machines.ask(1, DownAsk(), Done)
     machines.until(lambda: machines.agree([0]), 5.0, "h0 was handed the cluster")
@@ -115,7 +115,7 @@ def test_two_machines(two: tuple[Lab, Machines]) -> None:
 def test_unpairing_is_for_ever(four: tuple[Lab, Machines]) -> None:
     _, machines = four
     machines.ask(1, UnpairAsk("h3"), Done)
-    machines.until(lambda: machines.agree([0, 1, 2]), 15.0, "h3 is out")
+    machines.until(lambda: machines.agree([0, 1, 2]), 90.0, "h3 is out")
     assert named(machines.status(0), "h3") is None
     time.sleep(3.0)
     assert _members(machines, 0) == ["h0", "h1", "h2"]
@@ -132,11 +132,11 @@ def test_unpairing_is_for_ever(four: tuple[Lab, Machines]) -> None:
 def test_who_was_away_while_the_secret_changed_finds_back(four: tuple[Lab, Machines]) -> None:
     _, machines = four
     machines.kill(2)
-    machines.until(lambda: machines.agree([0, 1, 3]), 15.0, "h2 is out")
+    machines.until(lambda: machines.agree([0, 1, 3]), 90.0, "h2 is out")
     machines.ask(0, UnpairAsk("h3"), Done)
-    machines.until(lambda: machines.agree([0, 1]), 15.0, "h3 is out")
+    machines.until(lambda: machines.agree([0, 1]), 90.0, "h3 is out")
     machines.start(2)
-    machines.until(lambda: machines.agree([0, 1, 2]), 40.0, "h2 is back and knows the new secret")
+    machines.until(lambda: machines.agree([0, 1, 2]), 90.0, "h2 is back and knows the new secret")
 
 
 def test_codes_and_roles() -> None:
@@ -153,14 +153,14 @@ def test_codes_and_roles() -> None:
         with pytest.raises(PairingError):
             machines.ask(1, JoinAsk(code, patience_s=3.0), Done)
         machines.pair(0, 1, guest=True)
-        machines.until(lambda: machines.agree([0, 1]), 15.0, "the guest is in")
+        machines.until(lambda: machines.agree([0, 1]), 90.0, "the guest is in")
         assert [row.role for row in machines.status(0).nodes] == ["owner", "guest"]
         with pytest.raises(AgentError, match="guest"):
             machines.ask(1, PairAsk(), OfferTold)
         with pytest.raises(AgentError, match="guest"):
             machines.ask(1, UnpairAsk("h0"), Done)
         machines.pair(0, 2, at=lab.hosts[0].address)
-        machines.until(lambda: machines.agree(range(3)), 15.0, "the third is in")
+        machines.until(lambda: machines.agree(range(3)), 90.0, "the third is in")
 
 
 def test_machines_with_a_shared_key_need_no_person() -> None:
@@ -207,7 +207,7 @@ def _nobody_is_evicted(machines: Machines, work: Callable[[], object]) -> None:
         if machines.status(0).view == view:
             return
         assert _stalls(machines) > stalls, "somebody was evicted, and no agent had been stopped"
-        machines.until(lambda: machines.agree(range(len(machines.hosts))), 40.0, "all are back")
+        machines.until(lambda: machines.agree(range(len(machines.hosts))), 90.0, "all are back")
     raise AssertionError("this machine stops the agents again and again")
 
 

@@ -89,12 +89,12 @@ def test_a_guests_worker_starts_no_run(yard: Yard, tmp_path: Path) -> None:
     with yard.undisturbed():
         run = yard.begin("h0,h2", tmp_path)
         yard.machines.until(
-            lambda: "asks" in [part.stage for part in yard.watch(run).parts], 30.0, "the guest is asked"
+            lambda: "asks" in [part.stage for part in yard.watch(run).parts], 90.0, "the guest is asked"
         )
         before = yard.runs(0)
         accepted = yard.line.run(GUEST, "accept", run, "--yes")
         assert accepted.returncode == 0, accepted.stderr
-        yard.machines.until(lambda: yard.phase(run) == "ended", 40.0, "it has ended")
+        yard.machines.until(lambda: yard.phase(run) == "ended", 90.0, "it has ended")
         said = yard.watch(run, follow=(Follow(1, 1, 0),)).heard[0].data.decode()
         assert "starts no run" in said
         assert "told 0" not in said
@@ -108,11 +108,11 @@ def test_nobody_runs_on_a_guest_unasked(yard: Yard, tmp_path: Path) -> None:
     with yard.undisturbed():
         run = yard.begin("h2", tmp_path)
         yard.machines.until(
-            lambda: "asks" in [part.stage for part in yard.watch(run).parts], 30.0, "the guest is asked"
+            lambda: "asks" in [part.stage for part in yard.watch(run).parts], 90.0, "the guest is asked"
         )
         assert not (yard.machines.state(GUEST) / "runs" / run / "folder").exists()
         assert yard.line.run(0, "stop", run).returncode == 0
-        yard.machines.until(lambda: yard.phase(run, GUEST) == "ended", 20.0, "it has ended")
+        yard.machines.until(lambda: yard.phase(run, GUEST) == "ended", 90.0, "it has ended")
 
 
 @on_a_steady_machine
@@ -223,7 +223,7 @@ def _work_with(yard: Yard, folder: Path, lie: str, seconds: float) -> dict[str, 
         for place in OWNERS:
             yard.machines.until(
                 lambda place=place: yard.phase(run, place) == "ended",  # type: ignore[misc]
-                30.0,
+                90.0,
                 f"h{place} knows that it has ended",
             )
     return found
@@ -323,7 +323,7 @@ def test_a_list_that_is_too_long_for_any_message(yard: Yard) -> None:
         found = _ship(yard, "a million files", 5.0)
         assert found["phase"] == "preparing", found
         assert yard.line.run(1, "stop", found["run"]).returncode == 0
-        yard.machines.until(lambda: yard.phase(found["run"]) == "ended", 20.0, "it has ended")
+        yard.machines.until(lambda: yard.phase(found["run"]) == "ended", 90.0, "it has ended")
 
 
 @on_a_steady_machine

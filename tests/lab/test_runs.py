@@ -41,13 +41,13 @@ def line(machines: Machines) -> Iterator[CommandLine]:
     for place, agent in enumerate(machines.agents):
         if agent is None:
             machines.start(place)
-    machines.until(lambda: machines.agree(range(4)), 30.0, "all are here")
+    machines.until(lambda: machines.agree(range(4)), 90.0, "all are here")
     yield CommandLine(machines)
     for place, agent in enumerate(machines.agents):
         if agent is None:
             machines.start(place)
     try:
-        machines.until(lambda: not left_over(machines), 20.0, "no worker is left")
+        machines.until(lambda: not left_over(machines), 90.0, "no worker is left")
     except AssertionError as error:
         raise AssertionError(f"{left_over(machines)}\n{error}") from None
 
@@ -175,7 +175,7 @@ def test_a_machine_that_dies_is_gone_on_without(
     machines.hosts[3].kill_all()
     machines.agents[3] = None
     killed = time.monotonic()
-    machines.until(lambda: (marks / "begun-1").exists(), 30.0, "the others have begun again")
+    machines.until(lambda: (marks / "begun-1").exists(), 90.0, "the others have begun again")
     took = time.monotonic() - killed
     assert running.wait(150) == 0, running.output()
     words = running.output()
@@ -237,7 +237,7 @@ def test_a_cut_while_files_are_sent_is_resumed(
         parts = only_run(machines, 0).parts if {row.run for row in runs} - known else ()
         return max((part.done_bytes for part in parts if part.name == "h1"), default=0)
 
-    machines.until(lambda: sent() > 8 << 20, 30.0, "some of it was sent")
+    machines.until(lambda: sent() > 8 << 20, 90.0, "some of it was sent")
     network.cut(network.hosts[0], network.hosts[1])
     time.sleep(6.0)
     at_cut = sent()

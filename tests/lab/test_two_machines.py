@@ -41,7 +41,7 @@ def training(machines: Machines, tmp_path: Path) -> Iterator[Path]:
     for place in range(2):
         if machines.agents[place] is None:
             machines.start(place)
-    machines.until(lambda: machines.agree(range(2)), 30.0, "both are here")
+    machines.until(lambda: machines.agree(range(2)), 90.0, "both are here")
     trace, folder = tmp_path / "trace", tmp_path / "project"
     folder.mkdir()
     shutil.copy(PROGRAM, folder / "train.py")
@@ -67,7 +67,7 @@ def test_either_worker(training: Path, machines: Machines) -> None:
         victim = next(one.pid for one in reversed(read_commits(training)) if one.rank == rank)
         begin = time.time()
         os.kill(victim, signal.SIGKILL)
-        machines.until(lambda begin=begin: _by(training, 1, begin), 20.0, "the other goes on")  # type: ignore[misc]
+        machines.until(lambda begin=begin: _by(training, 1, begin), 90.0, "the other goes on")  # type: ignore[misc]
         machines.until(lambda begin=begin: _by(training, 2, begin + 0.5), 60.0, "it is back")  # type: ignore[misc]
     _check(training)
 
@@ -81,7 +81,7 @@ def test_either_machine(training: Path, machines: Machines, senior: bool) -> Non
     begin = time.time()
     machines.hosts[victim].kill_all()
     machines.agents[victim] = None
-    machines.until(lambda: len(_by(training, 1, begin)) > 5, 30.0, "the other goes on")
+    machines.until(lambda: len(_by(training, 1, begin)) > 5, 90.0, "the other goes on")
     alone = _by(training, 1, begin)[-1].step
     words = machines.words(1 - victim)[said:]
     assert ("provisionally, because" in words) == senior, words
@@ -98,11 +98,11 @@ def test_a_cut_is_settled_and_no_model_is_lost(training: Path, machines: Machine
     said = len(machines.words(1 - first))
     begin = time.time()
     lab.cut(lab.hosts[0], lab.hosts[1])
-    machines.until(lambda: len({one.pid for one in _by(training, 1, begin)}) == 2, 30.0, "both go on alone")
+    machines.until(lambda: len({one.pid for one in _by(training, 1, begin)}) == 2, 90.0, "both go on alone")
     assert "provisionally, because" in machines.words(1 - first)[said:]
     lab.heal(lab.hosts[0], lab.hosts[1])
     machines.until(lambda: _by(training, 2, begin + 2.0), 90.0, "they train together again")
-    machines.until(lambda: "is dropped" in machines.words(1 - first)[said:], 30.0, "it is said")
+    machines.until(lambda: "is dropped" in machines.words(1 - first)[said:], 90.0, "it is said")
     elder = next(one for one in _by(training, 2, begin + 2.0) if one.rank == 0)
     kept = [one.step for one in _by(training, 1, begin) if one.pid == elder.pid]
     assert elder.step == max(kept) + 1, "the first member is the one whose history counts"
@@ -112,7 +112,7 @@ def test_a_cut_is_settled_and_no_model_is_lost(training: Path, machines: Machine
 def _check_told(trace: Path, machines: Machines, begin: float, elder: Commit, junior: int) -> None:
     """A person learns at either machine how many steps were for nothing."""
     form = r"run (\S+): (h\d had trained (\d+) provisional steps alone; they are dropped, .* from step (\d+))"
-    machines.until(lambda: re.search(form, machines.words(junior)), 30.0, "the steps are told")
+    machines.until(lambda: re.search(form, machines.words(junior)), 90.0, "the steps are told")
     found = re.findall(form, machines.words(junior))[-1]
     dropped = [one for one in _by(trace, 1, begin) if one.pid != elder.pid]
     assert abs(int(found[2]) - len(dropped)) <= 1, "all that the junior one committed alone"
@@ -120,7 +120,7 @@ def _check_told(trace: Path, machines: Machines, begin: float, elder: Commit, ju
     for place in range(2):
         machines.until(
             lambda place=place: found[1] in CommandLine(machines).run(place, "logs", found[0]).stderr,  # type: ignore[misc]
-            30.0,
+            90.0,
             "it is read with the run's output",
         )
 

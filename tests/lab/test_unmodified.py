@@ -13,7 +13,7 @@ from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.runs import CommandLine, start_torchrun
 from lab import Lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 SCRIPTS = REPOSITORY / "tests" / "numerics" / "scripts"
 _NUMBERS = re.compile(r"-?\d+\.\d{4,}(?:e-?\d+)?")
@@ -32,7 +32,7 @@ def torchrun(machines: Machines, folder: Path, command: tuple[str, ...], hosts: 
     for own in folders:
         shutil.copytree(folder / "project", own)
     started = start_torchrun(machines, folders, command, {"ACCELERATE_USE_CPU": "true"})
-    codes = [process.wait(150) for process in started]
+    codes = [process.wait(240) for process in started]
     assert codes == [0] * hosts, started[0].output()
     return started[0].output()
 
@@ -51,7 +51,7 @@ def test_four_hosts_print_the_same_losses(machines: Machines, tmp_path: Path, sc
     expected = [float(one) for one in losses(torchrun(machines, tmp_path, (script, *arguments), 4))]
     assert len(expected) >= 3
     words = ("run", "--set", "OMP_NUM_THREADS=1", script, *arguments)
-    done = CommandLine(machines).run(0, *words, folder=tmp_path / "project", timeout=200)
+    done = CommandLine(machines).run(0, *words, folder=tmp_path / "project", timeout=240)
     assert done.returncode == 0, done.stderr
     assert [float(one) for one in losses(done.stdout)] == pytest.approx(expected, rel=1e-4)
     assert "uses backyard instead of" in done.stdout

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import count
@@ -17,67 +14,29 @@ import pytest
 
 import backyard
 from backyard.collectives.substitution import NO_HOST, Launch
-from backyard.core.errors import BackyardError, ConfigError, ListenerError, MembershipError
-from backyard.local.board import agent_at, ask_cluster
+from backyard.core.errors import ConfigError, ListenerError, MembershipError
 from backyard.runs.worker_environment import MASTER_ADDR
 from backyard.worker.peers import wait_for_peers
+from tests.unit.lone_agent import lone_agent, unsettled
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
 
-SOURCE = str(Path(backyard.__file__).parents[1])
 SCRIPTS = Path(__file__).parents[2] / "numerics" / "scripts"
 INSTEAD = "backyard: the group of 2 ranks on 2 machines uses backyard instead of"
 _numbers = count(1)
 
 
-def _environment(**variables: str) -> dict[str, str]:
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("BACKYARD_", "MASTER_"))
-    }
-    usual = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    return {**kept, **usual, **variables}
-
-
 @pytest.fixture(scope="module")
 def agent() -> Iterator[Path]:
-    """The state directory of a lone agent."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    with tempfile.TemporaryDirectory(prefix="by-") as directory:
-        state = Path(directory) / "state"
-        environment = _environment(
-            BACKYARD_STATE_DIRECTORY=str(state), BACKYARD_NETWORK_PORT=port, BACKYARD_DISCOVERY_METHODS=""
-        )
-        with open(Path(directory) / "log", "w+") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "backyard.agent"], env=environment, stdout=log, stderr=log
-            )
-            try:
-                deadline = time.monotonic() + 90
-                while _world(state) != 1:
-                    log.seek(0)
-                    assert process.poll() is None, log.read()
-                    assert time.monotonic() < deadline, log.read()
-                    time.sleep(0.1)
-                yield state
-            finally:
-                process.terminate()
-                process.wait(90)
-
-
-def _world(state: Path) -> int:
-    try:
-        return ask_cluster(agent_at(state)).world
-    except BackyardError:
-        return 0
+    with lone_agent() as state:
+        yield state
 
 
 def _launched(state: Path, rank: int, machines: str, **variables: str) -> dict[str, str]:
     """The environment of a worker, as the agent makes it."""
     places = machines.split(",")
     here = [number for number, place in enumerate(places) if place == places[rank]]
-    return _environment(
+    return unsettled(
         RANK=str(rank),
         WORLD_SIZE=str(len(places)),
         LOCAL_RANK=str(here.index(rank)),
@@ -173,7 +132,7 @@ def test_an_unmodified_script_prints_what_it_prints_under_torchrun(
         folder.mkdir()
     torchrun = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *command],
-        env=_environment(ACCELERATE_USE_CPU="true"),
+        env=unsettled(ACCELERATE_USE_CPU="true"),
         cwd=folders[0],
         capture_output=True,
         text=True,

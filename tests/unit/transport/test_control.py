@@ -453,7 +453,7 @@ class _BreaksWhenDrained:
 async def test_a_link_that_breaks_when_there_is_room_again_ends_once(street: Street) -> None:
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
-    left, _, here, there = await two(street)
+    _, _, here, there = await two(street)
     assert there._transport is not None
     there._transport.pause_reading()
     while not here._paused:

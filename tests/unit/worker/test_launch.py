@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,60 +15,26 @@ import pytest
 import torch
 
 import backyard
-from backyard.core.errors import AgentError, BackyardError, RunError
-from backyard.local.board import agent_at, ask_cluster
+from backyard.core.errors import AgentError, RunError
 from backyard.local.client import ListenerClient
 from backyard.local.questions import decode_told, encode
 from backyard.local.run_questions import RunRow, RunsAsk, RunsTold
+from tests.unit.lone_agent import lone_agent
 
-SOURCE = str(Path(__file__).resolve().parents[3] / "src")
 SCALE = 10.0
 
 
 @pytest.fixture(scope="module")
-def lone_agent() -> Iterator[Path]:
-    """The state directory of an agent that knows no other."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("BACKYARD_")}
-    with tempfile.TemporaryDirectory(prefix="by-") as directory:
-        state = Path(directory) / "state"
-        environment = kept | {
-            "PYTHONPATH": SOURCE,
-            "BACKYARD_STATE_DIRECTORY": str(state),
-            "BACKYARD_NETWORK_PORT": port,
-            "BACKYARD_DISCOVERY_METHODS": "",
-        }
-        with open(Path(directory) / "log", "w+") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "backyard.agent"], env=environment, stdout=log, stderr=log
-            )
-            try:
-                deadline = time.monotonic() + 60
-                while _world(state) != 1:
-                    log.seek(0)
-                    assert process.poll() is None, log.read()
-                    assert time.monotonic() < deadline, log.read()
-                    time.sleep(0.1)
-                yield state
-            finally:
-                process.terminate()
-                process.wait(90)
+def state() -> Iterator[Path]:
+    with lone_agent() as state:
+        yield state
 
 
 @pytest.fixture
-def agent(lone_agent: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(lone_agent))
+def agent(state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(state))
     monkeypatch.chdir(tmp_path)
-    return lone_agent
-
-
-def _world(state: Path) -> int:
-    try:
-        return ask_cluster(agent_at(state)).world
-    except BackyardError:
-        return 0
+    return state
 
 
 def _runs(state: Path) -> tuple[RunRow, ...]:

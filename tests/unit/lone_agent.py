@@ -1,0 +1,63 @@
+"""An agent that knows no other, as a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import backyard
+from backyard.core.errors import BackyardError
+from backyard.local.board import agent_at, ask_cluster
+
+SOURCE = str(Path(backyard.__file__).parents[1])
+
+
+def unsettled(**variables: str) -> dict[str, str]:
+    """This process's environment without what would lead to other agents and groups."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("BACKYARD_", "MASTER_"))
+    }
+    usual = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return {**kept, **usual, **variables}
+
+
+@contextlib.contextmanager
+def lone_agent() -> Iterator[Path]:
+    """Its state directory."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    with tempfile.TemporaryDirectory(prefix="by-") as directory:
+        state = Path(directory) / "state"
+        environment = unsettled(
+            BACKYARD_STATE_DIRECTORY=str(state), BACKYARD_NETWORK_PORT=port, BACKYARD_DISCOVERY_METHODS=""
+        )
+        with open(Path(directory) / "log", "w+") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "backyard.agent"], env=environment, stdout=log, stderr=log
+            )
+            try:
+                deadline = time.monotonic() + 90
+                while _world(state) != 1:
+                    log.seek(0)
+                    assert process.poll() is None, log.read()
+                    assert time.monotonic() < deadline, log.read()
+                    time.sleep(0.1)
+                yield state
+            finally:
+                process.terminate()
+                process.wait(90)
+
+
+def _world(state: Path) -> int:
+    try:
+        return ask_cluster(agent_at(state)).world
+    except BackyardError:
+        return 0
