@@ -6,6 +6,7 @@
 On four lab hosts at 1 Gbit/s, in turns: the same loop with a session, with DDP on our backend (an unmodified
 program under `backyard run`), and with DDP on Gloo (torchrun, in the clear). Unequal: the hosts wait 1, 1, 2
 and 4 times as long for each sample, which stands for slower devices; DDP, with equal shares, for comparison.
+Throttled: all are equally fast, until in the middle of the run they become as unequal as that.
 Healing: a worker is killed, returns and gets 500 MB while the others train steps that stand for device work.
 The last line is one JSON object of figures.
 """
@@ -36,8 +37,10 @@ LINE_BYTES_S = 125e6
 PROGRAMS = Path(__file__).with_name("programs")
 SLOWNESS = (1, 1, 2, 4)
 SAMPLE_S = 0.004
+SMALL = {"WIDTH": "64", "LAYERS": "2", "BATCH": "256", "DELAY": str(SAMPLE_S)}
 STATE_MB = 500
 STEP_S = 2.0
+SLOWS_AT = 20
 
 
 class Bench:
@@ -61,14 +64,19 @@ class Bench:
 
     def unequal(self) -> tuple[list[float], float, float]:
         """Samples per second: of each host alone, of a session on all, and of DDP on all."""
-        sizes = {"WIDTH": "64", "LAYERS": "2", "BATCH": "256", "DELAY": str(SAMPLE_S)}
         solos = []
         for place in range(HOSTS):
-            found = self._under_backyard("session", on=f"h{place}", UNIT="8", STEPS="6", WARM="2", **sizes)
+            found = self._under_backyard("session", on=f"h{place}", UNIT="8", STEPS="6", WARM="2", **SMALL)
             solos.append(256 / found["median"])
-        ours = self._under_backyard("session", UNIT="4", STEPS="30", WARM="8", **sizes)
-        ddp = self._under_backyard("ddp", STEPS="12", **sizes)
+        ours = self._under_backyard("session", UNIT="4", STEPS="30", WARM="8", **SMALL)
+        ddp = self._under_backyard("ddp", STEPS="12", **SMALL)
         return solos, 256 / ours["median"], 256 / ddp["median"]
+
+    def throttled(self) -> list[float]:
+        """Seconds of each step; some hosts become slower after `SLOWS_AT` of them."""
+        words = {"UNIT": "4", "STEPS": str(2 * SLOWS_AT), "WARM": "0", "SLOWS_AT": str(SLOWS_AT)}
+        found: list[float] = self._under_backyard("session", **words, **SMALL)["steps"]
+        return found
 
     def heal(self) -> tuple[float, float, float]:
         """Share of the line, longest pause in steps, and how long the newcomer took to come back."""
@@ -121,7 +129,7 @@ def _gaps(commits: list[Commit]) -> list[float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", choices=["steps", "unequal", "heal"])
+    parser.add_argument("--only", choices=["steps", "unequal", "throttled", "heal"])
     options = parser.parse_args()
     figures: dict[str, float] = {}
     print(environment_line())
@@ -135,9 +143,9 @@ def main() -> int:
         bench = Bench(machines, Path(room))
         if options.only in (None, "steps"):
             found = bench.steps(2 if options.quick else 6)
-            rows = [[way, statistics.median(took), min(took), max(took)] for way, took in found.items()]
+            rows = [[way, statistics.median(many), min(many), max(many)] for way, many in found.items()]
             print(table(["seconds of a step", "median", "least", "most"], rows))
-            middle = {way: statistics.median(took) for way, took in found.items()}
+            middle = {way: statistics.median(many) for way, many in found.items()}
             figures["step_over_ddp_ours"] = middle["session"] / middle["ddp ours"]
             figures["step_over_ddp_gloo"] = middle["session"] / middle["ddp gloo"]
         if options.only in (None, "unequal"):
@@ -146,9 +154,17 @@ def main() -> int:
             print(f"together: {ours:.0f} with a session, {ddp:.0f} with equal shares (DDP)")
             figures["unequal_share_of_solo"] = ours / sum(solos)
             figures["equal_shares_share_of_solo"] = ddp / sum(solos)
+        if options.only in (None, "throttled"):
+            took = bench.throttled()
+            usual, then = statistics.median(took[5:SLOWS_AT]), statistics.median(took[-SLOWS_AT // 2 :])
+            after = took[SLOWS_AT:]
+            adapted = next(number for number, one in enumerate(after) if one < 1.15 * then)
+            print(f"{usual:.2f} s a step; then {', '.join(f'{one:.2f}' for one in after)}")
+            figures["throttled_steps_to_adapt"] = adapted
+            figures["throttled_step_over_ideal"] = then / (usual * HOSTS / sum(1 / one for one in SLOWNESS))
         if options.only in (None, "heal"):
-            share, pause, took = bench.heal()
-            print(f"{STATE_MB} MB came at {share:.2f} of the line; back after {took:.1f} s")
+            share, pause, back = bench.heal()
+            print(f"{STATE_MB} MB came at {share:.2f} of the line; back after {back:.1f} s")
             figures["heal_share_of_link"] = share
             figures["heal_longest_pause_steps"] = pause
     last_line(figures)

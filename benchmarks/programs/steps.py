@@ -1,7 +1,8 @@
 """One loop three ways, timed: with a session, with DDP under whatever backend it is given, or alone.
 
 WAY: session | ddp. DELAY: seconds for each sample, which stand for a slower device (times SLOWNESS, which a
-machine may have in its own environment). Rank 0 prints the median seconds of a step, and all of them.
+machine may have in its own environment; from step SLOWS_AT on, as if a game had been started there). Rank 0
+prints the median seconds of a step, and all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ LAYERS = int(os.environ.get("LAYERS", "4"))
 BATCH = int(os.environ.get("BATCH", "16"))
 UNIT = int(os.environ.get("UNIT", "4"))
 STEPS = int(os.environ.get("STEPS", "20"))
-DELAY = float(os.environ.get("DELAY", "0")) * float(os.environ.get("SLOWNESS", "1"))
+DELAY = float(os.environ.get("DELAY", "0"))
+SLOWNESS = float(os.environ.get("SLOWNESS", "1"))
+SLOWS_AT = int(os.environ.get("SLOWS_AT", "0"))
 WARM = int(os.environ.get("WARM", "4"))
 
 torch.set_num_threads(1)
@@ -35,8 +38,8 @@ def make_model() -> torch.nn.Module:
     return torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, 1))
 
 
-def compute(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
-    time.sleep(DELAY * len(x))
+def compute(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, step: int) -> None:
+    time.sleep(DELAY * (SLOWNESS if step >= SLOWS_AT else 1.0) * len(x))
     torch.nn.functional.mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
 
 
@@ -51,7 +54,7 @@ def train_with_session(data: TensorDataset) -> tuple[bool, list[float]]:
     times = [time.monotonic()]
     run.on_commit(lambda _: times.append(time.monotonic()))
     for x, y in batches:
-        compute(model, x, y)
+        compute(model, x, y, len(times) - 1)
         optimizer.step()
         optimizer.zero_grad()
     return run.is_main, times
@@ -67,7 +70,7 @@ def train_with_ddp(data: TensorDataset) -> tuple[bool, list[float]]:
     sampler: DistributedSampler[Any] = DistributedSampler(data, world, rank)
     times = [time.monotonic()]
     for x, y in DataLoader(data, batch_size=BATCH // world, sampler=sampler):
-        compute(model, x, y)
+        compute(model, x, y, len(times) - 1)
         optimizer.step()
         optimizer.zero_grad()
         times.append(time.monotonic())
