@@ -3,7 +3,8 @@
     python -m benchmarks.local_steps --quick                          200 batches, a few minutes
     python -m benchmarks.local_steps 8:int8:1.0:0.7 16:int4:1.0:0.8   400 batches each
 
-A way is PERIOD:CODEC[:RATE:MOMENTUM].
+A way is PERIOD:CODEC[:RATE:MOMENTUM[:AHEAD]]. AHEAD: so many steps of the next round are done when the mean
+of one arrives.
 
 The mathematics of a session with four members, one after the other in one process, with the real codecs and
 their error feedback: the same samples, the same model as `programs/characters.py`, AdamW inside, Nesterov SGD
@@ -38,12 +39,13 @@ class Way(NamedTuple):
     codec: str
     rate: float
     momentum: float
+    ahead: int = 0
 
     @classmethod
     def read(cls, text: str) -> Way:
         period, codec, *outer = text.split(":")
-        rate, momentum = (float(one) for one in outer) if outer else (1.0, 0.0)
-        return cls(int(period), codec, rate, momentum)
+        rate, momentum = (float(one) for one in outer[:2]) if outer else (1.0, 0.0)
+        return cls(int(period), codec, rate, momentum, *map(int, outer[2:]))
 
 
 class Sum:
@@ -122,24 +124,38 @@ class Training:
         self._inner_step(0)
 
     def _train_in_rounds(self) -> None:
-        way, batch = self._way, characters.BATCH
-        share, state = batch // WORKERS, _flat(self._models[0].parameters())
+        way, state = self._way, _flat(self._models[0].parameters())
         velocity = torch.zeros_like(state)
+        under_way: list[torch.Tensor] = []  # what the members have changed in the round before
         for begin in range(0, self._batches, way.period):
             steps = min(way.period, self._batches - begin)
-            changes = []
-            for worker, model in enumerate(self._models):
-                _load(model, state)
-                for step in range(steps):
-                    first = begin * batch + (worker * steps + step) * share
-                    self._optimizers[worker].zero_grad()
-                    self._loss(model, first, share).backward()  # type: ignore[no-untyped-call]
-                    self._inner_step(worker)
-                changes.append((_flat(model.parameters()) - state) / WORKERS)
-            change = self._sum(changes, begin)
-            velocity = way.momentum * velocity + change
-            state = state + way.rate * (change + way.momentum * velocity if way.momentum else change)
+            handed_in = [_flat(model.parameters()) for model in self._models]
+            self._train(begin, steps, 0, min(way.ahead, steps))
+            if under_way:
+                state, velocity = self._moved(state, velocity, self._sum(under_way, begin))
+            for model, before in zip(self._models, handed_in, strict=True):
+                _load(model, state + (_flat(model.parameters()) - before))
+            self._train(begin, steps, min(way.ahead, steps), steps)
+            under_way = [(_flat(model.parameters()) - state) / WORKERS for model in self._models]
+        state, _ = self._moved(state, velocity, self._sum(under_way, self._batches))
         _load(self._models[0], state)
+
+    def _train(self, begin: int, steps: int, first: int, last: int) -> None:
+        """Every member its local steps from first to last of the round that begins there."""
+        batch, share = characters.BATCH, characters.BATCH // WORKERS
+        for worker, model in enumerate(self._models):
+            for step in range(first, last):
+                self._optimizers[worker].zero_grad()
+                self._loss(model, begin * batch + (worker * steps + step) * share, share).backward()  # type: ignore[no-untyped-call]
+                self._inner_step(worker)
+
+    def _moved(
+        self, state: torch.Tensor, velocity: torch.Tensor, change: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        momentum = self._way.momentum
+        velocity = momentum * velocity + change
+        step = change + momentum * velocity if momentum else change
+        return state + self._way.rate * step, velocity
 
     def _loss(self, model: torch.nn.Module, first: int, count: int) -> torch.Tensor:
         found: torch.Tensor = characters.loss_of(
@@ -176,7 +192,7 @@ def _load(model: torch.nn.Module, flat: torch.Tensor) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("ways", nargs="*", metavar="PERIOD:CODEC[:RATE:MOMENTUM]")
+    parser.add_argument("ways", nargs="*", metavar="PERIOD:CODEC[:RATE:MOMENTUM[:AHEAD]]")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--batches", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)

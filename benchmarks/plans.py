@@ -186,7 +186,7 @@ def candidates(ranking: Ranking) -> list[Plan]:
     everybody = len(ranking.chosen.order)
     found: dict[tuple[object, ...], Plan] = {}
     for plan in ranking.plans:
-        is_possible = len(plan.order) == everybody and not plan.is_overlapped
+        is_possible = len(plan.order) == everybody and (plan.kind != "local_steps" or plan.is_overlapped)
         is_possible = is_possible and (plan.way != "sites" or plan.is_exact)
         if is_possible and plan.codec in ("exact", "int8"):
             found.setdefault((plan.kind, plan.codec), plan)
@@ -206,7 +206,7 @@ def measure(bench: Bench) -> Measured:
     cluster = bench.cluster(statistics.mean(measured["speeds"]))
     followed = make_plans(cluster, MODEL, PROFILE, every_step).chosen
     calibration = refit(Calibration(), observation(followed, cluster, measured["step_s"]))
-    options = Options(sync="auto", is_given=True, is_flat=True, codecs=bench.codecs())
+    options = Options(sync="auto", is_given=True, is_flat=True, overlaps=True, codecs=bench.codecs())
     ranking = make_plans(cluster, MODEL, PROFILE, options, calibration)
     for plan in candidates(ranking):
         if plan.is_exact and len(plan.order) > 1:

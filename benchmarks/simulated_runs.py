@@ -111,7 +111,7 @@ def fitted(measured_s: float | None) -> Costs:
 def planned_s(mbps: int, sync: Sync) -> float:
     """What the planner predicts for it, before it has learnt anything."""
     level = Level(codec=sync.codec, period=sync.period)
-    options = Options(sync="auto", is_given=True, is_flat=True, levels=Levels(inside=level))
+    options = Options(sync="auto", is_given=True, is_flat=True, overlaps=False, levels=Levels(inside=level))
     return make_plans(lab_world(HOSTS, mbps, 0, 1 / SAMPLE_S).cluster, MODEL, PROFILE, options).chosen.step_s
 
 

@@ -92,7 +92,8 @@ def chosen_while_training(
     def want(sync: Sync) -> None:
         training.wanted = sync
 
-    chooser = PlanningAtOnce(lambda: (graph, nodes[0]), model, profile, wish, want)
+    # What is simulated does not go ahead while a round is summed.
+    chooser = PlanningAtOnce(lambda: (graph, nodes[0]), model, profile, wish, want, overlaps=False)
 
     def note(made: Committed) -> None:
         speeds = tuple(training.pace.shares) if training.pace.is_known else ()

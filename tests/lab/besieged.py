@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import psutil
@@ -25,6 +26,27 @@ NAMES = {"h0", "h1", "h2"}
 PORT = 52416
 MOST_LINES = 20
 MOST_GROWTH = 8 << 20
+
+
+class SpoiltError(Exception):
+    """The machine took an agent's core away for seconds, as the agent says: the trial proves nothing."""
+
+
+def on_a_steady_machine(test: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def tried(*arguments: Any, **named: Any) -> None:
+        for _ in range(4):
+            with contextlib.suppress(SpoiltError):
+                test(*arguments, **named)
+                return
+        raise AssertionError("this machine stops the agents again and again, or the attack does")
+
+    return tried
+
+
+def stalls(machines: Machines, places: Iterable[int]) -> int:
+    """How often agents have noticed it."""
+    return sum(machines.words(place).count("asleep or stopped") for place in places)
 
 
 class Reading(NamedTuple):
@@ -161,6 +183,17 @@ class House:
         ``views``: how many more may come and go with guests. ``descriptors``: how many more meanwhile.
         """
         self.machines.until(lambda: self.machines.agree(OWNERS), 90.0, "the owners agree")
+        stopped = stalls(self.machines, OWNERS)
+        try:
+            with self._unchanged(decisions, views, growth, descriptors):
+                yield
+        finally:
+            if stalls(self.machines, OWNERS) > stopped:
+                self._settle()
+                raise SpoiltError
+
+    @contextlib.contextmanager
+    def _unchanged(self, decisions: int, views: int, growth: int, descriptors: int) -> Iterator[None]:
         before = [self.read(place) for place in OWNERS]
         length = len(self.log())
         self.most_descriptors = 0

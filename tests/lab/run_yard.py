@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from backyard.runs.record import RunRecord, decode_record
 from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.runs import CommandLine, write_folder
 from lab import Lab
-from tests.lab.besieged import MOST_GROWTH, MOST_LINES, PORT, Running
+from tests.lab.besieged import MOST_GROWTH, MOST_LINES, PORT, Running, SpoiltError, stalls
 
 OWNERS = (0, 1)
 GUEST = 2  # an honest one, with an agent
@@ -39,22 +38,6 @@ while True:
         mark.write(repr(time.time()))
     time.sleep(0.1)
 """
-
-
-class SpoiltError(Exception):
-    """The machine took an agent's core away for seconds, as the agent says: the trial proves nothing."""
-
-
-def on_a_steady_machine(test: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def tried(*arguments: Any, **named: Any) -> None:
-        for _ in range(4):
-            with contextlib.suppress(SpoiltError):
-                test(*arguments, **named)
-                return
-        raise AssertionError("this machine stops the agents again and again, or the attack does")
-
-    return tried
 
 
 class Yard:
@@ -149,19 +132,16 @@ class Yard:
     def undisturbed(self, *, growth: int = MOST_GROWTH, lines: int = MOST_LINES) -> Iterator[None]:
         """The same agents go on, and so does the run; nobody's disk has anything new."""
         self._settle()
-        stalls = self._stalls()
+        before = stalls(self.machines, EVERYBODY)
         try:
             with self._unchanged(growth, lines):
                 yield
         finally:
-            if self._stalls() > stalls:
+            if stalls(self.machines, EVERYBODY) > before:
                 self._settle()
                 self.machines.until(lambda: self.alive() == 2, 90.0, "the run goes on again")
                 self.generation = self.watch(self.run).row.generation
                 raise SpoiltError
-
-    def _stalls(self) -> int:
-        return sum(self.machines.words(place).count("asleep or stopped") for place in EVERYBODY)
 
     @contextlib.contextmanager
     def _unchanged(self, growth: int, lines: int) -> Iterator[None]:

@@ -32,8 +32,8 @@ from backyard.shipping.manifest import piece_hash
 from benchmarks.machines import Machines
 from benchmarks.runs import write_folder
 from lab import Lab
-from tests.lab.besieged import MOST_GROWTH
-from tests.lab.run_yard import EVERYBODY, GUEST, OWNERS, Yard, on_a_steady_machine
+from tests.lab.besieged import MOST_GROWTH, on_a_steady_machine
+from tests.lab.run_yard import EVERYBODY, GUEST, OWNERS, Yard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -134,14 +134,22 @@ def test_machines_that_compute_differently_train_together(line: CommandLine, tmp
 
 
 def test_rounds_of_local_steps_lose_nothing(line: CommandLine, machines: Machines, tmp_path: Path) -> None:
-    """In int8, while a worker dies in the middle of a round and comes back."""
-    trace = tmp_path / "trace"
-    options = {"DELAY": "0.02", "EPOCHS": "60", "PERIOD": "5", "CODEC": "int8", "KIND": "float32"}
-    running = start(line, tmp_path / "project", trace, "h0,h1,h2", **options)
-    machines.until(lambda: len(read_commits(trace)) > 15, 60.0, "there are rounds")
+    """In int8, while a worker dies in the middle of a round and comes back; members go ahead meanwhile."""
+    trace, hold = tmp_path / "trace", tmp_path / "hold"
+    hold.touch()
+    options = {"MODEL": "words", "EPOCHS": "60", "PERIOD": "5", "CODEC": "int8", "KIND": "float32"}
+    running = start(line, tmp_path / "project", trace, "h0,h1,h2", DELAY="0.02", HOLD=str(hold), **options)
+    machines.until(lambda: len(read_commits(trace)) > 15, 90.0, "there are rounds")
     time.sleep(0.7)
+    killed = time.time()
     for pid in workers(machines, 1):
         os.kill(pid, signal.SIGKILL)
+    machines.until(
+        lambda: any(one.world == 3 and one.at > killed + 3.0 for one in read_commits(trace)),
+        150.0,
+        "it is back",
+    )
+    hold.unlink()
     assert running.wait(300) == 0, running.output()
     assert "rounds of 5 steps" in running.output()
     check_trace(trace, units=8)
@@ -181,12 +189,15 @@ def test_killed_workers_come_back_and_nothing_changes(
     """Every few seconds one is killed, wherever it is in its step."""
     trace = tmp_path / "trace"
     options = {"MODEL": "images", "EPOCHS": "20"}
-    running = start(line, tmp_path / "project", trace, "h0,h1,h2", DELAY="0.02", **options)
-    machines.until(lambda: trace.exists() and trace.stat().st_size > 2000, 60.0, "training has begun")
+    hold = tmp_path / "hold"
+    hold.touch()
+    running = start(line, tmp_path / "project", trace, "h0,h1,h2", DELAY="0.02", HOLD=str(hold), **options)
+    machines.until(lambda: trace.exists() and trace.stat().st_size > 2000, 90.0, "training has begun")
     chance = random.Random(7)
     kills = 0
     gaps = []
-    while running.poll() is None and kills < 5:
+    until = time.monotonic() + 150
+    while running.poll() is None and kills < 5 and time.monotonic() < until:
         time.sleep(chance.uniform(1.0, 3.0))
         alive = [pid for place in (0, 1, 2) for pid in workers(machines, place)]
         members = {one.pid for one in read_commits(trace)[-6:]}
@@ -198,6 +209,7 @@ def test_killed_workers_come_back_and_nothing_changes(
         kills += 1
         machines.until(partial(_committed_since, trace, begin + 0.05), 90.0, "the others went on")
         gaps.append(time.time() - begin)
+    hold.unlink()
     assert running.wait(200) == 0, running.output()
     assert kills >= 3
     check_equal(finals(running.output()), alone(**options))

@@ -1,8 +1,9 @@
 """The commit of steps under random deaths, evictions of the living and joins: atomic, and exactly once.
 
 Members run as small machines on one fake network that delivers each message late, or never once an end is
-dead. What is checked after every event: nobody applies two different results of a step, nobody goes back, and
-each applied step covers each unit once.
+dead. While a sum is on its way, a member computes units of the next step. What is checked after every event:
+nobody applies two different results of a step, nobody goes back, and each applied step covers each unit once,
+also where a member's work ahead outlived the group that it was done in.
 """
 
 from __future__ import annotations
@@ -33,13 +34,17 @@ class Member:
     held: bytes = b""
     units: set[int] = field(default_factory=set)
     pending: list[int] = field(default_factory=list)
+    offered: bool = False  # the sum of the step is on its way; what is pending is of the next one
+    ahead: set[int] = field(default_factory=set)
+    aheads: dict[int, frozenset[int]] = field(default_factory=dict)  # of each rank, when the group began
     group: int = -1
     heard: dict[tuple[int, int], bytes] = field(default_factory=dict)  # (step, who) holds which result
     words: dict[int, Word] = field(default_factory=dict)
     ready: bool = False  # has concluded on entering its group
 
     def word(self) -> Word:
-        return Word(self.fresh, len(self.history), self.held, tuple(sorted(self.units)))
+        ahead = tuple(sorted(self.ahead))
+        return Word(self.fresh, len(self.history), self.held, tuple(sorted(self.units)), ahead=ahead)
 
 
 class World:
@@ -94,6 +99,7 @@ class World:
         rank = names.index(member.name)
         if verdict.apply and not member.fresh and len(member.history) < verdict.done:
             self.apply(member, member.held)
+            member.ahead = set()  # they are units of the step at hand now
         if member.fresh:  # healed by the donors, whose state all conclude the same about
             source = [name for name in names if not member.words[name].fresh]
             longest: list[bytes] = []
@@ -103,21 +109,30 @@ class World:
             while len(longest) < verdict.done:
                 longest = [*longest, self.members[source[0]].held]
             member.history, member.fresh = list(longest), False
-        member.held, member.ready = b"", True
+        member.held, member.ready, member.offered = b"", True, False
         member.units = set(verdict.claimed[rank])
-        claimed = dict(enumerate(verdict.claimed))
-        dealt = lease(COURSE.units(len(member.history)), claimed, [1.0] * len(names))
-        member.pending = list(dealt[rank])
+        member.aheads = dict(enumerate(verdict.ahead))
+        member.pending = self.dealt(member, len(member.history), dict(enumerate(verdict.claimed)))
+
+    def dealt(self, member: Member, step: int, claimed: dict[int, frozenset[int]]) -> list[int]:
+        names = self.groups[member.group]
+        found = lease(COURSE.units(step), claimed, [1.0] * len(names))
+        return list(found[names.index(member.name)])
 
     def compute(self, name: int) -> None:
-        """One unit; after the last one the sum is offered to the group's reduction."""
+        """One unit; after the last one the sum is offered to the group, and the next step begins."""
         member = self.members[name]
-        if not member.ready or member.held:
+        if not member.ready:
             return
         if member.pending:
-            member.units.add(member.pending.pop())
+            (member.ahead if member.offered else member.units).add(member.pending.pop())
+            return
+        if member.offered:
             return
         step = len(member.history)
+        member.offered = True
+        member.pending = self.dealt(member, step + 1, member.aheads)
+        member.aheads = {}
         offers = self.sums.setdefault((member.group, step), {})
         offers[name] = frozenset(member.units)
         if len(offers) == len(self.groups[member.group]):
@@ -141,9 +156,8 @@ class World:
         if member.held and None not in said:
             assert set(said) == {member.held}
             self.apply(member, member.held)
-            member.held, member.units = b"", set()
-            dealt = lease(COURSE.units(len(member.history)), {}, [1.0] * len(names))
-            member.pending = list(dealt[names.index(member.name)])
+            member.held, member.offered = b"", False
+            member.units, member.ahead = member.ahead, set()
 
     def apply(self, member: Member, digest: bytes) -> None:
         step = len(member.history)
@@ -179,7 +193,14 @@ def _claims_are_forgotten(words: Sequence[Word]) -> Verdict:
     return replace(commit.conclude(words), claimed=tuple(frozenset[int]() for _ in words))
 
 
-@pytest.mark.parametrize("wrong", [_any_holder_decides, _nobody_applies, _claims_are_forgotten])
+def _work_ahead_is_forgotten(words: Sequence[Word]) -> Verdict:
+    """Wrong: each member alone remembers it, and the others deal the same units again."""
+    return replace(commit.conclude(words), ahead=tuple(frozenset[int]() for _ in words))
+
+
+@pytest.mark.parametrize(
+    "wrong", [_any_holder_decides, _nobody_applies, _claims_are_forgotten, _work_ahead_is_forgotten]
+)
 def test_a_wrong_rule_is_found(
     wrong: Callable[[Sequence[Word]], Verdict], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,7 +163,7 @@ class Checkpoints:
 def write_model(tensors: Mapping[str, torch.Tensor], path: Path, facts: Mapping[str, str]) -> None:
     """Parameters and buffers as safetensors; whole or not at all."""
     draft = path.with_name(f"{path.name}.draft")
-    dense = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    dense = {name: _dense(tensor.detach().cpu()) for name, tensor in tensors.items()}
     save_file(dense, draft, metadata=dict(facts))
     draft.replace(path)
 

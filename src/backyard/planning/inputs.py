@@ -61,7 +61,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ``speed_per_loss``: how much faster a plan has to be to be worth its expected loss. 10: a plan that costs
     1 % of the loss counts as if it were 10 % slower, since about 10 % more samples would win that 1 % back.
     ``most_plans``: how many of the plans are shown at most. ``is_given``: the group is, all its machines
-    take part. ``is_flat``: through sites only exact sums, and no rounds that overlap, as sessions do it.
+    take part. ``is_flat``: through sites only exact sums, as sessions do it. ``overlaps``: whether a round's
+    changes travel while the next one is computed; None: whichever is better.
     """
 
     sync: Sync = "exact"
@@ -74,6 +75,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     most_plans: Annotated[int, Meta(ge=1, le=1000)] = 40
     is_given: bool = False
     is_flat: bool = False
+    overlaps: bool | None = None
 
     def __post_init__(self) -> None:
         names = [codec.name for codec in self.codecs]

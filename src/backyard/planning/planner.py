@@ -132,7 +132,9 @@ def _is_allowed(question: Question, price: Price) -> bool:
     options = question.options
     if options.is_given and len(price.group) < len(question.everybody):
         return False
-    if options.is_flat and (price.overlapped or (price.route.way == "sites" and not price.is_exact)):
+    if options.is_flat and price.route.way == "sites" and not price.is_exact:
+        return False
+    if price.kind == "local_steps" and options.overlaps not in (None, price.overlapped):
         return False
     return price.is_exact or (options.sync == "auto" and price.is_proposed)
 

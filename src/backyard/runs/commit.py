@@ -8,6 +8,9 @@ old group: it reports and applies nothing in it any more. From the same words al
 - Somebody has applied step s: then every member held its result, so the others apply theirs, too.
 - Everybody who survived holds the same result of s: nobody can have decided otherwise, all apply it.
 - Otherwise it is discarded by all, and s is repeated with the sums that the survivors still have.
+
+A member may compute units of the next step while the result of one is on its way; it keeps them, whatever
+becomes of that one.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ class Word(msgspec.Struct, frozen=True, array_like=True):
     nursed: bool = False  # a newcomer that has followed the others to ``done``
     speed: Speed = 0.0  # samples per second; 0: not known yet
     arithmetic: Digest = b""  # the same on machines that compute the same bits
+    ahead: Units = ()  # that it has computed of the step after that one
+    epoch: tuple[Step, Step] = (0, 0)  # the pass over the data that it is in, and the batches before that
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -45,12 +50,14 @@ class Verdict(msgspec.Struct, frozen=True):
     done: int  # steps that are applied once everybody has followed
     apply: bool  # those who hold the result apply it first
     claimed: tuple[frozenset[int], ...]  # units of the next step that each rank keeps
+    ahead: tuple[frozenset[int], ...]  # and of the step after that
     donors: tuple[int, ...]  # ranks with the state, for those without
     fresh: tuple[int, ...]
     why: str
     nursed: tuple[int, ...] = ()  # of the fresh: those who may have the state already
     speeds: tuple[float, ...] = ()  # of every rank; empty: nothing is known
     mixed: bool = False  # members compute different bits
+    epoch: tuple[int, int] = (0, 0)
 
 
 def conclude(words: Sequence[Word]) -> Verdict:
@@ -58,7 +65,9 @@ def conclude(words: Sequence[Word]) -> Verdict:
     verdict = _conclude(words)
     near = [rank for rank in verdict.fresh if words[rank].nursed and words[rank].done == verdict.done]
     mixed = len({word.arithmetic for word in words}) > 1
-    return msgspec.structs.replace(verdict, nursed=tuple(near), speeds=_speeds(words), mixed=mixed)
+    epoch = max((word.epoch for word in words if not word.fresh), default=(0, 0))
+    speeds = _speeds(words)
+    return msgspec.structs.replace(verdict, nursed=tuple(near), speeds=speeds, mixed=mixed, epoch=epoch)
 
 
 def _speeds(words: Sequence[Word]) -> tuple[float, ...]:
@@ -72,7 +81,7 @@ def _conclude(words: Sequence[Word]) -> Verdict:
     old = [(rank, word) for rank, word in enumerate(words) if not word.fresh]
     none: tuple[frozenset[int], ...] = tuple(frozenset() for _ in words)
     if not old:
-        return Verdict(0, False, none, (), fresh, "nobody has a state yet")
+        return Verdict(0, False, none, none, (), fresh, "nobody has a state yet")
     if len({word.lineage for _, word in old}) > 1:
         raise ProtocolError("members of one group come from different histories of the run")
     most = max(word.done for _, word in old)
@@ -82,19 +91,31 @@ def _conclude(words: Sequence[Word]) -> Verdict:
     if most == least:
         if len(holders) == len(old) and len(digests) == 1:
             why = f"every survivor holds the same result of step {least}"
-            return Verdict(least + 1, True, none, _ranks(old), fresh, why)
-        claimed = tuple(frozenset(() if word.fresh else word.units) for word in words)
-        taken = [unit for units in claimed for unit in units]
-        if len(taken) != len(set(taken)):
-            raise ProtocolError(f"a unit of step {least} is in the sums of two members")
+            return Verdict(least + 1, True, *_kept(words, least + 1), _ranks(old), fresh, why)
         why = f"step {least} was not held by everybody and is repeated with the sums that are left"
-        return Verdict(least, False, claimed, _ranks(old), fresh, why)
+        return Verdict(least, False, *_kept(words, least), _ranks(old), fresh, why)
     if most != least + 1:
         raise ProtocolError(f"members of one group have applied {least} and {most} steps")
     if any(word.done == least and not word.held for _, word in old) or len(digests) != 1:
         raise ProtocolError(f"step {least} was applied by one member and is not held by another")
     why = f"step {least} was applied by one survivor, hence held by all"
-    return Verdict(most, True, none, _ranks(old), fresh, why)
+    return Verdict(most, True, *_kept(words, most), _ranks(old), fresh, why)
+
+
+def _kept(words: Sequence[Word], step: int) -> tuple[tuple[frozenset[int], ...], tuple[frozenset[int], ...]]:
+    """The units of this step, and of the one after it, that each member has computed."""
+
+    def of(wanted: int) -> tuple[frozenset[int], ...]:
+        kept = []
+        for word in words:
+            mine = {word.done: word.units, word.done + 1: word.ahead}.get(wanted, ())
+            kept.append(frozenset(() if word.fresh else mine))
+        taken = [unit for units in kept for unit in units]
+        if len(taken) != len(set(taken)):
+            raise ProtocolError(f"a unit of step {wanted} is in the sums of two members")
+        return tuple(kept)
+
+    return of(step), of(step + 1)
 
 
 def _ranks(old: Sequence[tuple[int, Word]]) -> tuple[int, ...]:

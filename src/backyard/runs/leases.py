@@ -8,7 +8,7 @@ neither its samples nor its randomness.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy
@@ -88,6 +88,11 @@ def seed_of(seed: int, step: int, unit: int, purpose: int = 0) -> int:
         value = value * 0xBF58476D1CE4E5B9 & _MASK
         value ^= value >> 32
     return value & ((1 << 63) - 1)
+
+
+def fingerprint(units: Iterable[int]) -> int:
+    """Those of several members add up to that of all units if each of them is there just once."""
+    return sum(seed_of(0, 0, number) for number in units) & _MASK >> 1
 
 
 def lease(

@@ -76,11 +76,16 @@ def choose(
     calibration: Calibration,
     measured: tuple[Plan, float] | None = None,
     codecs: tuple[Codec, ...] = CODECS,
+    *,
+    overlaps: bool = True,
 ) -> Choice:
-    """``measured``: the plan that is followed, and the seconds of a step. Without it, every step is exact."""
+    """``measured``: the plan that is followed, and the seconds of a step. Without it, every step is exact.
+
+    ``overlaps``: whether members go ahead while a round is summed.
+    """
     if measured is not None:
         calibration = refit(calibration, observation(measured[0], cluster, measured[1]))
-    options = Options(sync=wish, is_given=True, is_flat=True, codecs=codecs)
+    options = Options(sync=wish, is_given=True, is_flat=True, codecs=codecs, overlaps=overlaps)
     found = make_plans(cluster, model, profile, options, calibration)
     free = msgspec.structs.replace(options, is_given=False)
     best = make_plans(cluster, model, profile, free, calibration).chosen
@@ -133,7 +138,10 @@ class Chooser:
         profile: StepProfile,
         wish: Wish,
         want: Callable[[Sync], None],
+        *,
+        overlaps: bool = True,
     ) -> None:
+        self._overlaps = overlaps
         self._survey, self._model, self._profile = survey, model, profile
         self._wish, self._want = wish, want
         self._known: frozenset[str] = frozenset()
@@ -154,6 +162,9 @@ class Chooser:
             return  # what came before belongs to another group
         self._steps.append(seen.step_s)
         is_busy = self._thread is not None and self._thread.is_alive()
+        if self._wish == "auto" and len(set(seen.nodes)) == 1 and seen.sync != Sync():
+            self._plan, self._known = None, frozenset()
+            self._want(Sync())  # for one machine, exact steps cost nothing
         if is_busy or self._failed or not seen.speeds or len(set(seen.nodes)) < 2:
             return
         if self._plan is None or frozenset(seen.nodes) != self._known:
@@ -191,6 +202,7 @@ class Chooser:
                 self._calibration,
                 (current, step_s) if is_followed else None,
                 self._codecs or CODECS,
+                overlaps=self._overlaps,
             )
         except BackyardError as error:
             self._failed = True

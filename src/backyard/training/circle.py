@@ -88,6 +88,9 @@ class Circle(Wire, Reducer, CodedReducer, Protocol):
 
     def gather(self, word: bytes) -> list[bytes]: ...
 
+    def abort(self) -> None:
+        """From any thread: what waits for the others ends now."""
+
     def nursery(self) -> int:
         """The number of the newest attempt to heal newcomers of this group; 0: there are none."""
 
@@ -136,6 +139,9 @@ class Alone:
 
     def gather(self, word: bytes) -> list[bytes]:
         return [word]
+
+    def abort(self) -> None:
+        return
 
     def begin_sum(self, tensor: torch.Tensor) -> Travelling:
         return _Arrived()
@@ -271,6 +277,10 @@ class AgentsCircle:
     def gather(self, word: bytes) -> list[bytes]:
         return [word] if self._room is None else self._room.gather(word)
 
+    def abort(self) -> None:
+        if self._room is not None:
+            self._room.abort()
+
     def begin_sum(self, tensor: torch.Tensor) -> Travelling:
         if self._room is None:
             return _Arrived()
@@ -329,7 +339,7 @@ class AgentsCircle:
     def close(self) -> None:
         """A thread with torch's C++ on its stack would abort the interpreter as it ends: wait for them."""
         self._closing = True
-        for room in [one for one in self._nurseries.values() if one is not None]:
+        for room in filter(None, list(self._nurseries.values())):
             room.abort()
         until = time.monotonic() + _CLOSE_S
         while self._nurseries and time.monotonic() < until:

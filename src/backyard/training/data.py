@@ -102,11 +102,19 @@ class Units:
         """Steps of an epoch."""
         return self.course.steps_per_epoch
 
+    @property
+    def batch(self) -> int:
+        return self.course.batch
+
     def units(self, step: int, period: int = 1) -> tuple[Unit, ...]:
         return self.course.units(step, period)
 
     def steps(self, step: int, period: int) -> int:
         return self.course.steps(step, period)
+
+    def may_go_ahead(self, step: int) -> bool:
+        """Within an epoch: between two of them the script may do something else."""
+        return self.course.place(step)[1] > 0
 
     def is_over(self, epoch: int, done: int) -> bool:
         return done >= (epoch + 1) * len(self)

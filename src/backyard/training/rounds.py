@@ -3,6 +3,10 @@
 While a member works, the model holds its own progress and ``_other`` what was committed last; set aside, it
 is the other way round, so that whoever asks for the state gets what was committed. A death in a round costs
 nobody else's work: the survivors go on from their own progress with the units that came back.
+
+While a round's changes are on their way, a member goes ahead: it trains on, with units of the next round.
+What it changes meanwhile is its own, whatever becomes of the round before, and goes on top of what is
+committed.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import torch
 
 from backyard.core.errors import RunError
 from backyard.training.beyond import Outward
+from backyard.training.own_sum import OwnSum
 from backyard.training.state import TrainingState
 from backyard.training.sums import Sums
 
@@ -24,61 +29,127 @@ class Rounds:
 
     def __init__(self, sums: Sums, state: TrainingState, steps: Sequence[Callable[..., Any]]) -> None:
         self._sums, self._state, self._inner_steps = sums, state, steps
+        self._own = OwnSum(sums)
         self._other: list[torch.Tensor] = []
-        self._spare: list[torch.Tensor] = []  # the memory of the last round's, for the next
         self._is_aside = False
-        self._handed_in = False
         self._weight = 0.0  # of the units of this round that are in this member's progress
         self._samples = 0  # since the last local step
+        self._spare: list[list[torch.Tensor]] = []  # memory that is used again
+        # Ahead of what is on its way: the progress that was handed in, with its weight; when that is known to
+        # count or not, what was changed since.
+        self._handed_in: list[torch.Tensor] = []
+        self._handed_weight = 0.0
+        self._since: list[torch.Tensor] = []
+        self._since_weight = 0.0
+        self._is_since_due = False  # the round that it belongs to is at hand
         self.outward: Outward | None = None  # where what was changed goes, if not to the outer optimizer
 
     @property
     def is_on(self) -> bool:
         return self._state.sync.is_local
 
+    def take(self, weight: float) -> None:
+        """The gradients of a unit, or of a part of one."""
+        self._own.take(weight)
+
     def note(self, samples: int, *, is_last: bool, clip: float | None) -> None:
-        """A unit's gradients are in the local sum: take a local step, if that was enough of them."""
-        if not self._other:
-            self._other = self._spare or [torch.empty_like(one.detach()) for one in self._sums.parameters]
-            for other, one in zip(self._other, self._sums.parameters, strict=True):
-                other.copy_(one.detach())
+        """A whole unit was taken: take a local step, if that was enough of them."""
         self._samples += samples
-        if self._samples < self._state.sync.inner and not is_last:
-            self._sums.settle()
-            return
+        if self._samples >= self._state.sync.inner or is_last:
+            self._step(clip)
+
+    def _step(self, clip: float | None) -> None:
+        if not self._other:
+            self._other = self._copied(self._model())
         self._samples = 0
-        self._weight += self._sums.give_own(clip)
+        self._weight += self._own.give(clip)
         for step in self._inner_steps:
             step()
         self._sums.release()
 
-    def hand_in(self) -> None:
-        """The local sum becomes what this member has changed, weighted; the model what was committed."""
-        if self.is_on and self._other:
-            self.set_aside()
-            self._handed_in = True
-            self._sums.fill(self._other, self._weight)
+    def hand_in(self, clip: float | None) -> None:
+        """The local sum becomes what this member has changed, weighted; its progress stays where it is."""
+        if not self.is_on:
+            return
+        if not self._own.is_empty:  # units that came before the group broke, and none after
+            self._step(clip)
+        if self._other:
+            self._sums.fill(self._other, self._model(), self._weight)
+
+    def go_ahead(self) -> None:
+        """What was handed in is on its way: the next round begins, from this member's own progress."""
+        model = self._model()
+        if not self._other:
+            self._other = self._copied(model)
+        self._handed_in, self._handed_weight = self._copied(model), self._weight
+        with torch.no_grad():
+            for one, more in zip(model, self._since, strict=True) if self._since else ():
+                one.add_(more)
+        self._weight = self._since_weight
+        self._forget_since()
+
+    def land(self) -> None:
+        """What was on its way counts: the model is what was committed before it, to be changed by it."""
+        for one, other, handed in zip(self._model(), self._other, self._handed_in, strict=True):
+            torch.sub(one, handed, out=handed)
+            one.copy_(other)
+        self._keep_since()
+
+    def turn_back(self, clip: float | None) -> None:
+        """It does not: to the round whose changes these were, and to what was committed before it."""
+        if not self._own.is_empty:
+            self._step(clip)
+        for one, other, handed in zip(self._model(), self._other, self._handed_in, strict=True):
+            since = one - handed
+            one.copy_(other)
+            other.copy_(handed)
+            handed.copy_(since)
+        self._keep_since()
+
+    def _keep_since(self) -> None:
+        self._since, self._handed_in = self._handed_in, []
+        self._since_weight, self._weight = self._weight, self._handed_weight
+        self._is_aside = True
+        if not self._since_weight:
+            self._forget_since()
 
     def set_aside(self) -> None:
         if self._other and not self._is_aside:
             self._swap()
 
-    def take_up(self, *, goes_on: bool) -> None:
-        """The round goes on after all, with other members; or begins anew."""
-        if self._handed_in:
-            self._handed_in = False
-            self._sums.clear()
+    def take_up(self, *, goes_on: bool, is_ahead: bool) -> None:
+        """The round goes on after all, with other members; or begins anew.
+
+        ``goes_on``: with units that this member has computed of it. ``is_ahead``: and of the next one.
+        """
+        if self.is_on:
+            self._sums.clear()  # what was handed in
         if not goes_on:
             self.set_aside()
-            self.forget()
+            self._begin_anew()
+            self._own.clear()
+            if not is_ahead:
+                self._forget_since()
+        elif self._is_since_due:
+            self.go_on()
         elif self._is_aside:
             self._swap()
 
     def forget(self) -> None:
         """It was committed."""
-        self._spare = self._other or self._spare
-        self._other, self._is_aside, self._handed_in = [], False, False
-        self._weight, self._samples = 0.0, 0
+        self._begin_anew()
+        self._is_since_due = bool(self._since)
+
+    def go_on(self) -> None:
+        """After a commit: what was changed since is on top of it."""
+        if not self._is_since_due:
+            return
+        self._other = self._copied(self._model())
+        with torch.no_grad():
+            for one, more in zip(self._model(), self._since, strict=True):
+                one.add_(more)
+        self._weight = self._since_weight
+        self._forget_since()
 
     @contextlib.contextmanager
     def committed(self) -> Iterator[None]:
@@ -101,6 +172,10 @@ class Rounds:
                 "what the members changed in this round is not finite",
                 hint="Lower the learning rate, or clip the gradient with run.clip_grad_norm.",
             )
+        if self._other and not self._is_aside:  # what this member had changed is part of the sum
+            self._is_aside = True
+            for one, other in zip(self._model(), self._other, strict=True):
+                one.copy_(other)
         self._sums.give(None)
         if self.outward is not None:
             return self.outward.exchange()
@@ -108,10 +183,33 @@ class Rounds:
         self._state.outer.step()
         return batches
 
+    def _forget_since(self) -> None:
+        self._keep(self._since)
+        self._since, self._since_weight, self._is_since_due = [], 0.0, False
+
+    def _begin_anew(self) -> None:
+        self._keep(self._other)
+        self._other, self._is_aside = [], False
+        self._weight = 0.0
+        if self._own.is_empty:
+            self._samples = 0
+
+    def _model(self) -> list[torch.Tensor]:
+        return [one.detach() for one in self._sums.parameters]
+
+    def _copied(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        found = self._spare.pop() if self._spare else [torch.empty_like(one) for one in tensors]
+        for place, one in zip(found, tensors, strict=True):
+            place.copy_(one)
+        return found
+
+    def _keep(self, tensors: list[torch.Tensor]) -> None:
+        if tensors:
+            self._spare.append(tensors)
+
     def _swap(self) -> None:
         self._is_aside = not self._is_aside
-        with torch.no_grad():
-            for parameter, other in zip(self._sums.parameters, self._other, strict=True):
-                kept = parameter.detach().clone()
-                parameter.copy_(other)
-                other.copy_(kept)
+        for one, other in zip(self._model(), self._other, strict=True):
+            kept = one.clone()
+            one.copy_(other)
+            other.copy_(kept)

@@ -37,10 +37,11 @@ from backyard.training.rounds import Rounds
 from backyard.training.saving import Saving
 from backyard.training.scaling import Scaling
 from backyard.training.state import TrainingState
-from backyard.training.steps import Steps, Training
+from backyard.training.steps import Steps
 from backyard.training.streams import Stream
 from backyard.training.sums import Sums
 from backyard.training.sync import Sync
+from backyard.training.trained import Training
 
 _SCALER = "backyard.scaler"
 
@@ -169,6 +170,7 @@ class Session:
             self._choose_sync(scaling, loader.batch_size or 1, unit)
         self.on_commit(ProvisionalSteps.of(Place.from_environment()))
         atexit.register(self._circle.close)
+        atexit.register(self._steps.close)
         self._steps.meet()
         return (model, optimizer, profiled(self, Batches(self)), *more)
 
@@ -218,6 +220,7 @@ class Session:
             StepProfile(batch=batch, unit=min(unit, batch)),
             wish,
             self._steps.want,
+            overlaps=self._steps.overlaps,
         )
         last = [time.monotonic(), 0.0]
 
@@ -274,6 +277,7 @@ class Session:
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
         """Every member's tensor, one after the other; for evaluation."""
+        self._steps.settle()
         return torch.cat([decode_tensor(data) for data in self._circle.gather(encode_tensor(value))])
 
     def state_digest(self) -> str:
@@ -294,7 +298,7 @@ class Session:
             if not self._steps.pending:  # the others have enough to do without us
                 self._steps.finish()
                 continue
-            step, covered = self._steps.done, self.done
+            (step, covered), deals = self._steps.at, self._steps.deals
             pieces = [one for unit in self._steps.pending for one in self._memory.pieces(unit)]
             batches = self._data.batches(covered, [piece.span for piece in pieces])
             for piece, batch in zip(pieces, batches, strict=True):
@@ -304,6 +308,8 @@ class Session:
                 self._in_batch = False
                 self._check_stepped()
                 self._pace.end_unit(piece.span.size)
+                if self._steps.deals != deals:
+                    break  # a group has changed while a sum was on its way
 
     def _begin(self, step: int, covered: int, piece: Piece) -> None:
         size = float(piece.span.size)
@@ -352,7 +358,7 @@ class Session:
         weight = self._weight if self._weight is not None else float(piece.span.size)
         self._steps.claim(piece.unit, weight, is_whole=piece.is_last)
         self._current = None
-        if not self._steps.pending:
+        if self._steps.is_due:
             begin = time.monotonic()
             self._steps.finish()
             self._pace.waited(time.monotonic() - begin)

@@ -66,6 +66,10 @@ class Squeeze:
             total.copy_(found)
             self._keeps.append(keep)
 
+    def begin_group(self) -> None:
+        """A codec that learns from sums (PowerSGD) begins anew with all members; residuals stay."""
+        self._codec = None
+
     def keep(self) -> None:
         """The step counts."""
         for keep in self._keeps:

@@ -35,6 +35,7 @@ class TrainingState:
         self.covered = 0  # batches of the data that are committed
         self.epoch_began = 0  # how many they were when it did
         self.sync = Sync()
+        self.coming: Sync | None = None  # from the next commit on
         self.outer: torch.optim.SGD | None = None  # of rounds
         # Only on its way to and from a checkpoint: what codecs keep on all members together.
         self.residuals: dict[str, torch.Tensor] = {}
@@ -52,6 +53,7 @@ class TrainingState:
                 "covered": self.covered,
                 "epoch_began": self.epoch_began,
                 "sync": msgspec.to_builtins(self.sync),
+                "coming": None if self.coming is None else msgspec.to_builtins(self.coming),
                 "residuals": self.residuals,
             }
         )
@@ -59,6 +61,21 @@ class TrainingState:
     def _shared(self, state: dict[str, Any]) -> dict[str, Any]:
         """In rounds, what an optimizer remembers is each member's own."""
         return {**state, "state": {}} if self.sync.is_local else state
+
+    def hear(self, word: Sync | None) -> Sync | None:
+        """What the first member said with the sum of this commit; returns what is adopted now, if anything.
+
+        In rounds it is adopted one commit later: members may have begun with the next round already.
+        """
+        due, self.coming = self.coming, None
+        if due is None and word is not None and word != self.sync:
+            if not self.sync.is_local:
+                due = word
+            else:
+                self.coming = word
+        if due is not None:
+            self.adopt(due)
+        return due
 
     def adopt(self, sync: Sync) -> None:
         """From the next step on. All members do it at the same commit."""
@@ -81,6 +98,7 @@ class TrainingState:
         state = assemble(parts.skeleton, parts.tensors)
         self.model.load_state_dict(state["model"])
         self.adopt(msgspec.convert(state["sync"], Sync))
+        self.coming = msgspec.convert(state["coming"], Sync | None)
         for one, found in zip(self.optimizers, state["optimizers"], strict=True):
             own = one.state_dict()["state"] if self.sync.is_local else found["state"]
             one.load_state_dict({**found, "state": own})

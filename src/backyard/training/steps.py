@@ -2,7 +2,8 @@
 
 After the last unit that this member has, its sum is reduced over the group, and when every member is known to
 hold the same result it is applied: that is a commit. When the group breaks, the survivors meet in the next
-one, conclude from what each of them has whether the step counts (``runs.commit``), and go on.
+one, conclude from what each of them has whether the step counts (``runs.commit``), and go on. In rounds, a
+member goes ahead with the next one's units while the sum is on its way.
 """
 
 from __future__ import annotations
@@ -13,75 +14,37 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import torch
 
 from backyard.checkpoint.state import Parts, digest
 from backyard.core.decoding import decode
-from backyard.core.errors import CollectiveError, ProtocolError, RunError
+from backyard.core.errors import CollectiveError, ProtocolError
 from backyard.core.units import counted
 from backyard.runs.commit import Verdict, Word, conclude
-from backyard.runs.leases import Unit, lease
-from backyard.training.anchoring import ADOPT_EVERY, Anchoring
+from backyard.runs.leases import Unit, fingerprint
+from backyard.training.anchoring import ADOPT_EVERY
 from backyard.training.beyond import Outward
 from backyard.training.circle import Circle
+from backyard.training.dealing import deal
+from backyard.training.flight import Flight
 from backyard.training.healing import give_state, receive_state, sketch
-from backyard.training.journal import Journal, Logged
-from backyard.training.norms import Norms
-from backyard.training.nursery import Healed, Newcomer, Nursing, Result
+from backyard.training.held import UNREADABLE, Held, read_held
+from backyard.training.journal import Journal
+from backyard.training.nurse import Nurse, be_nursed
+from backyard.training.nursery import Healed, Newcomer, Result
 from backyard.training.pace import Pace
-from backyard.training.rounds import Rounds
 from backyard.training.saving import Saving
-from backyard.training.scaling import Scaling
 from backyard.training.squeeze import Squeeze
-from backyard.training.state import TrainingState
-from backyard.training.sums import Sums
+from backyard.training.streams import Stream
 from backyard.training.sync import Sync
 from backyard.training.trace import Trace
+from backyard.training.trained import Training
 
 log = logging.getLogger("backyard.training")
 
-_UNREADABLE = "what a member of the group says cannot be read"
-
-
-class Held(msgspec.Struct, frozen=True, array_like=True):
-    """What a member says once it holds the result of a step."""
-
-    step: int
-    digest: bytes
-    newest: int  # the newest generation that it knows of
-    speed: float  # samples per second
-    logged: Logged
-    saves: bool = False  # it is time for a checkpoint; the first member's word counts
-    state: bytes = b""  # a hash of a part of its model, before the step
-    samples: int = 0  # of the step
-    keeps: bool = False  # it can save: the first worker of its machine, with a disk
-    nursery: int = 0  # the newest attempt to heal newcomers that it knows of
-
-
-class Data(Protocol):
-    """What there is to train with; ``step`` counts batches from the beginning."""
-
-    def units(self, step: int, period: int = 1) -> tuple[Unit, ...]: ...
-
-    def steps(self, step: int, period: int) -> int:
-        """How many are left of a round of so many that begins there."""
-
-
-class Training(NamedTuple):
-    """What is trained, and all that a commit moves."""
-
-    data: Data
-    sums: Sums
-    rounds: Rounds
-    norms: Norms
-    state: TrainingState
-    scaling: Scaling
-    anchoring: Anchoring
-    optimizer_steps: list[Callable[..., Any]]
-    scheduler_steps: list[Callable[..., Any]]
+_END_S = 5.0
 
 
 class Steps:
@@ -107,23 +70,29 @@ class Steps:
         self._held = b""
         self._claimed: set[int] = set()
         self._units: tuple[Unit, ...] = ()
-        self._nursing: Nursing | None = None
-        self._nursery = 0
-        self._told: set[int] = set()  # the nurseries that members knew of at the last commit
+        self._flight: Flight[list[Held]] | None = None
+        self._next_units: tuple[Unit, ...] = ()  # while it is on its way
+        self._ahead: set[int] = set()  # of them, those that this member has computed
+        self._aheads: dict[int, frozenset[int]] = {}  # of every rank, from an earlier group
+        self._window = b""
+        self.deals = 0  # how often units were dealt anew because a group had changed
+        self._nurse = Nurse(circle)
         self._newcomer = Newcomer()
         self._trace = Trace()
-        circle.on_told = self._told_in_meeting
 
     def claim(self, unit: Unit, weight: float, *, is_whole: bool = True) -> None:
         """Its gradients are there: they count from now on, and nobody else's for it.
 
         If not ``is_whole``, they are a part of them, and the next ones belong to the same unit.
         """
-        self._sums.take(weight, asked_for=is_whole and self._rounds.is_on)
+        if self._rounds.is_on:
+            self._rounds.take(weight)
+        else:
+            self._sums.take(weight)
         if not is_whole:
             return
         self._norms.end(unit.number)
-        self._claimed.add(unit.number)
+        (self._claimed if self._flight is None else self._ahead).add(unit.number)
         self.pending = [one for one in self.pending if one.number != unit.number]
         if self._rounds.is_on:
             self._rounds.note(unit.size, is_last=not self.pending, clip=self.clip)
@@ -136,6 +105,18 @@ class Steps:
     def want(self, sync: Sync) -> None:
         """The planner's word, from a thread of its own."""
         self.wanted = sync
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to finish."""
+        return not self.pending or (self._flight is not None and self._flight.has_ended)
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """The step whose units are pending, and the batches before it."""
+        if self._flight is None:
+            return self.done, self._state.covered
+        return self.done + 1, self._state.covered + self._batches_at_hand()
 
     @property
     def travels_early(self) -> bool:
@@ -152,16 +133,56 @@ class Steps:
 
     def state_digest(self) -> str:
         """Of everything that a commit may change."""
-        return digest(self._state.parts(self.done)).hex()
+        with self._rounds.committed():
+            return digest(self._state.parts(self.done)).hex()
 
     def finish(self) -> None:
-        """Reduce, hear that all hold the result, apply; or meet in the next group and see."""
+        """Reduce, hear that all hold the result, apply; or meet in the next group and see.
+
+        In rounds the result may come later; if one is on its way, it is waited for, and nothing more: the
+        script may look at it before the next leaves.
+        """
+        if self._flight is not None:
+            self.settle()
+            return
+        work = self._departing()
+        if self._may_go_ahead():
+            self._flight = Flight(work)
+            self._rounds.go_ahead()
+            self._next_units = self._training.data.units(self.at[1], self._state.sync.period)
+            self.pending = self._dealt(self._next_units, self._aheads)
+            self._aheads = {}
+            return
         try:
-            words = self._reduce()
+            words = work()
         except CollectiveError as error:
             log.info("step %d was not reduced by everybody: %s", self.done, error.message)
             self.meet(error)
             return
+        self._commit(words)
+
+    def settle(self) -> None:
+        """Wait for what is on its way, and commit it."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        try:
+            words = flight.result()
+        except CollectiveError as error:
+            log.info("step %d was not reduced by everybody: %s", self.done, error.message)
+            self._rounds.turn_back(self.clip)
+            self.meet(error)
+            return
+        self._rounds.land()
+        self._commit(words)
+
+    def close(self) -> None:
+        """The script is over. A thread with torch's C++ on its stack would abort the interpreter."""
+        if self._flight is not None and not self._flight.has_ended:
+            self._circle.abort()
+            self._flight.wait(_END_S)
+
+    def _commit(self, words: Sequence[Held]) -> None:
         self._apply(words)
         try:
             self._follow_up(words)
@@ -171,50 +192,54 @@ class Steps:
             return
         if max(word.newest for word in words) > self._circle.generation:
             self.meet()
+            return
+        self._rounds.go_on()
 
-    def _reduce(self) -> list[Held]:
-        """What every member says of the sum once it has it."""
-        self._rounds.hand_in()
+    @property
+    def overlaps(self) -> bool:
+        """Whether members may go ahead in rounds. What norms see of units is told with the step."""
+        return not self._norms.width and not isinstance(self._training.data, Stream)
+
+    def _may_go_ahead(self) -> bool:
+        """From what all members know alike."""
+        alone = self._circle.world == 1
+        if alone or not self._rounds.is_on or not self.overlaps or self._state.coming is not None:
+            return False
+        return self._training.data.may_go_ahead(self._state.covered + self._batches_at_hand())
+
+    def _departing(self) -> Callable[[], list[Held]]:
+        """Sums what was handed in, and returns what every member says of it; from any thread."""
+        self._rounds.hand_in(self.clip)
         self._table = self._norms.packed(len(self._units))
         sync = self._state.sync
         wish = None
         if self._circle.rank == 0 and self.wanted is not None and self._pace.is_known:
-            batch = sum(unit.size for unit in self._units) // max(1, self._batches_at_hand())
-            wish = self.wanted.dealt(batch, self._circle.world)
+            wish = self.wanted.dealt(self._training.data.batch, self._circle.world)
         coded = partial(self._sum_coded, sync) if sync.is_encoded else None
-        self._sums.reduce(self._circle, self._table, coded, wish)
-        self._held = self._sums.digest(self.done)
-        self._trace.hold(self._circle, len(self._units))
         word = Held(
             self.done,
-            self._held,
-            self._circle.newest(),
+            b"",
+            0,
             self._pace.speed(),
-            self._journal.of_step(self.done - 1),
+            dict(self._journal.of_step(self.done - 1)),
             self._saving.is_due(),
-            self._state.window(self.done),
+            self._window if self._rounds.is_on else self._state.window(self.done),
             sum(unit.size for unit in self._units),
             self._saving.keeps,
-            self._circle.nursery(),
+            units=fingerprint(self._claimed),
         )
-        said = [
-            decode(_held, data, _UNREADABLE) for data in self._circle.gather(msgspec.msgpack.encode(word))
-        ]
-        if {one.step for one in said} != {self.done}:
-            raise RunError("members of one group are at different steps", hint="Report this.")
-        if len({one.samples for one in said}) > 1:
-            raise RunError(
-                f"members count {', '.join(str(one.samples) for one in said)} samples in step {self.done}",
-                hint="Give them the same data: a stream must yield the same items on every machine.",
-            )
-        states = 1 if self._anchoring.mixed else len({one.state for one in said})
-        if len({one.digest for one in said}) > 1 or states > 1:
-            raise RunError(
-                f"members hold different bits at step {self.done}",
-                hint="The script may change the model differently on each. If your optimizer computes "
-                "differently on their processors, call backyard.init(mixed=True).",
-            )
-        return said
+
+        def work() -> list[Held]:
+            self._sums.reduce(self._circle, self._table, coded, wish)
+            self._held = self._sums.digest(self.done)
+            self._trace.hold(self._circle, len(self._units))
+            newest, nursery = self._circle.newest(), self._circle.nursery()
+            mine = msgspec.structs.replace(word, digest=self._held, newest=newest, nursery=nursery)
+            said = self._circle.gather(msgspec.msgpack.encode(mine))
+            count, mixed = len(self._units), self._anchoring.mixed
+            return read_held(said, step=self.done, units=count, mixed=mixed)
+
+        return work
 
     def _sum_coded(self, sync: Sync, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._squeeze.sum(self._circle, sync, self.done, pairs, self._sums.parts())
@@ -222,9 +247,7 @@ class Steps:
     def _apply(self, words: Sequence[Held]) -> None:
         """The commit. From here on the step counts."""
         batches = self._batches_at_hand()
-        if self._nursing is not None:
-            tensors = [*self._sums.result(), self._table.clone()]
-            self._nursing.note(Result(self.done + 1, self._state.epoch, self.clip, tensors, batches))
+        self._nurse.note(lambda: self._result(batches))
         self._squeeze.keep()
         self._take_effect(self.clip, batches)
         units = self._claimed
@@ -236,28 +259,31 @@ class Steps:
             notice()
         self._trace.note(self._state, self.done, units)
 
+    def _result(self, batches: int) -> Result:
+        tensors = [*self._sums.result(), self._table.clone()]
+        return Result(self.done + 1, self._state.epoch, self.clip, tensors, batches)
+
     def _follow_up(self, words: Sequence[Held]) -> None:
         """What belongs between two steps; all members come to the same conclusions from the same words."""
-        told = {word.nursery for word in words}
+        has_changed = self._nurse.hear({word.nursery for word in words})
         saves = words[0].saves
-        if self._anchoring.mixed and (saves or told != self._told or self.done % ADOPT_EVERY == 0):
+        if self._anchoring.mixed and (saves or has_changed or self.done % ADOPT_EVERY == 0):
             self._anchoring.adopt(self._circle, self.done)
-        self._told = told
         if saves:
             keepers = [rank for rank, word in enumerate(words) if word.keeps]
             if self._state.sync.is_encoded:
                 self._state.residuals = self._squeeze.pooled(self._circle, self._sums.parts())
             self._saving.save(self._circle, keepers, self._state, self.done)
             self._state.residuals = {}
-        self._nurse(told)
+        self._nurse.nurse(lambda: self._state.parts(self.done), self.done)
 
     def _batches_at_hand(self) -> int:
         return self._training.data.steps(self._state.covered, self._state.sync.period)
 
     def _take_effect(self, clip: float | None, batches: int) -> None:
         """The sum over all members becomes a step; newcomers who follow do just this."""
-        word = self._sums.word()
         self._norms.commit(self._table)
+        word = self._sums.word()
         if self._rounds.is_on:
             batches = self._rounds.apply(batches)
         else:
@@ -269,9 +295,12 @@ class Steps:
         self._go_forward(batches)
         self._sums.release()
         self.done += 1
-        if word is not None and word != self._state.sync:
-            log.warning("from step %d on: %s", self._state.covered, word.sentence())
-            self._state.adopt(word)
+        was_local = self._rounds.is_on
+        adopted = self._state.hear(word)
+        if adopted is not None:
+            log.warning("from step %d on: %s", self._state.covered, adopted.sentence())
+        if self._rounds.is_on != was_local:
+            self._squeeze.take({})  # what a codec lost of gradients is no part of a change, nor the other way
 
     def _go_forward(self, batches: int) -> None:
         for _ in range(batches):
@@ -285,38 +314,40 @@ class Steps:
         self._go_forward(outward.begin())
 
     def _forget_step(self) -> None:
-        self._held, self._claimed = b"", set()
+        """The next one is at hand; this member may be in the midst of it."""
+        self._held, self._claimed, self._ahead = b"", self._ahead, set()
         self._rounds.forget()
         self._sums.clear()
-        self._deal({})
+        self._see_window()
+        if self._next_units:
+            self._units, self._next_units = self._next_units, ()
+        else:
+            self._deal(self._aheads)
+            self._aheads = {}
+
+    def _see_window(self) -> None:
+        """Of what is committed, as long as the model is that."""
+        self._window = self._state.window(self.done) if self._rounds.is_on else b""
 
     def _deal(self, claimed: dict[int, frozenset[int]]) -> None:
         self._units = self._training.data.units(self._state.covered, self._state.sync.period)
-        world, mine = self._circle.world, self._circle.rank
-        shares = self._pace.shares if len(self._pace.shares) == world else [1.0] * world
-        dealt = lease(self._units, claimed, shares, self._pace.due(world))
-        counts = [len(dealt[rank]) + len(claimed.get(rank, ())) for rank in range(world)]
-        for rank in self._pace.dealt(counts) if len(self._units) >= world else ():
-            if mine in (0, rank):
-                log.warning(
-                    "member %d is too slow to be waited for (%.3g samples/s, all together %.3g): it gets no "
-                    "units for a while, and is tried again",
-                    rank,
-                    shares[rank],
-                    sum(shares),
-                )
-        self.pending = [self._units[number] for number in dealt[mine]]
+        self.pending = self._dealt(self._units, claimed)
+
+    def _dealt(self, units: Sequence[Unit], claimed: dict[int, frozenset[int]]) -> list[Unit]:
+        return deal(units, claimed, self._pace, self._circle.world, self._circle.rank)
 
     # groups
 
     def meet(self, broken: CollectiveError | None = None) -> None:
         """Until a group holds in which everybody has concluded the same and has the state."""
+        self.deals += 1
+        self._next_units = ()
         self._norms.end(None)
         self._sums.forget_unit()
         self._rounds.set_aside()
         while True:
             if self._fresh:
-                self._be_nursed()
+                be_nursed(self._circle, self._newcomer, self._state.most_bytes, self._load, self._follow)
             self._circle.meet(broken)
             try:
                 verdict = self._conclude()
@@ -337,17 +368,19 @@ class Steps:
             nursed=self._newcomer.done >= 0,
             speed=self._pace.speed(),
             arithmetic=self._anchoring.arithmetic,
+            ahead=tuple(sorted(self._ahead)),
+            epoch=(self._state.epoch, self._state.epoch_began),
         )
         said = self._circle.gather(msgspec.msgpack.encode(word))
-        verdict = conclude([decode(_word, data, _UNREADABLE) for data in said])
+        verdict = conclude([decode(_word, data, UNREADABLE) for data in said])
         log.info("generation %d of %d: %s", self._circle.generation, self._circle.world, verdict.why)
-        self._pace.begin_group(verdict.speeds)
-        self._told = {0}
+        self._nurse.begin_group()
         if not word.fresh:
             if verdict.apply and self.done < verdict.done:
                 self._apply(())
             elif not verdict.apply:
                 self._held = b""
+        self._pace.begin_group(verdict.speeds)  # after all that only some members do
         return verdict
 
     def _heal(self, verdict: Verdict) -> None:
@@ -382,50 +415,20 @@ class Steps:
         if self._fresh:
             self._sums.clear()
         self._fresh = False
+        if verdict.epoch > (self._state.epoch, self._state.epoch_began):  # others have begun another one
+            self._state.epoch, self._state.epoch_began = verdict.epoch
         claimed = dict(enumerate(verdict.claimed))
-        self._claimed = set(claimed[mine])
-        self._rounds.take_up(goes_on=bool(self._claimed))
+        self._squeeze.begin_group()
+        self._claimed, self._ahead = set(claimed[mine]), set(verdict.ahead[mine])
+        self._aheads = dict(enumerate(verdict.ahead))
+        self._see_window()
+        self._rounds.take_up(goes_on=bool(self._claimed), is_ahead=bool(self._ahead))
         if not self._claimed:
             self._sums.clear()
             self._norms.units.clear()
         self._deal(claimed)
 
     # newcomers
-
-    def _nurse(self, told: set[int]) -> None:
-        """After a commit at which all members know of the same newcomers: begin to heal them, or again."""
-        if len(told) != 1 or told == {self._nursery}:
-            return
-        (number,) = told
-        if not number:
-            if self._nursing is not None and self._circle.newest() <= self._circle.generation:
-                self._nursing.finish()  # they are gone
-                self._nursing = None
-            return
-        opener = self._circle.nursery_opener(number)
-        if opener is None:
-            return  # there is a newer attempt already
-        self._nursery = number
-        if self._nursing is None or self._nursing.is_stale:
-            self._nursing = Nursing(self._state.parts(self.done), self.done)
-        self._nursing.begin(opener)
-
-    def _told_in_meeting(self, nursery: int) -> None:
-        if self._nursing is not None:
-            self._nursing.finish()
-            self._nursing = self._nursing if nursery else None
-
-    def _be_nursed(self) -> None:
-        """Before this worker is let in: get the state, and follow the others, who go on meanwhile."""
-        while (room := self._circle.await_nursery()) is not None:
-            try:
-                most = self._state.most_bytes
-                self._newcomer.be_nursed(room, most, self._load, self._follow, self._circle.say_near)
-            except (CollectiveError, ProtocolError) as error:
-                log.info("healing is tried again: %s", error.message)
-                self._circle.nursery_broke()
-            finally:
-                room.close()
 
     def _load(self, parts: Parts) -> int:
         self.done = self._state.load(parts)
@@ -445,4 +448,3 @@ class Steps:
 
 
 _word = msgspec.msgpack.Decoder(Word)
-_held = msgspec.msgpack.Decoder(Held)

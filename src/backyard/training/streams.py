@@ -38,6 +38,10 @@ class Stream:
     def __len__(self) -> int:
         raise TypeError("a stream has no length; count steps with run.done")
 
+    @property
+    def batch(self) -> int:
+        return self._batch
+
     def units(self, step: int, period: int = 1) -> tuple[Unit, ...]:
         """None where the epoch is over."""
         first, items = self._read(step, period)
@@ -45,6 +49,10 @@ class Stream:
 
     def steps(self, step: int, period: int) -> int:
         return -(-len(self._read(step, period)[1]) // self._batch)
+
+    def may_go_ahead(self, step: int) -> bool:
+        """It has read no further than what is at hand."""
+        return False
 
     def is_over(self, epoch: int, done: int) -> bool:
         if epoch != self._state.epoch:

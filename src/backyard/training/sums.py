@@ -134,13 +134,20 @@ class Sums:
     def weigh(self, weight: float) -> None:
         self._weight = weight
 
-    def take(self, weight: float, *, asked_for: bool = False) -> None:
+    def take(self, weight: float) -> None:
         """Add this unit's gradients, which are means over it, with its weight; and let go of them.
 
         Those that travel already are only kept: in nearly every step they need not be added here at all.
-        Nor those that are ``asked_for`` at once, with `give_own` or `settle`.
         """
         self._circle, self._kept_weight = None, weight
+        self._kept += self.collect()
+        self.local_weight[0] += weight
+        if not self._travelling:
+            self.settle()
+
+    def collect(self) -> list[tuple[int, torch.Tensor]]:
+        """The gradients that backward has left, by parameter; the parameters let go of them."""
+        found = []
         for number, parameter in enumerate(self.parameters):
             gradient = parameter.grad
             if gradient is None:
@@ -151,12 +158,10 @@ class Sums:
                     hint="A unit's gradient is only a part of the step's. Use run.clip_grad_norm(...) once "
                     "before the loop; it clips the gradient of the whole batch.",
                 )
-            self._kept.append((number, gradient))
+            found.append((number, gradient))
             parameter.grad = None
-        self.local_weight[0] += weight
         self._versions.clear()
-        if not self._travelling and not asked_for:
-            self.settle()
+        return found
 
     def settle(self) -> None:
         """What was kept becomes part of the local sum."""
@@ -167,14 +172,14 @@ class Sums:
         self._is_dirty = self._is_dirty or bool(self._kept)
         self._kept.clear()
 
-    def fill(self, after: Sequence[torch.Tensor], weight: float) -> None:
-        """The local sum is this instead: what was changed from each parameter to this, with one weight."""
+    def fill(self, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], weight: float) -> None:
+        """The local sum is this instead: by how much each parameter was lowered, with one weight."""
         self.clear()
-        for number, one in enumerate(after):
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
             _, kind, first, last = self._places[number]
             place = self.local[kind][first:last]
-            place.copy_(self.parameters[number].detach().reshape(-1))
-            place.sub_(one.reshape(-1)).mul_(weight)
+            place.copy_(old.detach().reshape(-1))
+            place.sub_(new.detach().reshape(-1)).mul_(weight)
         self.local_weight[0] = weight
         self._is_dirty = True
 
@@ -214,31 +219,31 @@ class Sums:
         also: torch.Tensor,
         coded: Callable[[Sequence[tuple[torch.Tensor, torch.Tensor]]], None] | None,
     ) -> None:
+        travelling, self._travelling = self._travelling, []  # units of the next step may come meanwhile
+        is_spoiled = self._is_spoiled
         try:
             if self._broken is not None:
                 raise self._broken
-            if len(self._travelling) < len(self._buckets):
+            if len(travelling) < len(self._buckets):
                 self.settle()
             if coded is not None:
                 coded([(flat, self.total[kind]) for kind, flat in self.local.items()])
-            for bucket in self._buckets[len(self._travelling) :] if coded is None else ():
+            for bucket in self._buckets[len(travelling) :] if coded is None else ():
                 span = slice(bucket.first, bucket.last)
                 self.total[bucket.kind][span].copy_(self.local[bucket.kind][span])
-                self._travelling.append(circle.begin_sum(self.total[bucket.kind][span]))
+                travelling.append(circle.begin_sum(self.total[bucket.kind][span]))
             self.total_weight.copy_(self.local_weight)
-            self.total_weight[1] = self._is_spoiled
-            self._travelling.append(circle.begin_sum(self.total_weight))
+            self.total_weight[1] = is_spoiled
+            travelling.append(circle.begin_sum(self.total_weight))
             if also.numel():
-                self._travelling.append(circle.begin_sum(also))
-            for one in self._travelling:
+                travelling.append(circle.begin_sum(also))
+            for one in travelling:
                 one.wait()
         except CollectiveError:
-            for one in self._travelling:  # none may write into a buffer that is used again
+            for one in travelling:  # none may write into a buffer that is used again
                 with contextlib.suppress(CollectiveError):
                     one.wait()
             raise
-        finally:
-            self._travelling.clear()
 
     def result(self) -> list[torch.Tensor]:
         """A copy of the sum over all members, before it is divided."""
@@ -269,29 +274,12 @@ class Sums:
         """The mean gradient of the whole batch becomes each parameter's; ``scale`` divides it first."""
         for flat in self.total.values():
             flat.mul_(1.0 / (float(self.total_weight[0]) * scale))
-        factor = _clipping(self.total.values(), clip)
+        factor = clipping(self.total.values(), clip)
         for flat in self.total.values() if factor != 1.0 else ():
             flat.mul_(factor)
         for number, parameter in enumerate(self.parameters):
             _, kind, first, last = self._places[number]
             parameter.grad = self.total[kind][first:last].view_as(parameter).to(parameter.dtype)
-
-    def give_own(self, clip: float | None) -> float:
-        """The mean gradient of what is in the local sum becomes each parameter's; its weight."""
-        weight = float(self.local_weight[0])
-        if self._kept and not self._is_dirty:  # of one unit alone: it is the mean already
-            factor = _clipping((gradient for _, gradient in self._kept), clip)
-            for number, gradient in self._kept:
-                self.parameters[number].grad = gradient if factor == 1.0 else gradient * factor
-            self.clear()
-            return weight
-        self.settle()
-        for kind, flat in self.local.items():
-            self.total[kind].copy_(flat)
-        self.total_weight.copy_(self.local_weight)
-        self.give(clip)
-        self.clear()
-        return weight
 
     def release(self) -> None:
         for parameter in self.parameters:
@@ -334,7 +322,12 @@ def _is_finite(flat: torch.Tensor) -> bool:
     return bool(torch.isfinite(flat).all())
 
 
-def _clipping(tensors: Iterable[torch.Tensor], most: float | None) -> float:
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """In the form in which gradients are added."""
+    return tensor.to(_WIDE.get(tensor.dtype, tensor.dtype))
+
+
+def clipping(tensors: Iterable[torch.Tensor], most: float | None) -> float:
     """What a gradient of these tensors is multiplied with, so that its norm is at most this."""
     if most is None:
         return 1.0

@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
-from backyard.checkpoint.files import Checkpoints, Facts
+from backyard.checkpoint.files import Checkpoints, Facts, write_model
 from backyard.checkpoint.state import Parts, digest, dismantle
 from backyard.core.errors import AgentError, RunError
 from backyard.identity import NodeKey
@@ -171,3 +172,14 @@ def test_what_cannot_be_written_spoils_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"], "no draft is left"
     assert kept.newest() is not None
     assert not blocked.is_busy
+
+
+def test_weights_that_two_layers_share_are_saved_under_both_names(tmp_path: Path) -> None:
+    embedding = torch.nn.Embedding(5, 3)
+    head = torch.nn.Linear(3, 5, bias=False)
+    head.weight = embedding.weight
+    model = torch.nn.ModuleDict({"embedding": embedding, "head": head})
+    write_model(model.state_dict(), tmp_path / "model.safetensors", {})
+    found = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(found["embedding.weight"], found["head.weight"])
+    assert torch.equal(found["head.weight"], head.weight)

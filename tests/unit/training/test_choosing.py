@@ -47,7 +47,10 @@ def test_slow_links_get_rounds_that_a_session_can_run(mbps: float) -> None:
     assert found.sync.is_local
     assert found.sync.is_encoded
     assert found.sync.inner == 8
-    assert not found.plan.is_overlapped
+    assert found.plan.is_overlapped
+    blocking = choose(mesh(SPEEDS, mbps), MODEL, PROFILE, "auto", Calibration(), overlaps=False)
+    assert not blocking.plan.is_overlapped
+    assert blocking.sync.period > found.sync.period
     assert len(found.plan.order) == 4
     assert found.plan.utilisation >= 0.9
     slower = choose(mesh(SPEEDS, mbps / 4), MODEL, PROFILE, "auto", Calibration()).sync
@@ -94,6 +97,18 @@ def test_nothing_is_planned_before_steps_were_seen(monkeypatch: pytest.MonkeyPat
     assert watched.wanted[0].is_local
     watched.commit(20, step_s=0.1)
     assert watched.surveys == 1, "the same machines are not planned for again"
+
+
+def test_one_that_is_left_alone_goes_back_to_exact_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, 20.0)
+    watched.commit(WARM + 1, step_s=0.1)
+    (rounds,) = watched.wanted
+    for _ in range(2):
+        watched.chooser.note(Seen(2, rounds, (8.0,), ("",), 2.5))
+    assert watched.wanted[1:] == [Sync()]
+    watched.chooser.note(Seen(2, Sync(), (8.0,), ("",), 2.5))
+    watched.chooser.note(Seen(2, Sync(), (8.0,), ("",), 2.5))
+    assert len(watched.wanted) == 2
 
 
 def test_long_steps_need_not_be_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,10 +149,9 @@ def test_what_is_saved_is_what_was_committed() -> None:
         one.optimizer.step()
         if one.run.sync.is_local and len(one.run._steps._claimed) == 8:  # in the middle of a round
             here = one.flat.clone()
-            digest = one.hashes[-1]
-            assert one.run.state_digest() != digest, "its own progress"
+            assert one.run.state_digest() == one.hashes[-1]
             with one.run._steps.committed():
-                assert one.run.state_digest() == digest
+                assert not torch.equal(one.flat, here), "that was its own progress"
             assert torch.equal(one.flat, here)
             return
     raise AssertionError("no round was seen")
@@ -247,3 +246,34 @@ def test_rounds_and_a_grad_scaler_do_not_go_together() -> None:
     with pytest.raises(RunError, match="GradScaler") as caught:
         run.prepare(net, torch.optim.SGD(net.parameters(), 0.1), loader, torch.amp.GradScaler("cpu"))
     assert "bfloat16" in caught.value.hint
+
+
+def test_a_short_last_batch_changes_no_local_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.unit.training.test_rounds.SAMPLES", 91)
+    inner: set[int] = set()
+
+    def member(seat: Seat) -> None:
+        one = Training(seat, Sync(period=5))
+        one.run.on_commit(lambda run: inner.add(run.sync.inner))
+        one.train(3)
+
+    together(2, member)
+    assert inner == {BATCH // 2}
+
+
+def test_what_a_codec_lost_of_changes_is_no_part_of_a_gradient() -> None:
+    def member(seat: Seat) -> Training:
+        one = Training(seat, Sync(period=3, codec="int4"))
+        one.run._steps.on_commit.append(lambda: _go_back(one))
+        return one.train(2)
+
+    members = together(2, member)
+    assert [one.run.sync for one in members] == [Sync(codec="exact")] * 2
+    assert members[0].hashes == members[1].hashes
+    for one in members:
+        assert not one.run._steps._squeeze._feedback.state_dict()["residuals"]
+
+
+def _go_back(one: Training) -> None:
+    if one.run.done > 10:
+        one.run._steps.wanted = Sync()

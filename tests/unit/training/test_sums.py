@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from backyard.core.errors import PeerLost, RunError
+from backyard.training.own_sum import OwnSum
 from backyard.training.sums import Sums, Travelling
 
 
@@ -137,35 +138,35 @@ def test_the_norm_is_that_of_the_whole() -> None:
 def test_a_units_own_gradients_need_no_sum(clip: float | None) -> None:
     """Of one unit alone they are the mean; of two, the mean is made."""
     given = []
-    for settled in (False, True):
+    for halves in (False, True):
         model = _model()
-        sums = Sums(model.parameters())
+        own = OwnSum(Sums(model.parameters()))
         _backward(model, 1)
         kept = [parameter.grad for parameter in model.parameters()]
-        sums.take(3.0, asked_for=True)
-        if settled:
-            sums.settle()
-        assert sums.give_own(clip) == 3.0
-        if clip is None and not settled:
+        own.take(1.0 if halves else 3.0)
+        if halves:
+            _backward(model, 1)
+            own.take(2.0)
+        assert own.give(clip) == 3.0
+        assert own.is_empty
+        if clip is None and not halves:
             assert all(one.grad is own for one, own in zip(model.parameters(), kept, strict=True))
         given.append([parameter.grad for parameter in model.parameters()])
-        assert not sums.local_weight.any()
-        assert not any(flat.any() for flat in sums.local.values())
     torch.testing.assert_close(*given)
 
 
 def test_units_of_one_local_step_are_weighed() -> None:
     model = _model()
-    sums = Sums(model.parameters())
-    own = []
+    own = OwnSum(Sums(model.parameters()))
+    came = []
     for seed, weight in ((1, 3.0), (2, 1.0)):
         _backward(model, seed)
-        own.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
-        sums.take(weight, asked_for=True)
-        if seed == 1:
-            sums.settle()
-    assert sums.give_own(None) == 4.0
-    wanted = [(3 * first + second) / 4 for first, second in zip(*own, strict=True)]
+        came.append(
+            [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        )
+        own.take(weight)
+    assert own.give(None) == 4.0
+    wanted = [(3 * first + second) / 4 for first, second in zip(*came, strict=True)]
     torch.testing.assert_close([parameter.grad for parameter in model.parameters()], wanted)
 
 

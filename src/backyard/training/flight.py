@@ -1,0 +1,41 @@
+"""A sum that is on its way while this member trains on, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Flight(Generic[Result]):
+    """Everything that the sum needs must be left alone until it has ended."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work = work
+        self._result: Result | None = None
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._fly, name="backyard-sum", daemon=True)
+        self._thread.start()
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self, seconds: float | None = None) -> None:
+        self._thread.join(seconds)
+
+    def result(self) -> Result:
+        """Waits for it; raises what it ended with."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        assert self._result is not None
+        return self._result
+
+    def _fly(self) -> None:
+        try:
+            self._result = self._work()
+        except BaseException as error:  # noqa: BLE001  # told to whoever waits
+            self._failure = error
