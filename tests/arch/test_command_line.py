@@ -22,8 +22,10 @@ FROZEN = {
     "doctor": _JSON,
     "down": _JSON,
     "export": {"run", "folder"},
+    "hub expel": {"member", "--name"},
     "hub follow": {"invite", "--name", "--host", "--port"},
     "hub hand-over": {"node", "--name"},
+    "hub pardon": {"member", "--name"},
     "hub status": {"--name", *_JSON},
     "hub up": {
         *("script", "arguments", "--name", "--host", "--port", "--address", "--uses", "--round", "--codec"),

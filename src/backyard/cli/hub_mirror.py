@@ -13,6 +13,7 @@ from backyard.cli.hub_places import kept_hub, start_hub, top_folder
 from backyard.cli.identity import machine_key
 from backyard.cli.kept import LEFT, say, until_left
 from backyard.core.config import load_settings
+from backyard.core.errors import HubError
 from backyard.identity.node_id import NodeId
 
 
@@ -48,12 +49,18 @@ def hand_over(*, node: str, name: str) -> int:
     """The owner's word that another hub goes on for this one. Made in advance, it outlives this machine."""
     require_hub_parts()
     from backyard.hub.follow import make_succession
-    from backyard.hub.founding import hub_key
+    from backyard.hub.founding import hub_key, owner_of
     from backyard.hub.seating import member_key
 
     settings = load_settings()
-    hub = hub_key(kept_hub(name, settings)).id
+    directory = kept_hub(name, settings)
+    hub = hub_key(directory).id
     owner = member_key(machine_key(settings), hub)
+    if str(owner.id) != owner_of(directory):
+        raise HubError(
+            f"this machine is not the owner of {directory.name}, and its word would count nowhere",
+            hint="Run it where the run was begun.",
+        )
     click.echo(make_succession(owner, hub, NodeId.parse(node), int(time.time())))
     say("on the other machine, when this hub is gone: backyard hub take-over WORD")
     return 0

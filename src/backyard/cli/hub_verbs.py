@@ -76,6 +76,26 @@ def _take_over(word: str, name: str) -> int:
     return hub_mirror.take_over(word=word, name=name)
 
 
+@hub_group.command("pardon")
+@_name
+@click.argument("member")
+def _pardon(member: str, name: str) -> int:
+    """Let MEMBER (its name, or how its id begins) out of quarantine. The hub must be up."""
+    from backyard.cli import hub_owner
+
+    return hub_owner.pardon(member=member, name=name)
+
+
+@hub_group.command("expel")
+@_name
+@click.argument("member")
+def _expel(member: str, name: str) -> int:
+    """Send MEMBER (its name, or how its id begins) away, until it is pardoned. The hub must be up."""
+    from backyard.cli import hub_owner
+
+    return hub_owner.expel(member=member, name=name)
+
+
 @hub_group.command("status")
 @_name
 @_as_json

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import math
 import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -43,7 +44,7 @@ from backyard.hub.signing import Nonces, Signed, request_signature, sign_respons
 from backyard.identity.keys import NodeKey
 
 logger = logging.getLogger(__name__)
-_BODIES_AT_ONCE = 16
+_BODIES_AT_ONCE, _BODIES_OF_ONE = 16, 2
 _BODY_DEADLINE_S = 120.0
 _LONGEST_WAIT_S = 60.0
 _SMALL = 64 << 10
@@ -72,6 +73,7 @@ class Reception:
         hub.on_commit = self._metrics.note_version
         self._nonces = Nonces(hub.clock())
         self._bodies = asyncio.Semaphore(_BODIES_AT_ONCE)
+        self._own_bodies = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(_BODIES_OF_ONE))
         self._requests = Allowance(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
         self._joins = Allowance(_JOINS_PER_S, _JOINS_AT_ONCE)
 
@@ -102,6 +104,7 @@ class Reception:
             *for_anybody,
             route("/v1/members", "POST", self._join, _SMALL),
             route("/v1/members/{node}/pardon", "POST", self._pardon, 0),
+            route("/v1/members/{node}/expel", "POST", self._expel, 0),
             route("/v1/replica", "GET", self._replica, 0),
             route("/v1/leave", "POST", self._leave, 0),
             route("/v1/leases", "POST", self._lease, _SMALL),
@@ -155,11 +158,16 @@ class Reception:
         path = request.scope["raw_path"].decode("latin-1")
         query = request.scope["query_string"].decode("latin-1")
         signed = verify_request(request.method, path, query, request.headers, self._hub.id)
-        self._nonces.take(signed, self._hub.clock(), self._hub.now())
         node = str(signed.node)
-        self._limit(self._requests, node if node in self._hub.members else "strangers")
-        if node not in self._hub.members:
+        is_member = node in self._hub.members
+        if not is_member:  # before anything of a stranger's is remembered
+            self._limit(self._requests, "strangers")
             most = min(most, _SMALL)
+        self._nonces.take(signed, self._hub.clock(), self._hub.now())
+        if is_member:  # after it: who repeats what a member signed does not use up what is the member's
+            self._limit(self._requests, node)
+        if node != self._hub.founding.owner:  # who alone sends a layout
+            most = min(most, PIECE_BYTES)
         return Said(node, await self._body(request, signed, most, held))
 
     def _limit(self, allowance: Allowance, name: str) -> None:
@@ -177,7 +185,7 @@ class Reception:
             raise HubRefused(413, "length", f"{most} bytes are possible here", hint=_LESS)
         body = b""
         if most > _SMALL and (int(length) > _SMALL or "transfer-encoding" in request.headers):
-            await held.enter_async_context(self._bodies)
+            await self._take_place(request, str(signed.node), held)
         if most:
             try:
                 async with asyncio.timeout(_BODY_DEADLINE_S):
@@ -187,6 +195,14 @@ class Reception:
         if hashlib.sha256(body).digest() != signed.digest:
             raise HubRefused(401, "digest", "the body is not the one that was signed", hint="Send it again.")
         return body
+
+    async def _take_place(self, request: Request, node: str, held: contextlib.AsyncExitStack) -> None:
+        """For a body that may count. Nobody has so many places that the others wait for him."""
+        self._hub.member(node)
+        if "upload" in request.path_params:
+            self._intake.progress(node, _upload_name(request))
+        await held.enter_async_context(self._own_bodies[node])
+        await held.enter_async_context(self._bodies)
 
     # The routes.
 
@@ -199,14 +215,24 @@ class Reception:
         return await self._hub.head(None if after is None else int(after), wait)
 
     async def _join(self, request: Request, said: Said) -> msgspec.Struct:
-        self._limit(self._joins, "all")
-        return await self._hub.join(said.node, decode_message(Join, said.body))
+        message = decode_message(Join, said.body)
+        if self._hub.has_invited(message.token):  # an invented one costs those who are invited nothing
+            self._limit(self._joins, "all")
+        return await self._hub.join(said.node, message)
 
     async def _pardon(self, request: Request, said: Said) -> msgspec.Struct:
-        if said.node != self._hub.founding.owner:
-            raise HubRefused(403, "role", "only the owner may do this", hint="Ask the owner of the hub.")
+        self._check_owner(said)
         await self._hub.pardon(str(request.path_params["node"]))
         return self._hub.description()
+
+    async def _expel(self, request: Request, said: Said) -> msgspec.Struct:
+        self._check_owner(said)
+        await self._hub.expel(str(request.path_params["node"]))
+        return self._hub.description()
+
+    def _check_owner(self, said: Said) -> None:
+        if said.node != self._hub.founding.owner:
+            raise HubRefused(403, "role", "only the owner may do this", hint="Ask the owner of the hub.")
 
     async def _replica(self, request: Request, said: Said) -> msgspec.Struct:
         after = _number(request, "after", 1 << 40)

@@ -23,7 +23,14 @@ from backyard.core.errors import HandshakeError, HubAway, HubError, HubRefused, 
 from backyard.core.printable import printable
 from backyard.hub.blobs import hash_file
 from backyard.hub.courtesy import Pace
-from backyard.hub.messages import MOST_MESSAGE_BYTES, Head, Problem, decode_message, encode_message
+from backyard.hub.messages import (
+    MOST_MESSAGE_BYTES,
+    PIECE_BYTES,
+    Head,
+    Problem,
+    decode_message,
+    encode_message,
+)
 from backyard.hub.pinning import context_for
 from backyard.hub.signing import sign_request, verify_response
 from backyard.identity.keys import NodeKey
@@ -106,6 +113,11 @@ class HubClient:
     def address(self) -> str:
         """The one that answered last."""
         return self._addresses[0]
+
+    @property
+    def piece_bytes(self) -> int:
+        """As much of a file as goes at once: what the cap of this line lets through in half a minute."""
+        return self._pace.bytes_in(_ANSWER_S) or PIECE_BYTES
 
     def close(self) -> None:
         while self._lines:

@@ -100,9 +100,7 @@ class Contributor:
         if taken:
             self.contributed += 1
             self.samples += samples
-            self._await_newer(state)
-        else:
-            self._pull(state)
+        self._pull(state, _POLL_S if taken else 0.0)
         return self._next_lease(state)
 
     def leave(self) -> None:
@@ -159,18 +157,10 @@ class Contributor:
             self._version = step.version
         return head
 
-    def _await_newer(self, state: torch.Tensor) -> None:
-        """Until there is a version after the one that we began from, or the run is over."""
-        waiting = self._client.waiting("the others of this round")
-        before = self._version
-        while True:
-            head = self._pull(state, _POLL_S)
-            if self._version != before or head.finished:
-                return
-            waiting.note(head.waits_for or "the round is not closed yet")
-
     def _next_lease(self, state: torch.Tensor) -> Lease | None:
+        """Whoever has delivered is told to wait for the others of its round, unless that came to nothing."""
         waiting = self._client.waiting("samples to train")
+        others = self._client.waiting("the others of this round")
         while True:
             assert self._version is not None
             request = LeaseRequest(samples_per_s=self._speed, version=self._version)
@@ -181,6 +171,9 @@ class Contributor:
                     return None
                 if error.kind not in ("behind", "delivered", "all-lent", "no-base"):
                     raise
+                if error.kind == "delivered":
+                    others.note(self._pull(state, _POLL_S).waits_for or "the round is not closed yet")
+                    continue
                 if error.kind != "behind":
                     waiting.pause(error.message, error.retry_s)
                 self._pull(state)

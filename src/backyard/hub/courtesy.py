@@ -93,6 +93,10 @@ class Pace:
             return 1 << 18
         return int(min(1 << 18, max(1 << 10, self._rate * _BURST_S)))
 
+    def bytes_in(self, seconds: float) -> int:
+        """So many at most; 0 without a cap."""
+        return int(self._rate * seconds)
+
     def delay(self, size: int, now: float) -> float:
         """How long to wait before so many bytes are sent."""
         if not self._rate:

@@ -31,6 +31,10 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
     code: Sha256 | None = None
     kept: tuple[Sha256, ...] = ()  # blobs that belong to the code
 
+    @property
+    def blobs(self) -> set[str]:
+        return {*self.kept, *([self.code] if self.code else [])}
+
 
 def found_hub(
     directory: Path,
@@ -76,6 +80,15 @@ def has_hub(directory: Path) -> bool:
         log.close()
 
 
+def owner_of(directory: Path) -> str:
+    """Of the run whose hub, or whose mirror, is in this directory."""
+    log = Log(directory)
+    try:
+        return _founding(log, directory).owner
+    finally:
+        log.close()
+
+
 def hub_key(directory: Path) -> NodeKey:
     """The key that invites pin: the hub's own, not its machine's."""
     return NodeKey.load_or_create(private_directory(directory) / KEY_FILE)
@@ -96,9 +109,7 @@ def invite_to(
     """A new invite to the hub in this directory; it may be running."""
     log = Log(directory)
     try:
-        founding = read_fact(log.read().facts, "founding", Founding)
-        if founding is None:
-            raise HubError(f"there is no hub in {directory}", hint="Found one with `backyard hub up`.")
+        founding = _founding(log, directory)
         expires = int(time.time() + valid_s)
         invite, grant = make_invite(
             tuple(addresses), hub_key(directory).id, founding.name, role=role, uses=uses, expires=expires
@@ -107,3 +118,10 @@ def invite_to(
         return invite
     finally:
         log.close()
+
+
+def _founding(log: Log, directory: Path) -> Founding:
+    founding = read_fact(log.read().facts, "founding", Founding)
+    if founding is None:
+        raise HubError(f"there is no hub in {directory}", hint="Found one with `backyard hub up`.")
+    return founding

@@ -30,11 +30,10 @@ from backyard.hub.finishing import Figures
 from backyard.hub.log import MOST_SEEN, Arrival, Log, Seen, change
 from backyard.hub.messages import PIECE_BYTES, Declaration, Layout, Progress, Step, check_layout
 from backyard.hub.pool import trained
-from backyard.hub.rounds import BASE_THERE, BEGIN_AGAIN, Delivered, Lent, Refuse, behind, lease_for, weight_of
+from backyard.hub.rounds import BASE_THERE, BEGIN_AGAIN, Delivered, Refuse, behind, lease_for, weight_of
 from backyard.hub.service import Hub
 
 logger = logging.getLogger(__name__)
-_MOST_UPLOADS = 20_000
 _MOST_BASE_BYTES = 1 << 42
 _ABANDONED_S = 86_400.0
 # The optional check of an update that is about to count: the file and the version it begins from.
@@ -77,10 +76,10 @@ class Intake:
             await self._check_update(node, declared)
         if declared.lease is not None:
             await self._hub.step(rounds.Heard(declared.lease))
-        if found is None:
-            self._forget_some()
-            found = self._uploads[name] = _Upload(node, declared, self._directory / name)
-        return _progress(name, found)
+        if name not in self._uploads:
+            self._forget_others(node, name)
+            self._uploads[name] = _Upload(node, declared, self._directory / name)
+        return _progress(name, self._uploads[name])
 
     def progress(self, node: str, name: str) -> Progress:
         return _progress(name, self._find(node, name))
@@ -89,6 +88,8 @@ class Intake:
         """A piece. Again after a lost answer is harmless; a wrong place is refused with the right one."""
         upload = self._find(node, name)
         async with upload.lock:
+            if self._find(node, name) is not upload:
+                raise _no_upload()
             if upload.done is not None:
                 return upload.done
             here, size = upload.offset(), upload.declared.size
@@ -144,7 +145,6 @@ class Intake:
 
     async def _take_update(self, name: str, upload: _Upload) -> Progress:
         declared, hub, node = upload.declared, self._hub, upload.node
-        member = hub.member(node)
         figures = await self._measured(node, upload.path, declared.version)
         norm = figures.norm / math.sqrt(max(1, declared.samples))
         seen_before, terms = hub.seen, hub.founding.terms
@@ -153,13 +153,13 @@ class Intake:
             verdict = await asyncio.to_thread(self._held_out, upload.path, declared.version)
         if verdict.kind:
             await self._refuse(node, verdict.kind, verdict.reason)
-        lent = self._lease_for(node, declared)
+        update = _delivered(node, declared)
+        lent = lease_for(hub.state, update)
         if isinstance(lent, Refuse):
             raise lent.error()
         usual = usual_norm(hub.seen)
         scale = fitting_scale(norm, usual, terms)
         await asyncio.to_thread(hub.blobs.adopt, upload.path, declared.sha256)
-        update = Delivered(name, node, lent.id, declared.version, declared.samples, declared.trained)
         seen = Seen(
             node=node,
             lease=lent.id,
@@ -177,10 +177,11 @@ class Intake:
             sketch=figures.sketch,
             loss=declared.loss,
         )
-        after = after_acceptance(member, declared.samples)
         weight = declared.samples * weight_of(behind(hub.state, declared.version))
-        hub.arrivals[name] = arrival
         try:
+            # As it is now: it may have been refused, or sent away, since this one began to arrive.
+            after = after_acceptance(hub.member(node), declared.samples)
+            hub.arrivals[name] = arrival
             changes = [
                 change(Log.put_arrival, arrival),
                 change(Log.put_member, after),
@@ -189,9 +190,11 @@ class Intake:
             await hub.step(rounds.Arrived(update), changes)
         except HubRefused:
             hub.arrivals.pop(name, None)
-            hub.blobs.remove(declared.sha256)
+            # What is being merged may become a blob of the same name.
+            if not hub.state.closing and declared.sha256 not in hub.needed_blobs():
+                hub.blobs.remove(declared.sha256)
             raise
-        hub.members[node] = after
+        hub.members[node] = after_acceptance(hub.members[node], declared.samples)
         hub.seen = [*hub.seen, seen][-MOST_SEEN:]
         size = declared.size
         return Progress(id=name, offset=size, size=size, accepted=True, weight=weight, clipped=scale)
@@ -224,39 +227,58 @@ class Intake:
 
     async def _check_update(self, node: str, declared: Declaration) -> None:
         self._hub.member(node)
+        if declared.layout is not None or declared.course is not None:
+            raise HubRefused(422, "schema", "an update has no layout and no course", hint=_SAME_VERSION)
         named = self._hub.state.lent.get(declared.lease or "")
         if named is not None and named.node != node:
             await self._refuse(node, "forged", "it was sent for another member's lease", 403)
-        lent = self._lease_for(node, declared)
+        lent = lease_for(self._hub.state, _delivered(node, declared))
         if isinstance(lent, Refuse):
             await self._hub.note(node, lent.kind, lent.message)
             raise lent.error()
+        if declared.sha256 in self._hub.own_blobs():
+            await self._refuse(node, "copy", "these bytes are a part of the run already")
         most = (await self._hub.finisher()).most_bytes()
         if declared.size > most:
             await self._refuse(node, "size", f"it has {declared.size} bytes, {most} are possible", 413)
 
-    def _lease_for(self, node: str, declared: Declaration) -> Lent | Refuse:
-        return lease_for(self._hub.state, node, declared.lease or "", declared.version, declared.samples)
-
     def _find(self, node: str, name: str) -> _Upload:
         found = self._uploads.get(name)
         if found is None or found.node != node:
-            raise HubRefused(404, "upload", "there is no such upload", hint="Declare it: POST /v1/uploads.")
+            raise _no_upload()
         return found
 
-    def _forget_some(self) -> None:
-        """Those that are done, and those whose lease is over: their files go."""
-        if len(self._uploads) < _MOST_UPLOADS and len(self._uploads) <= 2 * len(self._hub.members) + 16:
-            return
-        for name, upload in list(self._uploads.items()):
-            if upload.declared.lease is not None and upload.declared.lease not in self._hub.state.lent:
-                upload.path.unlink(missing_ok=True)
-                del self._uploads[name]
+    def _forget_others(self, node: str, name: str) -> None:
+        """Each member has one upload. What it began before goes, also from before this process."""
+        mine = [one for one, upload in self._uploads.items() if upload.node == node]
+        if any(self._uploads[one].lock.locked() for one in mine):
+            said = "the upload before this one is not done yet"
+            raise HubRefused(503, "busy", said, hint="Try again in a second.", retry_s=1.0)
+        for one in mine:
+            del self._uploads[one]
+        for file in self._directory.glob(f"{_owned(node)}*"):
+            if file.name != name:
+                file.unlink(missing_ok=True)
 
 
 def _name(node: str, declared: Declaration) -> str:
-    told = f"{node} {declared.kind} {declared.lease} {declared.sha256} {declared.size}"
-    return hashlib.sha256(told.encode()).hexdigest()[:32]
+    told = f"{declared.kind} {declared.lease} {declared.sha256} {declared.size}"
+    return _owned(node) + hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def _no_upload() -> HubRefused:
+    return HubRefused(404, "upload", "there is no such upload", hint="Declare it: POST /v1/uploads.")
+
+
+def _owned(node: str) -> str:
+    """How the names of a member's uploads begin."""
+    return hashlib.sha256(node.encode()).hexdigest()[:16]
+
+
+def _delivered(node: str, declared: Declaration) -> Delivered:
+    """What it would be for its round."""
+    lease, name = declared.lease or "", _name(node, declared)
+    return Delivered(name, node, lease, declared.version, declared.samples, declared.trained)
 
 
 def _progress(name: str, upload: _Upload) -> Progress:

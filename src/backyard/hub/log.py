@@ -23,7 +23,7 @@ from backyard.hub.blobs import FREE_SPACE_HINT
 from backyard.hub.invites import Grant
 from backyard.hub.messages import Role, Span, Step
 from backyard.hub.pool import Pool
-from backyard.hub.rounds import Delivered, Lent
+from backyard.hub.rounds import Count, Delivered, Discard, Effect, Lend, Lent, Return
 
 FILE_NAME = "hub.db"
 _FORM = 1
@@ -329,3 +329,18 @@ def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
 def change(method: Callable[..., None], *arguments: Any) -> Callable[[Log], None]:
     """A change for a `Writer`: ``change(Log.put_lease, lease)``."""
     return lambda log: method(log, *arguments)
+
+
+def changes_of(effects: Iterable[Effect]) -> Changes:
+    """What a decision of the rounds changes, without its pool."""
+    found: Changes = []
+    for effect in effects:
+        if isinstance(effect, Lend):
+            found.append(change(Log.put_lease, effect.lease))
+        elif isinstance(effect, Return):
+            found.append(change(Log.end_lease, effect.lease))
+        elif isinstance(effect, Discard):
+            found.append(change(Log.end_arrival, effect.update))
+        elif isinstance(effect, Count):
+            found.append(change(Log.end_lease, effect.update.lease))
+    return found

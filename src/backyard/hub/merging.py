@@ -27,6 +27,7 @@ from backyard.hub.vectors import MAGIC, Form, VectorFile
 
 _LEAST_SKETCHED = 4 * SKETCH  # numbers: fewer do not tell a copy from agreement
 _MOST_WEIGHT = 3.0  # times the median one, if a stranger takes part
+_MOST_AMONG_FRIENDS = 10.0
 T = TypeVar("T")
 
 
@@ -99,20 +100,21 @@ def trimmed_mean(rows: torch.Tensor, weights: Sequence[float], trim: float) -> t
     return (kept * shares).sum(dim=0).div_(shares.sum(dim=0))
 
 
-def capped(weights: Sequence[float]) -> list[float]:
+def capped(weights: Sequence[float], times: float = _MOST_WEIGHT) -> list[float]:
     """Nobody weighs much more than the middle one."""
     middle = sorted(weights)[(len(weights) - 1) // 2]
-    return [min(one, _MOST_WEIGHT * middle) for one in weights]
+    return [min(one, times * middle) for one in weights]
 
 
 def merged_chunk(inputs: Sequence[Input], index: int, trim: float | None) -> torch.Tensor:
     """The mean of a chunk of all updates; ``trim`` is None among friends."""
     if trim is None:
-        rows = ((one.file.chunk(index), one.weight) for one in inputs)
-        scaled = (
-            (values.mul_(one.scale), weight) for (values, weight), one in zip(rows, inputs, strict=True)
+        weights = capped([one.weight for one in inputs], _MOST_AMONG_FRIENDS)
+        rows = (
+            (one.file.chunk(index).mul_(one.scale), weight)
+            for one, weight in zip(inputs, weights, strict=True)
         )
-        return weighted_mean(scaled, inputs[0].file.form.sizes(index))
+        return weighted_mean(rows, inputs[0].file.form.sizes(index))
     stacked = torch.stack([one.file.chunk(index).mul_(one.scale) for one in inputs])
     return trimmed_mean(stacked, [one.weight for one in inputs], trim)
 

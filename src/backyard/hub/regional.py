@@ -109,10 +109,13 @@ class PassUp(OuterStep):
             loss=mean_loss(parts),
         )
         self._blobs.remove(outcome.momentum)
+        is_refused = False
         try:
             self._parent.push(declaration)
         except HubRefused as error:
             logger.warning("the parent refused the region's update: %s", error.message)
+            is_refused = True
+            self._parent.lease = None  # the region takes another one
         finally:
             self._blobs.remove(outcome.step.sha256)
         if self._feedback is not None and self._feedback != outcome.feedback:
@@ -121,7 +124,12 @@ class PassUp(OuterStep):
         steps: tuple[Step, ...] = ()
         while not steps:
             steps = self._parent.steps(closed.head.number, _POLL_S)
-        first, *others = mirrored(self._parent, steps, self._terms.base_every, closed.time)
+            if is_refused:  # there may be no version after this one before the region delivers again
+                break
+        versions = mirrored(self._parent, steps, self._terms.base_every, closed.time)
+        if is_refused:
+            return Merged(tuple(versions), (), refused)
+        first, *others = versions
         counted = msgspec.structs.replace(
             first, members=len(parts), samples=declaration.samples, loss=declaration.loss
         )
@@ -151,30 +159,44 @@ def found_region(directory: Path, parent: Parent, description: Description, owne
 
 async def run_region(hub: Hub, parent: Parent) -> None:
     """For as long as the run goes on: sync, lease, deal out, and let the rounds pass up what they make."""
-    while (description := await asyncio.to_thread(parent.describe)).layout is None:
-        await asyncio.sleep(_PAUSE_S)
-    assert description.course is not None
+    description: Description | None = None
     while True:
         try:
-            await _sync(hub, parent, description)
-            assert hub.version is not None
-            version, wished = hub.version, await _wished(hub)
-            if not wished:  # a lease without members would only keep the others waiting
-                continue
-            rate = wished / description.terms.round_s
-            lease = await asyncio.to_thread(parent.take_lease, rate, version)
-            hub.covered = lease.covered  # by others, too
-            await hub.step(rounds.Supplied(lease.spans))
-            await hub.newer(version, lease.void_s)
-        except HubRefused as error:
-            if error.kind == "finished":
-                await _sync(hub, parent, description)
-                await hub.step(rounds.Ended())
+            if description is None or description.layout is None:
+                description = await asyncio.to_thread(parent.describe)
+            if description.layout is None:
+                await asyncio.sleep(_PAUSE_S)
+            elif await _is_over_after(hub, parent, description):
                 return
+        except HubRefused as error:
             await asyncio.sleep(max(error.retry_s, 0.1))
         except BackyardError as error:
             logger.warning("%s", error.message)
             await asyncio.sleep(_PAUSE_S)
+        except Exception:  # whatever it is, the region must not end without a word
+            logger.exception("the region could not go on, it is tried again")
+            await asyncio.sleep(_PAUSE_S)
+
+
+async def _is_over_after(hub: Hub, parent: Parent, description: Description) -> bool:
+    """A round of the region; whether the run is over."""
+    await _sync(hub, parent, description)
+    assert hub.version is not None
+    version, wished = hub.version, await _wished(hub)
+    if not wished:  # a lease without members would only keep the others waiting
+        return False
+    try:
+        lease = await asyncio.to_thread(parent.take_lease, wished / description.terms.round_s, version)
+    except HubRefused as error:
+        if error.kind != "finished":
+            raise
+        await _sync(hub, parent, description)
+        await hub.step(rounds.Ended())
+        return True
+    hub.covered = lease.covered  # by others, too
+    await hub.step(rounds.Supplied(lease.spans))
+    await hub.until(lambda: hub.version != version or parent.lease is None, lease.void_s)
+    return False
 
 
 async def _wished(hub: Hub) -> int:

@@ -19,9 +19,9 @@ from backyard.core.errors import HubRefused
 from backyard.core.units import format_duration
 from backyard.hub.messages import Course, Span, Terms
 from backyard.hub.pool import Pool, give_back, samples_left, take, trained, without
+from backyard.hub.portions import LONGEST, fitting, rounded, seconds_for
 
 _UPLOAD_S = 180.0  # between two pieces, which may wait for a busy hub
-_GROWTH = 4  # times the samples of the last lease at most: a claimed speed is believed by and by
 
 
 class Lent(msgspec.Struct, frozen=True, array_like=True):
@@ -61,6 +61,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     waiting: Mapping[str, Delivered] = {}
     closing: tuple[Delivered, ...] = ()  # that are being merged
     quorum_at: float | None = None
+    since: float = 0.0  # when the round began
+    asked: Mapping[str, float] = {}  # when each member last asked for a lease, also in vain
     usual: Mapping[str, int] = {}  # the samples of each member's last delivered lease
     is_region: bool = False  # its samples come from a parent, who also says when it is over
     wishes: Mapping[str, int] = {}  # samples that would fit for each who asked since a region was supplied
@@ -202,7 +204,7 @@ def decide(state: State, event: Event, now: float) -> Decision:
     elif isinstance(event, Ended):
         found = Decision(_replace(state, is_region=False), (), "the run is over")
     elif isinstance(event, Supplied):
-        found = _supply(state, event.spans)
+        found = _supply(state, event.spans, now)
     elif isinstance(event, Asked):
         found = _ask(state, event, now)
     elif isinstance(event, Arrived):
@@ -211,11 +213,13 @@ def decide(state: State, event: Event, now: float) -> Decision:
         found = _hear(state, event.lease, now)
     elif isinstance(event, GaveUp):
         own = tuple(one for one in state.lent.values() if one.node == event.node)
-        found = _give_back(state, own, "its member gave it up")
+        asked = {node: when for node, when in state.asked.items() if node != event.node}
+        found = _give_back(_replace(state, asked=asked), own, "its member gave it up")
     elif isinstance(event, Dropped):
         found = Decision(_replace(state, pool=give_back(state.pool, event.spans)), (), "")
     elif isinstance(event, Committed):
-        closed = _replace(state, version=event.version, closing=(), quorum_at=None)
+        around = {node: state.asked[node] for node in _around(state, now)}
+        closed = _replace(state, version=event.version, closing=(), quorum_at=None, since=now, asked=around)
         found = Decision(closed, (), f"version {event.version} is committed")
     elif isinstance(event, MergeFailed):
         again = {one.id: one for one in state.closing} | dict(state.waiting)
@@ -259,6 +263,8 @@ def next_moment(state: State, now: float) -> float:
     moments += [one.overdue for one in state.lent.values() if one.overdue > now]
     if state.quorum_at is not None:
         moments.append(state.quorum_at + state.terms.grace * state.terms.round_s)
+    if state.waiting and _absent(state, now):
+        moments.append(state.since + state.terms.grace * state.terms.round_s)
     return min(moments, default=now + 60.0)
 
 
@@ -266,21 +272,25 @@ def _ask(state: State, event: Asked, now: float) -> Decision:
     course, version = state.course, state.version
     if course is None or version is None:
         return Decision(state, (NO_BASE,), NO_BASE.message)
+    state = _replace(state, asked={**state.asked, event.node: now})
     if event.version != version:
         said = f"version {event.version} was asked for, the head is {version}"
         return _refused(state, "behind", said, "Pull the head, then ask again.")
     if any(one.node == event.node for one in (*state.waiting.values(), *state.closing)):
         return _refused(state, "delivered", "the update of this round is here already", _NEXT, 1.0)
-    wish = _fitting(state, event)
+    others = [state.usual[one] for one in _around(state, now) if one != event.node and one in state.usual]
+    wish = fitting(state.terms, course, event.samples_per_s, state.usual.get(event.node, 0), others)
     if state.is_region:
         state = _replace(state, wishes={**state.wishes, event.node: wish})
     own = next((one for one in state.lent.values() if one.node == event.node), None)
+    if own is not None and own.version == version:  # or whoever asks often enough is waited for for ever
+        return Decision(state, (Lend(own),), f"the lease of {own.samples} samples again")
     if own is not None:  # it begins again: the same samples, from the head
         samples, spans, pool = own.samples, own.spans, state.pool
         name = own.id
     else:
         name = event.lease
-        spans, pool = take(state.pool, course, _rounded(course, wish * state.part))
+        spans, pool = take(state.pool, course, rounded(course, wish * state.part))
         samples = sum(span.size for span in spans)
     if not samples:
         if state.is_finished:
@@ -289,30 +299,11 @@ def _ask(state: State, event: Asked, now: float) -> Decision:
             )
         wait = 1.0 if state.is_region else 5.0
         return _refused(state, "all-lent", "others hold all samples that are left", _WAIT, wait)
-    rate = event.samples_per_s
-    seconds = (samples / rate if rate else 3 * state.terms.round_s) * (
-        1 + state.terms.grace
-    ) + state.terms.slack_s
+    seconds = seconds_for(state.terms, samples, event.samples_per_s)
     void = now + seconds * (2 + state.terms.stale_limit)
     lease = Lent(name, event.node, version, spans, seconds, now + seconds, void, void)
     after = _replace(state, pool=pool, lent={**state.lent, name: lease})
     return Decision(after, (Lend(lease),), f"{samples} samples from version {version}, {seconds:.1f} s")
-
-
-def _fitting(state: State, event: Asked) -> int:
-    """Samples that fit the round's time."""
-    assert state.course is not None
-    batch, usual = state.course.batch, state.usual.get(event.node)
-    first = state.terms.first_batches * batch
-    most = _GROWTH * usual if usual else first
-    wanted = event.samples_per_s * state.terms.round_s if event.samples_per_s else usual or first
-    return _rounded(state.course, min(wanted, most))
-
-
-def _rounded(course: Course, samples: float) -> int:
-    """A batch at least. Not whole ones: who trains few in a round would end it long before the others."""
-    grain = max(1, course.batch // 8)
-    return max(course.batch, int(samples) // grain * grain)
 
 
 def behind(state: State, version: int) -> int:
@@ -327,7 +318,7 @@ def _found(state: State, course: Course) -> Decision:
     return Decision(after, (), "the owner's base is version 0")
 
 
-def _supply(state: State, spans: tuple[Span, ...]) -> Decision:
+def _supply(state: State, spans: tuple[Span, ...], now: float) -> Decision:
     assert state.course is not None
     effects: tuple[Effect, ...] = (
         *(Return(name) for name in state.lent),
@@ -336,23 +327,32 @@ def _supply(state: State, spans: tuple[Span, ...]) -> Decision:
     pool = Pool(state.course.samples * state.course.epochs, spans)
     supply, wished = sum(span.size for span in spans), sum(state.wishes.values())
     part = min(1.0, supply / wished) if wished else 1.0
-    after = _replace(state, pool=pool, lent={}, waiting={}, quorum_at=None, wishes={}, part=part)
+    after = _replace(state, pool=pool, lent={}, waiting={}, quorum_at=None, since=now, wishes={}, part=part)
     return Decision(after, effects, f"{supply} samples to deal out, of {wished} that members wish for")
 
 
-def lease_for(state: State, node: str, name: str, version: int, samples: int) -> Lent | Refuse:
-    """The lease that an update of so many samples from this version is for, or why there is none."""
-    lease = state.lent.get(name)
-    if lease is None or lease.node != node:
+def lease_for(state: State, update: Delivered) -> Lent | Refuse:
+    """The lease that an update is for, or why there is none."""
+    lease = state.lent.get(update.lease)
+    if lease is None or lease.node != update.node:
         return Refuse("lease-over", "the lease of this update is over", BEGIN_AGAIN)
-    if version != lease.version or not 0 < samples <= lease.samples:
+    if update.version != lease.version or not 0 < update.samples <= lease.samples:
         said = f"the lease is for {lease.samples} samples from version {lease.version}"
         return Refuse("lease-differs", said, BEGIN_AGAIN)
+    if _rest(lease, update) is None:
+        return Refuse("lease-differs", "it is not about samples of its lease", BEGIN_AGAIN)
     return lease
 
 
+def _rest(lease: Lent, update: Delivered) -> list[Span] | None:
+    """What the update is not about; None if it is about other samples than the lease's."""
+    rest = without(lease.spans, update.spans or trained(lease.spans, update.samples))
+    left = sum(span.size for span in rest or ())
+    return rest if left == lease.samples - update.samples else None
+
+
 def _arrive(state: State, update: Delivered) -> Decision:
-    lease = lease_for(state, update.node, update.lease, update.version, update.samples)
+    lease = lease_for(state, update)
     if isinstance(lease, Refuse):
         return Decision(state, (lease,), lease.message)
     late = behind(state, update.version)
@@ -361,14 +361,11 @@ def _arrive(state: State, update: Delivered) -> Decision:
         said = f"the update is {late} versions behind, {state.terms.stale_limit} are possible"
         refuse = Refuse("stale", said, BEGIN_AGAIN)
         return Decision(returned.state, (*returned.effects, refuse), returned.reason)
-    rest = without(lease.spans, update.spans or trained(lease.spans, update.samples))
-    if rest is None or sum(span.size for span in rest) != lease.samples - update.samples:
-        return _refused(state, "lease-differs", "it is not about samples of its lease", BEGIN_AGAIN)
     after = _replace(
         state,
         lent={name: one for name, one in state.lent.items() if name != lease.id},
         waiting={**state.waiting, update.id: update},
-        pool=give_back(state.pool, rest),
+        pool=give_back(state.pool, _rest(lease, update) or ()),
         usual={**state.usual, update.node: update.samples},
     )
     return Decision(after, (Count(update, late),), f"an update of {update.samples} samples, {late} behind")
@@ -404,10 +401,26 @@ def _expected(state: State, now: float) -> list[Lent]:
     return [one for one in state.lent.values() if now < one.overdue]
 
 
+def _around(state: State, now: float) -> list[str]:
+    """Members that asked for a lease in the time of the last rounds."""
+    longest = LONGEST * state.terms.round_s + state.terms.slack_s
+    return [node for node, when in state.asked.items() if now - when <= longest]
+
+
+def _absent(state: State, now: float) -> list[str]:
+    """Who still fetches the version that just came, as far as one knows: whoever trains in no time at all
+    does not make the next ones alone meanwhile."""
+    is_late = now >= state.since + state.terms.grace * state.terms.round_s
+    if is_late or state.course is None or not samples_left(state.pool, state.course):
+        return []
+    known = {one.node for one in state.lent.values()} | {one.node for one in state.waiting.values()}
+    return [node for node in _around(state, now) if node not in known]
+
+
 def _close(state: State, now: float) -> Decision:
     if not state.waiting or state.closing:
         return Decision(state, (), "")
-    here, out = len(state.waiting), len(_expected(state, now))
+    here, out = len(state.waiting), len(_expected(state, now)) + len(_absent(state, now))
     if not out:
         why = f"all {here} updates that were expected are here"
     elif here < math.ceil(state.terms.quorum * (here + out)):

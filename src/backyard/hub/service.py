@@ -35,6 +35,7 @@ from backyard.hub.log import (
     Seen,
     Writer,
     change,
+    changes_of,
     read_fact,
 )
 from backyard.hub.messages import (
@@ -49,8 +50,8 @@ from backyard.hub.messages import (
     LeaseRequest,
     Terms,
 )
-from backyard.hub.pool import Pool
-from backyard.hub.rounds import Close, Count, Decision, Discard, Event, Lend, Refuse, Return, State, decide
+from backyard.hub.recalling import covered_by, recalled
+from backyard.hub.rounds import Close, Decision, Discard, Event, Lend, Refuse, State, decide
 from backyard.identity.node_id import NodeId
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class Hub:
         self._tasks: set[asyncio.Task[None]] = set()
         self._epoch = 0  # of the state: a merge that began before it was read anew does not count
         self._reloading = asyncio.Lock()
+        self._joining = asyncio.Lock()
         self._pause = _FIRST_PAUSE_S
         self._wake = asyncio.Event()
         self.on_commit: Callable[[Committed], None] = lambda _: None
@@ -110,9 +112,7 @@ class Hub:
             owner = Member(node=founding.owner, name="owner", role="owner", since=self.clock())
             self.members[owner.node] = owner
             await self.write([change(Log.put_member, owner)])
-        named = named_blobs(self.versions) | {one.sha256 for one in self.arrivals.values()}
-        named |= {*founding.kept, *([founding.code] if founding.code else [])}
-        swept = await asyncio.to_thread(self.blobs.sweep, named)
+        swept = await asyncio.to_thread(self.blobs.sweep, self.needed_blobs())
         head = "no base yet" if not self.versions else f"version {self.versions[-1].number}"
         logger.info("the hub of %s begins with %s; %d orphans were swept", founding.name, head, swept)
         self._spawn(self._tick())
@@ -151,14 +151,15 @@ class Hub:
 
     async def head(self, after: int | None, wait: float) -> Head:
         """At once if there is something newer than ``after``; otherwise when there is, or when time is up."""
-        await self._until(lambda: self._has_news(after), wait)
+        await self.until(lambda: self._has_news(after), wait)
         if self.version is None:
             raise rounds.NO_BASE.error()
         steps = steps_after(self.versions, after)
         waits = "" if steps else rounds.waits_for(self.state, names_of(self.members), self.now())
         return Head(version=self.version, steps=steps, waits_for=waits, finished=self.state.is_finished)
 
-    async def _until(self, holds: Callable[[], bool], wait: float) -> None:
+    async def until(self, holds: Callable[[], bool], wait: float) -> None:
+        """Asks again at every version, for so many seconds at most."""
         until = self.now() + wait
         while not holds() and (left := until - self.now()) > 0:
             try:
@@ -172,14 +173,19 @@ class Hub:
     # What members ask for.
 
     async def join(self, node: str, message: Join) -> Joined:
-        grant = use_grant(self._reader.grant(hash_token(message.token)), node, self.clock())
-        member = self.members.get(node)
-        if member is None:
-            member = Member(node=node, name=message.name, role=grant.role, since=self.clock())
-            logger.info("%s (%s) joins as %s", member.name, node[:9], member.role)
-        self.members[node] = member
-        await self.write([change(Log.put_grant, grant), change(Log.put_member, member)])
+        async with self._joining:  # or one use is read by many before the first has used it up
+            grant = use_grant(self._reader.grant(hash_token(message.token)), node, self.clock())
+            member = self.members.get(node)
+            if member is None:
+                member = Member(node=node, name=message.name, role=grant.role, since=self.clock())
+                logger.info("%s (%s) joins as %s", member.name, node[:9], member.role)
+            self.members[node] = member
+            await self.write([change(Log.put_grant, grant), change(Log.put_member, member)])
         return Joined(role=member.role, description=self.description())
+
+    def has_invited(self, token: str) -> bool:
+        """Whether there is such an invite, used up or not."""
+        return self._reader.grant(hash_token(token)) is not None
 
     def member(self, node: str) -> Member:
         """HubRefused for whoever is none, or is in quarantine."""
@@ -222,10 +228,13 @@ class Hub:
 
     # What the parts of the hub use.
 
-    async def newer(self, than: int, wait: float) -> bool:
-        """Whether there is a newer version within so many seconds."""
-        await self._until(lambda: (self.version or 0) > than, wait)
-        return (self.version or 0) > than
+    def needed_blobs(self) -> set[str]:
+        """Of the chain, of the run's code, and of updates that wait."""
+        return self.own_blobs() | {one.sha256 for one in self.arrivals.values()}
+
+    def own_blobs(self) -> set[str]:
+        """What no member may send as its own: the chain and the run's code."""
+        return named_blobs(self.versions) | self.founding.blobs
 
     async def finisher(self) -> Finisher:
         if self._finisher is None:
@@ -239,16 +248,10 @@ class Hub:
         self.state = decision.state
         refusal = next((one for one in decision.effects if isinstance(one, Refuse)), None)
         todo: Changes = [] if refusal else list(changes or [])
+        todo += changes_of(decision.effects)
         for effect in decision.effects:
-            if isinstance(effect, Lend):
-                todo.append(change(Log.put_lease, effect.lease))
-            elif isinstance(effect, Return):
-                todo.append(change(Log.end_lease, effect.lease))
-            elif isinstance(effect, Discard):
+            if isinstance(effect, Discard):
                 self.arrivals.pop(effect.update, None)
-                todo.append(change(Log.end_arrival, effect.update))
-            elif isinstance(effect, Count):
-                todo.append(change(Log.end_lease, effect.update.lease))
         if self.state.pool != before:
             todo.append(change(Log.put_pool, self.state.pool))
         if decision.reason:
@@ -317,10 +320,20 @@ class Hub:
 
     async def pardon(self, node: str) -> None:
         """By the owner's word."""
+        await self._set_quarantine(node, "")
+
+    async def expel(self, node: str) -> None:
+        """By the owner's word, until it pardons. What waits for its round already still counts."""
+        if node == self.founding.owner:
+            raise HubRefused(403, "role", "the owner cannot be sent away", hint="Name another member.")
+        await self._set_quarantine(node, "the owner sent this machine away")
+        await self.step(rounds.GaveUp(node))
+
+    async def _set_quarantine(self, node: str, why: str) -> None:
         member = self.members.get(node)
         if member is None:
             raise HubRefused(404, "member", "nobody has this id here", hint="Copy it from the hub's page.")
-        after = msgspec.structs.replace(member, refusals=0, quarantine="")
+        after = msgspec.structs.replace(member, refusals=0, quarantine=why)
         self.members[node] = after
         await self.write([change(Log.put_member, after)])
 
@@ -350,8 +363,10 @@ class Hub:
         """One transaction: the version, its contributors, and the end of their updates."""
         versions, refused = merged.versions, merged.refused
         spans = tuple(span for one in arrivals if one.update.id in refused for span in one.spans)
-        self.state = decide(self.state, rounds.Dropped(spans), self.now()).state
-        changes: Changes = [change(Log.end_arrival, one.update.id) for one in arrivals]
+        decision = decide(self.state, rounds.Dropped(spans), self.now())
+        self.state = decision.state
+        changes = changes_of(decision.effects)  # of leases that end at this very moment
+        changes += [change(Log.end_arrival, one.update.id) for one in arrivals]
         changes.append(change(Log.put_pool, self.state.pool))
         for place, version in enumerate(versions):
             parts = merged.contributions if place == 0 else ()
@@ -372,8 +387,7 @@ class Hub:
             if one.update.id in refused:
                 verdict = refused[one.update.id]
                 await self.refuse(one.update.node, verdict.kind, verdict.reason)
-        still = named_blobs(self.versions) | {one.sha256 for one in self.arrivals.values()}
-        gone = (before | {one.sha256 for one in arrivals}) - still
+        gone = (before | {one.sha256 for one in arrivals}) - self.needed_blobs()
         await asyncio.to_thread(self.blobs.remove_all, gone)
 
     def _announce(self) -> None:
@@ -386,14 +400,15 @@ class Hub:
             pause = max(0.02, min(30.0, rounds.next_moment(self.state, self.now()) - self.now()))
             self._wake.clear()
             try:
-                await asyncio.wait_for(self._wake.wait(), pause)
+                async with asyncio.timeout(pause):  # wait_for would miss a cancellation at the same moment
+                    await self._wake.wait()
             except TimeoutError:
                 await self._tick_once()
 
     async def _tick_once(self, event: Event = rounds.Ticked()) -> None:  # noqa: B008  # it is immutable
         try:
             await self.step(event)
-        except HubRefused as error:
+        except HubError as error:
             logger.error("%s", error.message)
             await asyncio.sleep(1.0)
 
@@ -419,31 +434,15 @@ class Hub:
         self.is_mirror = FOLLOWS in found.facts and SUCCEEDS not in found.facts
         self.layout = read_fact(found.facts, "layout", Layout)
         self.versions = list(found.versions)
-        self.covered = sum(one.samples for one in self.versions)
         self.members = dict(found.members)
         self.arrivals = {one.update.id: one for one in found.arrivals}
         self.refusals = list(found.refusals)
         self.seen = list(found.seen)
-        now = self.now()
-        self.state = State(
-            terms=founding.terms,
-            course=read_fact(found.facts, "course", Course),
-            version=self.versions[-1].number if self.versions else None,
-            pool=self._read_pool(found.facts),
-            lent={one.id: rounds.renewed(one, founding.terms, now) for one in found.leases},
-            waiting={one.update.id: one.update for one in found.arrivals},
-            is_region=self._is_region,
-            usual={node: one.usual for node, one in found.members.items() if one.usual},
-        )
+        self.state = recalled(found, founding, self.now(), is_region=self._is_region)
+        self.covered = covered_by(found, self.state)
         self._epoch += 1
         self._announce()
 
-    def _read_pool(self, facts: dict[str, bytes]) -> Pool:
-        course = read_fact(facts, "course", Course)
-        if self._is_region and course is not None:  # its parent deals out anew
-            return Pool(course.samples * course.epochs)
-        return read_fact(facts, "pool", Pool) or Pool()
-
 
 _JOIN = "Join with an invite: `backyard join --invite ...`."
-_PARDON = "Ask the owner of the hub to let this machine in again."
+_PARDON = "Ask the owner of the hub to let this machine in again: `backyard hub pardon`."

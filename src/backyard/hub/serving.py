@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from backyard.core.config import load_settings
 from backyard.core.errors import BackyardError, HubError
@@ -32,8 +33,10 @@ from backyard.hub.messages import Join, Joined, Layout, Terms
 from backyard.hub.service import Hub, MakeFinisher
 from backyard.shipping import folder_limits
 
+logger = logging.getLogger(__name__)
 PORT = 52480
 _KEEP_ALIVE_S = 75
+_FIRST_REQUEST_S = 30.0
 _CONNECTIONS = 8192
 _BACKLOG = 2048
 _TLS_BUFFER = 32 << 10
@@ -91,23 +94,27 @@ async def serve_mirror(directory: Path, invite: Invite, listening: Listening) ->
     await asyncio.to_thread(mirror.follow, 0.0)
     hub = Hub(directory, key.id, outer_step)
     hub.read()
-
-    async def follow() -> None:
-        while True:
-            try:
-                await asyncio.to_thread(mirror.follow, _MIRROR_WAIT_S)
-                hub.read()
-            except BackyardError as error:
-                logging.getLogger(__name__).warning("%s", error.message)
-                await asyncio.sleep(_MIRROR_PAUSE_S)
-
-    following = asyncio.create_task(follow())
+    following = asyncio.create_task(keep_following(mirror, hub))
     try:
         app = make_app(Reception(hub, Intake(hub), key))
         await _serve(directory, hub, app, listening)
     finally:
         following.cancel()
         client.close()
+
+
+async def keep_following(mirror: Mirror, hub: Hub, pause_s: float = _MIRROR_PAUSE_S) -> None:
+    """For ever: ``hub`` serves what is mirrored."""
+    while True:
+        try:
+            await asyncio.to_thread(mirror.follow, _MIRROR_WAIT_S)
+            hub.read()
+        except BackyardError as error:
+            logger.warning("%s", error.message)
+            await asyncio.sleep(pause_s)
+        except Exception:  # whatever it is, the copy must not end without a word
+            logger.exception("the hub could not be followed, it is tried again")
+            await asyncio.sleep(pause_s)
 
 
 async def serve_region(directory: Path, invite: Invite, listening: Listening) -> None:
@@ -134,10 +141,28 @@ async def serve_region(directory: Path, invite: Invite, listening: Listening) ->
             client.close()
 
 
+class _Impatient(H11Protocol):
+    """h11, whatever else is installed; and whoever connects asks for something soon."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._late = self.loop.call_later(_FIRST_REQUEST_S, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.cycle is None:
+            self.transport.close()  # type: ignore[unreachable]  # before the first request there is none
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._late.cancel()
+        super().connection_lost(exc)
+
+
 async def _serve(directory: Path, hub: Hub, app: Starlette, listening: Listening) -> None:
     with _listener(listening.host, listening.port) as listener:
         config = uvicorn.Config(
             app,
+            http=_Impatient,
+            ws="none",
             log_level="warning",
             access_log=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
@@ -156,7 +181,7 @@ async def _serve(directory: Path, hub: Hub, app: Starlette, listening: Listening
             config.ssl_context_factory = lambda *_: context
         server = uvicorn.Server(config)
         name, bound = hub.founding.name, listener.getsockname()[1]
-        logging.getLogger(__name__).info("the hub of %s listens at port %d", name, bound)
+        logger.info("the hub of %s listens at port %d", name, bound)
         if listening.with_parent:
             threading.Thread(target=_stop_with_input, args=(server,), daemon=True).start()
         await server.serve(sockets=[listener])

@@ -1,4 +1,4 @@
-"""What `backyard hub up` refuses before it makes anything."""
+"""What `backyard hub` refuses before it makes anything."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from pathlib import Path
 import pytest
 
 from backyard.cli.hub import Wishes, up
-from backyard.cli.hub_places import top_folder
+from backyard.cli.hub_mirror import hand_over
+from backyard.cli.hub_owner import expel, pardon
+from backyard.cli.hub_places import top_folder, write_addresses
+from backyard.cli.identity import machine_key
 from backyard.core.config import load_settings
 from backyard.core.errors import HubError
+from backyard.hub.founding import found_hub, hub_key
+from backyard.hub.log import Log, Member, change
+from backyard.hub.messages import Terms
+from backyard.hub.seating import member_key
+from backyard.identity import NodeKey
+from tests.unit.hub.hub_process import HubProcess
 
 
 def wishes(script: Path, codec: str) -> Wishes:
@@ -30,6 +39,11 @@ def wishes(script: Path, codec: str) -> Wishes:
     )
 
 
+@pytest.fixture
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(tmp_path / "state"))
+
+
 @pytest.mark.parametrize("codec", ["nonsense", "powersgd"])
 def test_a_codec_that_no_hub_can_use(tmp_path: Path, codec: str) -> None:
     script = tmp_path / "train.py"
@@ -38,3 +52,50 @@ def test_a_codec_that_no_hub_can_use(tmp_path: Path, codec: str) -> None:
         up(wishes(script, codec))
     assert "int8" in caught.value.hint
     assert not top_folder(load_settings()).exists()
+
+
+@pytest.mark.usefixtures("_own_state")
+def test_only_the_owners_machine_hands_a_hub_over(capsys: pytest.CaptureFixture[str]) -> None:
+    """A machine that took over keeps the run for its owner; its own word would count nowhere."""
+    settings = load_settings()
+    for name in ("own", "others"):
+        directory = top_folder(settings) / name
+        mine = member_key(machine_key(settings), hub_key(directory).id)
+        found_hub(directory, name, mine.id if name == "own" else NodeKey.generate().id, Terms())
+    successor = str(NodeKey.generate().id)
+    assert hand_over(node=successor, name="own") == 0
+    assert capsys.readouterr().out.startswith("backyard-succession:")
+    with pytest.raises(HubError, match="not the owner"):
+        hand_over(node=successor, name="others")
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_own_state")
+def test_a_quarantine_ends_and_begins_by_the_owners_word(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = load_settings()
+    directory = top_folder(settings) / "fireside"
+    mine = member_key(machine_key(settings), hub_key(directory).id)
+    found_hub(directory, "fireside", mine.id, Terms())
+    ann, bob = (
+        Member(node=str(NodeKey.generate().id), name=name, role="friend", since=0.0, quarantine="too large")
+        for name in ("ann", "bob")
+    )
+    log = Log(directory)
+    log.transact([change(Log.put_member, ann), change(Log.put_member, bob)])
+    hub = HubProcess(directory, None)
+    write_addresses(directory, [hub.address])
+    hub.start()
+    try:
+        assert pardon(member="ann", name="") == 0
+        assert "ann may take part again" in capsys.readouterr().err
+        with pytest.raises(HubError, match="nobody of fireside"):
+            pardon(member="carol", name="")
+        found = log.read().members
+        assert (found[ann.node].quarantine, found[bob.node].quarantine) == ("", "too large")
+        assert expel(member=ann.node[:9], name="") == 0
+        assert "sent this machine away" in log.read().members[ann.node].quarantine
+        with pytest.raises(HubError, match="cannot be sent away"):
+            expel(member="owner", name="")
+    finally:
+        hub.kill()
+        log.close()

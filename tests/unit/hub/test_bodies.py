@@ -10,8 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from backyard.hub.founding import found_hub, hub_key
+from backyard.hub.founding import found_hub
 from backyard.hub.intake import Intake
+from backyard.hub.log import Member
 from backyard.hub.messages import PIECE_BYTES, Progress
 from backyard.hub.serving import running
 from backyard.hub.signing import sign_request
@@ -41,17 +42,23 @@ def test_large_pieces_wait_until_those_before_them_are_answered(
         here -= 1
         return Progress(id=name, offset=len(data), size=PIECE_BYTES)
 
+    def progress(self: Intake, node: str, name: str) -> Progress:
+        return Progress(id=name, offset=0, size=PIECE_BYTES)
+
     async def scene() -> None:
-        async with running(tmp_path) as (_, app):
+        async with running(tmp_path) as (hub, app):
+            for key in keys:
+                node = str(key.id)
+                hub.members[node] = Member(node=node, name="ann", role="friend", since=0.0)
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
-                hub = hub_key(tmp_path).id
-                pieces = [_piece(client, owner, hub, number) for number in range(MANY)]
+                pieces = [_piece(client, keys[number // 2], hub.id, number) for number in range(MANY)]
                 answers = await asyncio.gather(*pieces)
             assert {answer.status_code for answer in answers} == {200}
 
-    owner = NodeKey.generate()
-    found_hub(tmp_path, "fireside", owner.id, TERMS)
+    keys = [NodeKey.generate() for _ in range(MANY // 2)]
+    found_hub(tmp_path, "fireside", keys[0].id, TERMS)
     monkeypatch.setattr(Intake, "append", append)
+    monkeypatch.setattr(Intake, "progress", progress)
     asyncio.run(scene())
     assert 1 < most < MANY // 2
 

@@ -67,6 +67,16 @@ def test_a_trimmed_mean_weighs_what_is_left() -> None:
     assert capped([1.0, 1.0, 100.0]) == [1.0, 1.0, 3.0]
 
 
+def test_no_number_of_samples_makes_a_mean_ones_own(tmp_path: Path) -> None:
+    form = Form(4, 1024, "fp32", 0)
+    files = _files(tmp_path, [torch.ones(4), torch.ones(4), torch.ones(4), -torch.ones(4)], form)
+    weights = (10.0, 30.0, 40.0, 1e9)
+    found = merged_chunk([Input(file, weight) for file, weight in zip(files, weights, strict=True)], 0, None)
+    numpy.testing.assert_allclose(found, [(80.0 - 300.0) / 380.0] * 4, rtol=1e-6)
+    usual = merged_chunk([Input(files[0], 10.0), Input(files[3], 100.0)], 0, None)
+    numpy.testing.assert_allclose(usual, [-90.0 / 110.0] * 4, rtol=1e-6)
+
+
 def test_the_outer_step_is_torchs_and_its_losses_come_back(tmp_path: Path) -> None:
     """A coarse codec: the chain stays within one step's rounding of what torch.optim.SGD does."""
     torch.manual_seed(2)

@@ -338,3 +338,70 @@ def test_an_update_may_say_which_samples_it_is_about() -> None:
             assert isinstance(effects[0], Refuse)
         else:
             assert state.pool.returned == expected
+
+
+def test_whoever_trains_in_no_time_does_not_make_the_versions_alone() -> None:
+    """The others still fetch the last version: for them it waits, as after a quorum, but not for ever."""
+    table = Table(course=Course(samples=100_000, batch=5))
+    for lent in [table.lease(name, 0.0, rate=1.0) for name in "abm"]:
+        table.deliver(lent, 9.0)
+    table.commit(10.0)
+    alone = table.lease("m", 10.1, rate=1e12)
+    assert not _closes(table.deliver(alone, 10.2))
+    assert next_moment(table.state, 10.2) == 15.0
+    others = [table.lease(name, 11.0, rate=1.0) for name in "ab"]
+    assert not _closes(table.tick(15.0)), "they are there: it waits for them as for everybody"
+    table.deliver(others[0], 16.0)
+    assert _closes(table.deliver(others[1], 16.5))
+
+
+def test_nobody_waits_long_for_those_who_do_not_come_back() -> None:
+    table = Table(course=Course(samples=100_000, batch=5))
+    for lent in [table.lease(name, 0.0, rate=1.0) for name in "ab"]:
+        table.deliver(lent, 9.0)
+    table.commit(10.0)
+    table.deliver(table.lease("a", 10.0), 12.0)
+    assert _closes(table.tick(15.0))
+    table.commit(60.0)
+    assert _closes(table.deliver(table.lease("a", 60.0), 60.1)), "it is alone by now"
+
+
+def test_who_leaves_is_not_waited_for() -> None:
+    table = Table(course=Course(samples=100_000, batch=5))
+    first, second = table.lease("a", 0.0), table.lease("b", 0.0)
+    table.deliver(first, 1.0)
+    table.deliver(second, 1.0)
+    table.commit(2.0)
+    table.state = decide(table.state, GaveUp("b"), 2.0).state
+    assert _closes(table.deliver(table.lease("a", 2.0), 2.1))
+
+
+def test_a_claimed_speed_takes_no_more_than_some_times_what_the_others_manage() -> None:
+    table, now = Table(course=Course(samples=1_000_000_000, batch=5)), 0.0
+    sizes = []
+    for _ in range(8):
+        lent = [table.lease(name, now, rate=1.0) for name in "ab"]
+        large = table.lease("m", now, rate=1e12)
+        assert isinstance(large, Lend)
+        sizes.append(large.lease.samples)
+        for one in (large, *lent):
+            table.deliver(one, now + 4.0)
+        table.commit(now + 10.0)
+        now += 10.0
+    assert sizes == [10, 40, 160, 320, 320, 320, 320, 320]
+
+
+def test_a_lease_lasts_some_rounds_at_most() -> None:
+    for rate in (1e-9, 1e-320):
+        lent = Table().lease("a", 0.0, rate=rate)
+        assert isinstance(lent, Lend)
+        assert lent.lease.seconds == 3 * 10.0 * 1.5 + 5.0
+
+
+def test_asking_again_does_not_begin_the_time_of_a_lease_anew() -> None:
+    table = Table()
+    first = table.lease("a", 0.0, rate=1.0)
+    assert table.lease("a", 9.0, rate=1e-9) == first
+    assert isinstance(first, Lend)
+    table.tick(first.lease.void)
+    assert not table.state.lent

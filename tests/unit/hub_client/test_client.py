@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 from backyard.core.errors import HubAway, HubError, HubRefused, RunError
 from backyard.hub.client import HubClient, Waiting
 from backyard.hub.contributing import Contributor
-from backyard.hub.messages import Course, Description, Entry, Layout, Problem
+from backyard.hub.messages import Course, Description, Entry, Head, Layout, Lease, LeaseRequest, Problem
 from backyard.hub.pinning import PinnedContext
 from backyard.hub.seating import Seat, member_key, member_secret, read_seat, write_seat
 from backyard.identity.keys import NodeKey, private_pem
@@ -195,6 +195,33 @@ def test_a_stale_update_is_dropped_and_said_and_the_member_goes_on(
     assert contributor.exchange(torch.ones(LAYOUT.numel), state, samples=8, loss=None, speed=1.0) is not None
     assert contributor.contributed == 0
     assert "does not count: the chain is 3 versions further" in caplog.text
+
+
+def test_a_member_whose_round_came_to_nothing_trains_again(
+    hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its update was taken, and no version came of it: the hub has samples for it nevertheless."""
+    state = torch.zeros(LAYOUT.numel)
+    contributor = owner(hub, tmp_path)
+    contributor.begin(LAYOUT, COURSE, state)
+    waiting = [HubRefused(409, "delivered", "the update of this round is here already")] * 2
+    lease, heads = hub._lease, 0
+
+    def head(after: str | None) -> Head:
+        nonlocal heads
+        heads += 1
+        assert heads < 10, "it waits for ever"
+        return Head(version=0, steps=())
+
+    def lend(asked: LeaseRequest) -> Lease:
+        if waiting:
+            raise waiting.pop()
+        return lease(asked)
+
+    monkeypatch.setattr(hub, "_head", head)
+    monkeypatch.setattr(hub, "_lease", lend)
+    assert contributor.exchange(torch.ones(LAYOUT.numel), state, samples=8, loss=None, speed=1.0) is not None
+    assert heads == 3
 
 
 def test_a_friend_waits_for_the_owners_model_and_never_pushes_its_own(hub: StandIn, tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""``backyard hub pardon`` and ``expel``: what only the machine that began a run may say to its hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from backyard.cli.friend import require_hub_parts
+from backyard.cli.hub_places import kept_hub, known_addresses
+from backyard.cli.identity import machine_key
+from backyard.cli.kept import say
+from backyard.core.config import load_settings
+from backyard.core.errors import HubError
+
+
+def pardon(*, member: str, name: str) -> int:
+    say(f"{_told(member, name, 'pardon')} may take part again")
+    return 0
+
+
+def expel(*, member: str, name: str) -> int:
+    say(f"{_told(member, name, 'expel')} takes part no more; `backyard hub pardon` lets it in again")
+    return 0
+
+
+def _told(member: str, name: str, word: str) -> str:
+    """The owner's word about a member, whose name it gives."""
+    require_hub_parts()
+    from backyard.hub.client import HubClient
+    from backyard.hub.founding import hub_key
+    from backyard.hub.messages import Description
+    from backyard.hub.seating import member_key
+
+    settings = load_settings()
+    directory = kept_hub(name, settings)
+    called, node = _member(directory, member)
+    hub = hub_key(directory).id
+    client = HubClient(known_addresses(directory), hub, member_key(machine_key(settings), hub))
+    try:
+        client.ask("POST", f"/v1/members/{node}/{word}", Description)
+    finally:
+        client.close()
+    return called
+
+
+def _member(directory: Path, wanted: str) -> tuple[str, str]:
+    """Name and id of the only member of this name, or whose id begins so."""
+    from backyard.hub.log import Log
+
+    log = Log(directory)
+    try:
+        members = log.read().members.values()
+    finally:
+        log.close()
+    found = [one for one in members if one.name == wanted or one.node.startswith(wanted)]
+    if len(found) != 1:
+        how = "nobody" if not found else f"{len(found)} members"
+        raise HubError(
+            f"{how} of {directory.name} can be meant by {wanted!r}",
+            hint="Give the name or the beginning of the id as the hub's page shows them.",
+        )
+    return found[0].name, found[0].node

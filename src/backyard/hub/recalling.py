@@ -1,0 +1,39 @@
+"""The state of the rounds as a log has it, for a hub that begins again. Pure."""
+
+from __future__ import annotations
+
+from backyard.hub.founding import Founding
+from backyard.hub.log import Everything, read_fact
+from backyard.hub.messages import Course
+from backyard.hub.pool import Pool
+from backyard.hub.rounds import State, renewed
+
+
+def recalled(found: Everything, founding: Founding, now: float, *, is_region: bool) -> State:
+    """Leases get their whole time again."""
+    course = read_fact(found.facts, "course", Course)
+    if is_region and course is not None:  # its parent deals out anew
+        pool = Pool(course.samples * course.epochs)
+    else:
+        pool = read_fact(found.facts, "pool", Pool) or Pool()
+    return State(
+        terms=founding.terms,
+        course=course,
+        version=found.versions[-1].number if found.versions else None,
+        pool=pool,
+        lent={one.id: renewed(one, founding.terms, now) for one in found.leases},
+        waiting={one.update.id: one.update for one in found.arrivals},
+        is_region=is_region,
+        usual={node: one.usual for node, one in found.members.items() if one.usual},
+        since=now,
+    )
+
+
+def covered_by(found: Everything, state: State) -> int:
+    """Samples that the chain has behind it. A hub that took over does not know its first versions: what is
+    neither free nor lent nor waiting was trained on."""
+    if state.is_region:
+        return sum(one.samples for one in found.versions)
+    free = sum(span.size for span in state.pool.returned)
+    lent = sum(one.samples for one in state.lent.values())
+    return state.pool.cursor - free - lent - sum(one.samples for one in state.waiting.values())

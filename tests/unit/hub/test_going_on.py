@@ -1,0 +1,164 @@
+"""What works in the background goes on whatever it meets, and connections that ask for nothing end."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import uvicorn
+from uvicorn.server import ServerState
+
+from backyard.core.errors import HubError, HubRefused
+from backyard.hub import regional, serving
+from backyard.hub.blobs import Blobs
+from backyard.hub.commits import first_version
+from backyard.hub.finishing import Closed
+from backyard.hub.follow import Mirror
+from backyard.hub.founding import found_hub, hub_key
+from backyard.hub.log import Arrival
+from backyard.hub.messages import Declaration, Lease, Span, Step
+from backyard.hub.regional import Parent, PassUp, run_region
+from backyard.hub.rounds import Delivered
+from backyard.hub.service import Hub
+from backyard.identity import NodeKey
+from tests.unit.hub.hub_process import LAYOUT, TERMS, encoded
+
+
+async def _some_time(work: Any, holds: Callable[[], bool]) -> None:
+    task = asyncio.ensure_future(work)
+    async with asyncio.timeout(20):
+        while not holds():
+            assert not task.done(), "it has ended"
+            await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_mirror_goes_on_after_any_error(caplog: pytest.LogCaptureFixture) -> None:
+    calls = 0
+
+    def follow(wait_s: float) -> None:
+        nonlocal calls
+        calls += 1
+        if calls < 3:
+            raise OSError("the disk is gone")
+
+    mirror, hub = SimpleNamespace(follow=follow), SimpleNamespace(read=lambda: None)
+    work = serving.keep_following(cast(Mirror, mirror), cast(Hub, hub), 0.01)
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(_some_time(work, lambda: calls > 3))
+    assert "the disk is gone" in caplog.text
+
+
+def test_a_region_goes_on_after_any_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = 0
+
+    def describe() -> None:
+        nonlocal calls
+        calls += 1
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(regional, "_PAUSE_S", 0.01)
+    work = run_region(cast(Hub, None), cast(Parent, SimpleNamespace(describe=describe)))
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(_some_time(work, lambda: calls > 3))
+    assert "the disk is gone" in caplog.text
+
+
+def test_a_hub_ticks_on_when_its_log_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(tmp_path, hub_key(tmp_path).id, serving.outer_step)
+
+        async def step(event: object) -> None:
+            raise HubError("the hub's log failed")
+
+        async def sleep(seconds: float) -> None:
+            paused.append(seconds)
+
+        monkeypatch.setattr(hub, "step", step)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        await hub._tick_once()
+        await hub.close()
+
+    paused: list[float] = []
+    found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
+    asyncio.run(story())
+    assert paused == [1.0]
+
+
+class Refusing:
+    """A parent that takes no update of the region, and has no newer version."""
+
+    def __init__(self) -> None:
+        self.lease: Lease | None = Lease(
+            id="0" * 32, version=0, spans=(Span(0, 0, 10),), steps=1, seconds=10.0, void_s=10.0
+        )
+        self.asked = 0
+
+    def push(self, declaration: Declaration) -> None:
+        raise HubRefused(422, "norm", "its norm is too large")
+
+    def steps(self, after: int | None, wait: float = 0.0) -> tuple[Step, ...]:
+        self.asked += 1
+        assert self.asked < 5, "nobody will deliver what it waits for"
+        return ()
+
+
+def test_a_region_whose_update_is_refused_takes_another_lease(tmp_path: Path) -> None:
+    blobs, parent = Blobs(tmp_path), Refusing()
+    data = encoded(torch.randn(LAYOUT.numel), TERMS.codec, 0)
+    sha256 = blobs.put(data)
+    assert sha256 == hashlib.sha256(data).hexdigest()
+    update = Delivered("u", "ann", "l", 0, 10)
+    arrival = Arrival(
+        update=update, sha256=sha256, size=len(data), spans=(Span(0, 0, 10),), norm=1.0, scale=1.0, sketch=b""
+    )
+    head = first_version(Step("base", 0, "0" * 64, 1, "fp32"), 0.0)
+    finisher = PassUp(blobs, TERMS, LAYOUT, cast(Parent, parent))
+    try:
+        merged = finisher.finish(Closed((arrival,), frozenset(), head, (head,), 0.0))
+    finally:
+        finisher.close()
+    assert (merged.versions, merged.contributions) == ((), ())
+    assert parent.lease is None
+
+
+def test_who_connects_and_asks_for_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def story() -> None:
+        config = uvicorn.Config(app, http=serving._Impatient, lifespan="off", log_level="warning")
+        config.load()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: serving._Impatient(config, ServerState(), {}), "127.0.0.1", 0
+        )
+        port = server.sockets[0].getsockname()[1]
+        silent, halting, asking = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        halting[1].write(b"GET / HTTP/1.1\r\nhost:")
+        asking[1].write(b"GET / HTTP/1.1\r\nhost: hub\r\n\r\n")
+        async with asyncio.timeout(20):
+            assert await silent[0].read() == b""
+            assert await halting[0].read() == b""
+            assert b"204" in await asking[0].readline()
+            assert await asking[0].readline() == b"\r\n"
+        asking[1].write(b"GET / HTTP/1.1\r\nhost: hub\r\n\r\n")
+        async with asyncio.timeout(20):
+            assert b"204" in await asking[0].readline(), "who asked may ask again later"
+        for _, writer in (silent, halting, asking):
+            writer.close()
+        server.close()
+
+    monkeypatch.setattr(serving, "_FIRST_REQUEST_S", 0.3)
+    asyncio.run(story())

@@ -1,0 +1,379 @@
+"""What one member alone could do to the others: a hub in this process, and a member that means no good."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from backyard.core.errors import HubRefused
+from backyard.hub.admission import Allowance
+from backyard.hub.app import Reception, make_app
+from backyard.hub.finishing import Merged
+from backyard.hub.founding import found_hub, hub_blobs, hub_key, invite_to
+from backyard.hub.intake import Intake
+from backyard.hub.log import Log
+from backyard.hub.messages import (
+    PIECE_BYTES,
+    Course,
+    Declaration,
+    Join,
+    Lease,
+    LeaseRequest,
+    Progress,
+    Span,
+    encode_message,
+)
+from backyard.hub.service import Hub
+from backyard.hub.serving import outer_step
+from backyard.hub.signing import sign_request
+from backyard.identity import NodeKey
+from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
+
+COURSE = Course(samples=100_000, batch=10)
+ADDRESS = ("http://hub.test",)
+
+
+class Scene:
+    def __init__(self, directory: Path, hub: Hub) -> None:
+        self.directory, self.hub, self.intake = directory, hub, Intake(hub)
+        self.keys: dict[str, NodeKey] = {}
+
+    async def join(self, token: str) -> str:
+        key = NodeKey.generate()
+        node = str(key.id)
+        self.keys[node] = key
+        await self.hub.join(node, Join(token=token, name="ann"))
+        return node
+
+    async def member(self) -> str:
+        return await self.join(invite_to(self.directory, ADDRESS).token_text)
+
+    async def lease(self, node: str, rate: float = 0.0) -> Lease:
+        return await self.hub.lease(node, LeaseRequest(samples_per_s=rate, version=self.hub.version or 0))
+
+    async def send(self, node: str, declaration: Declaration, data: bytes) -> Progress:
+        progress = await self.intake.declare(node, declaration)
+        while not progress.accepted:
+            progress = await self.intake.append(node, progress.id, progress.offset, data[progress.offset :])
+        return progress
+
+    async def round(self, node: str) -> None:
+        lease = await self.lease(node)
+        data = update(lease)
+        await self.send(node, declared(lease, data), data)
+        await asyncio.wait_for(self.until(lambda: self.hub.version == lease.version + 1), 30)
+
+    def line(self) -> httpx.AsyncClient:
+        self.reception = Reception(self.hub, self.intake, hub_key(self.directory))
+        return httpx.AsyncClient(transport=httpx.ASGITransport(make_app(self.reception)))
+
+    async def ask(
+        self,
+        line: httpx.AsyncClient,
+        key: NodeKey,
+        asked: str,
+        data: bytes = b"",
+        content: AsyncIterator[bytes] | None = None,
+    ) -> httpx.Response:
+        method, _, target = asked.partition(" ")
+        path, _, query = target.partition("?")
+        headers = sign_request(key, method, path, query, data, self.hub.id, time.time())
+        return await line.request(method, f"http://hub{target}", content=content or data, headers=headers)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            await asyncio.sleep(0.01)
+
+    def partial_files(self) -> int:
+        return len(list((self.directory / "uploads").iterdir()))
+
+
+def update(lease: Lease) -> bytes:
+    return encoded(torch.randn(LAYOUT.numel) * 0.01, TERMS.codec, lease.version)
+
+
+@contextlib.asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[Scene]:
+    hub = Hub(directory, hub_key(directory).id, outer_step)
+    try:
+        await hub.start()
+        yield Scene(directory, hub)
+    finally:
+        await hub.close()
+
+
+def play(directory: Path, story: Callable[[Scene], Awaitable[None]]) -> None:
+    """With a run that has its base and its code."""
+    blobs, owner = hub_blobs(directory), NodeKey.generate()
+    kept = blobs.put(b"print()")
+    found_hub(directory, "fireside", owner.id, TERMS, code=blobs.put(b"{}"), kept=[kept])
+
+    async def whole() -> None:
+        async with opened(directory) as scene:
+            data = encoded(torch.randn(LAYOUT.numel), "fp32", 0)
+            base = Declaration(
+                kind="base",
+                sha256=hashlib.sha256(data).hexdigest(),
+                size=len(data),
+                layout=LAYOUT,
+                course=COURSE,
+            )
+            await scene.send(str(owner.id), base, data)
+            await story(scene)
+
+    asyncio.run(whole())
+
+
+def test_nobody_takes_a_blob_of_the_run_away(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        ann, eve = await scene.member(), await scene.member()
+        await scene.round(ann)
+        await scene.round(ann)  # with momentum: it points elsewhere than what ann sent
+        hub = scene.hub
+        for sha256 in (hub.versions[-1].step.sha256, *hub.founding.kept):
+            data = hub.blobs.path(sha256).read_bytes()
+            lease = await scene.lease(eve)
+            trained = (Span(7, 0, 1),)
+            for changes, kind in (({"samples": 5, "trained": trained}, "lease-differs"), ({}, "copy")):
+                with pytest.raises(HubRefused) as caught:
+                    await scene.send(eve, declared(lease, data, **changes), data)
+                assert caught.value.kind == kind
+                assert hub.blobs.has(sha256)
+
+    play(tmp_path, story)
+
+
+def test_what_is_refused_at_last_takes_no_needed_blob_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes of two members at once: the one that counts keeps them."""
+
+    async def story(scene: Scene) -> None:
+        ann, eve, idle = await scene.member(), await scene.member(), await scene.member()
+        hub, first, second = scene.hub, await scene.lease(ann), await scene.lease(eve)
+        await scene.lease(idle)  # so that the round stays open
+        data, adopt = update(first), hub.blobs.adopt
+
+        def adopt_late(file: Path, name: str) -> None:
+            monkeypatch.setattr(hub.blobs, "adopt", adopt)
+            sent = scene.send(ann, declared(first, data), data)
+            asyncio.run_coroutine_threadsafe(sent, loop).result(30)
+            asyncio.run_coroutine_threadsafe(hub.leave(eve), loop).result(30)
+            adopt(file, name)
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(hub.blobs, "adopt", adopt_late)
+        with pytest.raises(HubRefused, match="lease"):
+            await scene.send(eve, declared(second, data), data)
+        assert [one.sha256 for one in hub.arrivals.values()] == [hashlib.sha256(data).hexdigest()]
+        assert hub.blobs.has(hashlib.sha256(data).hexdigest())
+
+    play(tmp_path, story)
+
+
+def test_a_member_has_one_upload(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        eve, before = await scene.member(), scene.partial_files()
+        lease = await scene.lease(eve)
+        for _ in range(5):
+            data = update(lease)
+            progress = await scene.intake.declare(eve, declared(lease, data))
+            await scene.intake.append(eve, progress.id, 0, data[:-1])
+            assert scene.partial_files() == before + 1
+        scene.intake = Intake(scene.hub)  # as after a new start
+        assert (await scene.intake.declare(eve, declared(lease, data))).offset == len(data) - 1, "it goes on"
+        scene.intake = Intake(scene.hub)
+        with pytest.raises(HubRefused, match="no such upload"):
+            await scene.intake.append(eve, progress.id, len(data) - 1, data[-1:])
+        other = update(lease)
+        await scene.intake.declare(eve, declared(lease, other))
+        assert scene.partial_files() == before
+        assert (await scene.send(eve, declared(lease, other), other)).accepted
+
+    play(tmp_path, story)
+
+
+def test_an_update_brings_no_layout(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        eve = await scene.member()
+        lease = await scene.lease(eve)
+        for changes in ({"layout": LAYOUT}, {"course": COURSE}):
+            with pytest.raises(HubRefused, match="no layout"):
+                await scene.intake.declare(eve, declared(lease, update(lease), **changes))
+
+    play(tmp_path, story)
+
+
+def test_an_invite_for_one_admits_one_of_many_at_once(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        token = invite_to(scene.directory, ADDRESS).token_text
+        came = await asyncio.gather(*(scene.join(token) for _ in range(20)), return_exceptions=True)
+        assert sum(isinstance(one, str) for one in came) == 1
+        assert {one.kind for one in came if isinstance(one, HubRefused)} == {"invite-used"}
+
+    play(tmp_path, story)
+
+
+def test_a_quarantine_outlives_an_update_that_was_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(scene: Scene) -> None:
+        hub, eve = scene.hub, await scene.member()
+        lease = await scene.lease(eve)
+        data, adopt = update(lease), hub.blobs.adopt
+
+        async def quarantine() -> None:
+            for _ in range(TERMS.refusals):
+                await hub.note(eve, "norm", "too large")
+
+        def adopt_late(file: Path, name: str) -> None:
+            asyncio.run_coroutine_threadsafe(quarantine(), loop).result(30)
+            adopt(file, name)
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(hub.blobs, "adopt", adopt_late)
+        with pytest.raises(HubRefused, match="quarantine"):
+            await scene.send(eve, declared(lease, data), data)
+        assert hub.members[eve].quarantine
+
+    play(tmp_path, story)
+
+
+def test_a_lease_that_ends_while_a_version_is_committed_does_not_come_back(tmp_path: Path) -> None:
+    """What a kill at that moment finds in the log: its samples are free, and nobody holds them."""
+
+    async def story(scene: Scene) -> None:
+        hub, eve = scene.hub, await scene.member()
+        lease = await scene.lease(eve)
+        later = hub.now() + 1e6
+        hub.now = lambda: later
+        await hub._commit((), Merged((), (), {}))
+        log = Log(scene.directory)
+        found = log.read()
+        log.close()
+        assert hub.state.pool.returned == lease.spans
+        assert not found.leases
+
+    play(tmp_path, story)
+
+
+def test_schedules_go_on_where_they_were_when_old_versions_are_unknown(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        ann, eve = await scene.member(), await scene.member()
+        for _ in range(3):
+            await scene.round(ann)
+        lease = await scene.lease(eve)
+        covered = scene.hub.covered
+        assert covered == sum(one.samples for one in scene.hub.versions) == lease.covered > 0
+        log = Log(scene.directory)
+        log.transact([lambda log: log._base.execute("DELETE FROM version WHERE number < 2")])
+        log.close()
+        scene.hub.read()
+        assert scene.hub.covered == covered
+
+    play(tmp_path, story)
+
+
+async def _trickle() -> AsyncIterator[bytes]:
+    yield b"x"
+    await asyncio.sleep(600)
+
+
+def test_pieces_that_never_end_keep_only_their_sender_waiting(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        eve, ann = await scene.member(), await scene.member()
+        bad, good = await scene.lease(eve), await scene.lease(ann)
+        junk, data = update(bad), update(good)
+        async with scene.line() as line:
+            mine = (await scene.intake.declare(eve, declared(bad, junk))).id
+            asked = f"PATCH /v1/uploads/{mine}?offset=0"
+            stuck = [
+                asyncio.create_task(scene.ask(line, scene.keys[eve], asked, junk, _trickle()))
+                for _ in range(20)
+            ]
+            await asyncio.sleep(0.2)
+            name = (await scene.intake.declare(ann, declared(good, data))).id
+
+            async def whole() -> AsyncIterator[bytes]:
+                yield data
+
+            piece = scene.ask(line, scene.keys[ann], f"PATCH /v1/uploads/{name}?offset=0", data, whole())
+            answer = await asyncio.wait_for(piece, 20)
+            assert (answer.status_code, answer.json()["accepted"]) == (200, True)
+            for task in stuck:
+                task.cancel()
+            await asyncio.gather(*stuck, return_exceptions=True)
+
+    play(tmp_path, story)
+
+
+def test_a_piece_of_nothing_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        eve = await scene.member()
+        async with scene.line() as line:
+            asked = f"PATCH /v1/uploads/{'0' * 32}?offset=0"
+            answer = await asyncio.wait_for(scene.ask(line, scene.keys[eve], asked, b"x", _trickle()), 20)
+            assert answer.status_code == 404
+            for _ in range(TERMS.refusals):
+                await scene.hub.note(eve, "norm", "too large")
+            answer = await asyncio.wait_for(scene.ask(line, scene.keys[eve], asked, b"x", _trickle()), 20)
+            assert answer.status_code == 403
+
+    play(tmp_path, story)
+
+
+def test_only_the_owner_sends_large_declarations(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        eve = await scene.member()
+        async with scene.line() as line:
+            answer = await scene.ask(line, scene.keys[eve], "POST /v1/uploads", bytes(PIECE_BYTES + 1))
+            assert answer.status_code == 413
+
+    play(tmp_path, story)
+
+
+def test_of_strangers_little_is_remembered(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.hub.now = lambda: 1000.0
+        async with scene.line() as line:
+            scene.reception._requests = Allowance(1.0, 5.0)
+            asked = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(20)]
+            assert [answer.status_code for answer in asked] == [200] * 5 + [429] * 15
+            assert len(scene.reception._nonces._seen) == 5
+
+    play(tmp_path, story)
+
+
+def test_who_repeats_a_members_request_does_not_use_up_what_it_may_ask(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        ann = await scene.member()
+        scene.hub.now = lambda: 1000.0
+        async with scene.line() as line:
+            scene.reception._requests = Allowance(1.0, 5.0)
+            headers = sign_request(scene.keys[ann], "GET", "/v1/run", "", b"", scene.hub.id, time.time())
+            heard = [await line.get("http://hub/v1/run", headers=headers) for _ in range(9)]
+            assert [answer.status_code for answer in heard] == [200] + [401] * 8
+            assert (await scene.ask(line, scene.keys[ann], "GET /v1/run")).status_code == 200
+
+    play(tmp_path, story)
+
+
+def test_invented_invites_keep_nobody_out(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.hub.now = lambda: 1000.0
+        tokens = ["A" * 22, "B" * 22, invite_to(scene.directory, ADDRESS).token_text]
+        async with scene.line() as line:
+            scene.reception._joins = Allowance(1.0, 1.0)
+            joins = [encode_message(Join(token=token, name="ann")) for token in tokens]
+            asked = [await scene.ask(line, NodeKey.generate(), "POST /v1/members", one) for one in joins]
+            assert [answer.status_code for answer in asked] == [403, 403, 200]
+
+    play(tmp_path, story)
