@@ -255,6 +255,8 @@ def main() -> int:
     parser.add_argument("--ways", nargs="+", default=[], help="more for quality: PERIOD:CODEC")
     parser.add_argument("--pictures", type=Path, help="a folder for them")
     options = parser.parse_args()
+    if options.pictures is not None:
+        options.pictures.mkdir(parents=True, exist_ok=True)
     print(environment_line())
     figures: dict[str, float] = {}
     chosen = {200: "8:bf16", 20: "64:int4"}  # if networks are not measured now
