@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from backyard.core.errors import BackyardError, HubRefused
+from backyard.core.errors import HubRefused
 from backyard.hub import rounds
 from backyard.hub.blobs import Blobs
 from backyard.hub.client import HubClient
@@ -22,6 +22,7 @@ from backyard.hub.commits import OuterStep, mean_loss
 from backyard.hub.fetching import Fetcher
 from backyard.hub.finishing import Closed, Merged
 from backyard.hub.founding import found_hub
+from backyard.hub.going_on import until_over
 from backyard.hub.log import Committed
 from backyard.hub.merging import Outer, merged_chunk, take_outer_step
 from backyard.hub.messages import (
@@ -160,22 +161,20 @@ def found_region(directory: Path, parent: Parent, description: Description, owne
 async def run_region(hub: Hub, parent: Parent) -> None:
     """For as long as the run goes on: sync, lease, deal out, and let the rounds pass up what they make."""
     description: Description | None = None
-    while True:
+
+    async def turn() -> bool:
+        nonlocal description
         try:
             if description is None or description.layout is None:
                 description = await asyncio.to_thread(parent.describe)
-            if description.layout is None:
-                await asyncio.sleep(_PAUSE_S)
-            elif await _is_over_after(hub, parent, description):
-                return
+            if description.layout is not None:
+                return await _is_over_after(hub, parent, description)
+            await asyncio.sleep(_PAUSE_S)
         except HubRefused as error:
             await asyncio.sleep(max(error.retry_s, 0.1))
-        except BackyardError as error:
-            logger.warning("%s", error.message)
-            await asyncio.sleep(_PAUSE_S)
-        except Exception:  # whatever it is, the region must not end without a word
-            logger.exception("the region could not go on, it is tried again")
-            await asyncio.sleep(_PAUSE_S)
+        return False
+
+    await until_over(turn, "the region could not go on", _PAUSE_S)
 
 
 async def _is_over_after(hub: Hub, parent: Parent, description: Description) -> bool:

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from backyard.core.config import load_settings
-from backyard.core.errors import BackyardError, HubError
+from backyard.core.errors import HubError
 from backyard.hub.app import Reception, make_app
 from backyard.hub.blobs import Blobs
 from backyard.hub.certificate import server_context
@@ -27,6 +27,7 @@ from backyard.hub.client import HubClient
 from backyard.hub.finishing import Finisher
 from backyard.hub.follow import Mirror
 from backyard.hub.founding import has_hub, hub_blobs, hub_key
+from backyard.hub.going_on import until_over
 from backyard.hub.intake import HeldOut, Intake
 from backyard.hub.invites import Invite
 from backyard.hub.messages import Join, Joined, Layout, Terms
@@ -105,16 +106,13 @@ async def serve_mirror(directory: Path, invite: Invite, listening: Listening) ->
 
 async def keep_following(mirror: Mirror, hub: Hub, pause_s: float = _MIRROR_PAUSE_S) -> None:
     """For ever: ``hub`` serves what is mirrored."""
-    while True:
-        try:
-            await asyncio.to_thread(mirror.follow, _MIRROR_WAIT_S)
-            hub.read()
-        except BackyardError as error:
-            logger.warning("%s", error.message)
-            await asyncio.sleep(pause_s)
-        except Exception:  # whatever it is, the copy must not end without a word
-            logger.exception("the hub could not be followed, it is tried again")
-            await asyncio.sleep(pause_s)
+
+    async def turn() -> bool:
+        await asyncio.to_thread(mirror.follow, _MIRROR_WAIT_S)
+        hub.read()
+        return False
+
+    await until_over(turn, "the hub could not be followed", pause_s)
 
 
 async def serve_region(directory: Path, invite: Invite, listening: Listening) -> None:

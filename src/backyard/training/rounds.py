@@ -82,11 +82,7 @@ class Rounds:
         if not self._other:
             self._other = self._copied(model)
         self._handed_in, self._handed_weight = self._copied(model), self._weight
-        with torch.no_grad():
-            for one, more in zip(model, self._since, strict=True) if self._since else ():
-                one.add_(more)
-        self._weight = self._since_weight
-        self._forget_since()
+        self._put_on_top()
 
     def land(self) -> None:
         """What was on its way counts: the model is what was committed before it, to be changed by it."""
@@ -145,11 +141,7 @@ class Rounds:
         if not self._is_since_due:
             return
         self._other = self._copied(self._model())
-        with torch.no_grad():
-            for one, more in zip(self._model(), self._since, strict=True):
-                one.add_(more)
-        self._weight = self._since_weight
-        self._forget_since()
+        self._put_on_top()
 
     @contextlib.contextmanager
     def committed(self) -> Iterator[None]:
@@ -182,6 +174,13 @@ class Rounds:
         assert self._state.outer is not None
         self._state.outer.step()
         return batches
+
+    def _put_on_top(self) -> None:
+        """What was changed since, if anything: it is this member's progress in the round at hand."""
+        for one, more in zip(self._model(), self._since, strict=True) if self._since else ():
+            one.add_(more)
+        self._weight = self._since_weight
+        self._forget_since()
 
     def _forget_since(self) -> None:
         self._keep(self._since)
