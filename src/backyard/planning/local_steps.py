@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from backyard.planning.codecs import Codec, ladder
 from backyard.planning.levels import AUTO
-from backyard.planning.pricing import Price, fits, memory_needed, price_alone, price_step
+from backyard.planning.pricing import Price, fits, memory_needed, price_alone, price_step, score
 from backyard.planning.quality import LONGEST_PERIOD, local_quality, period_limit
 from backyard.planning.question import Group, Question
 from backyard.planning.rounds import Times, Workers, busy_times, needed_period, round_of, smallest_period
@@ -68,7 +68,7 @@ def _ways(question: Question, router: Router, group: Group) -> list[Way]:
 def _walk(
     question: Question, router: Router, case: _Case, codecs: Sequence[Codec], overlapped: bool
 ) -> list[Price]:
-    """The ladder: the codec whose rounds are expected to cost least is taken."""
+    """The ladder: the codec whose rounds are worth most, speed and expected loss together, is taken."""
     found: list[Price] = []
     for codec in codecs:
         needed = memory_needed(question, codec, local=True, overlapped=overlapped)
@@ -80,11 +80,11 @@ def _walk(
         if price is not None and (not price.remark or codec is codecs[-1]):
             found.append(price)
     limit = period_limit(question.model.parameters)
-    taken = min(found, key=lambda price: price.quality.cost, default=None)
+    taken = max(found, key=lambda price: score(price, question.options.speed_per_loss), default=None)
     judged = []
     for price in found:
         if price is not taken and taken is not None and case.fixed is None:
-            why = f"Not proposed: {taken.codec.name} is expected to cost less."
+            why = f"Not proposed: {taken.codec.name} is better, speed and expected loss together."
             price = price._replace(remark=why, is_proposed=False)
         elif case.fixed is None and price.period > limit:
             long = f"Rounds of {price.period} steps are longer than the {limit} that are advisable."

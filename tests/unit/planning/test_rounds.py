@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,7 +94,7 @@ def _rounds(plan_options: Options, mbps: float, parameters: int, speeds: tuple[f
     return sorted(everybody, key=lambda plan: (not plan.is_overlapped, plan.codec))
 
 
-def test_the_form_of_least_expected_cost_is_taken() -> None:
+def test_the_form_that_is_worth_most_is_taken() -> None:
     """Smaller forms cost a little by themselves, but let rounds be shorter."""
     options = Options(sync="auto")
     rounds = {
@@ -102,9 +103,22 @@ def test_the_form_of_least_expected_cost_is_taken() -> None:
     assert period_limit(125_000_000) == 64
     assert rounds["bf16"].period > rounds["int8"].period > rounds["int4"].period
     assert [codec for codec, plan in rounds.items() if plan.is_allowed] == ["int4"]
-    assert "int4 is expected to cost less" in rounds["bf16"].reason
-    assert "int4 is expected to cost less" in rounds["topk"].reason
+    assert "int4 is better, speed and expected loss together" in rounds["bf16"].reason
+    assert "int4 is better, speed and expected loss together" in rounds["topk"].reason
     assert "shorter rounds would leave less than 92% of the time" in rounds["int4"].reason
+
+
+def test_a_form_that_takes_long_to_make_is_not_worth_its_shorter_rounds() -> None:
+    slow = tuple(
+        msgspec.structs.replace(codec, mb_per_s=300.0) if codec.name == "int4" else codec for codec in LOSSY
+    )
+    options = Options(sync="auto", codecs=slow)
+    rounds = {
+        plan.codec: plan for plan in _rounds(options, 150.0, 125_000_000, (100,) * 4) if plan.is_overlapped
+    }
+    assert [codec for codec, plan in rounds.items() if plan.is_allowed] == ["int8"]
+    assert rounds["int4"].quality.cost < rounds["int8"].quality.cost
+    assert rounds["int4"].step_s > rounds["int8"].step_s
 
 
 def test_if_nothing_is_short_enough_the_shortest_is_proposed_with_a_warning() -> None:
