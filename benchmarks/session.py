@@ -93,7 +93,7 @@ class Bench:
         line = re.search(r"HEALED (\d+) (\S+) (\d+)", running.output())
         assert line is not None
         running.signal(signal.SIGINT)
-        running.wait(60)
+        running.wait(180)  # three last checkpoints of 500 MB go to one disk
         commits = [one for one in read_commits(trace) if one.rank == 0]
         normal = statistics.median(_gaps([one for one in commits if one.at < killed]))
         # The death itself costs a step; what counts here is the time in which the newcomer was healed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.commits import Commit, judge, read_commits
@@ -38,6 +40,12 @@ def machines(lab: Lab) -> Iterator[Machines]:
 @pytest.fixture
 def training(machines: Machines, tmp_path: Path) -> Iterator[Path]:
     """The trace of a run on both that does not end by itself."""
+    with _running(machines, tmp_path, 2) as trace:
+        yield trace
+
+
+@contextlib.contextmanager
+def _running(machines: Machines, tmp_path: Path, world: int, *options: str) -> Iterator[Path]:
     for place in range(2):
         if machines.agents[place] is None:
             machines.start(place)
@@ -47,8 +55,8 @@ def training(machines: Machines, tmp_path: Path) -> Iterator[Path]:
     shutil.copy(PROGRAM, folder / "train.py")
     words = ["--set", f"BACKYARD_TRACE_COMMITS={trace}", "--set", "DELAY=0.02", "--set", "EPOCHS=100000"]
     line = CommandLine(machines)
-    run = line.run(0, "run", "--detach", *words, "train.py", folder=folder).stdout.strip()
-    machines.until(lambda: len(_by(trace, 2)) > 4, 60.0, "both train")
+    run = line.run(0, "run", "--detach", *options, *words, "train.py", folder=folder).stdout.strip()
+    machines.until(lambda: len(_by(trace, world)) > 4, 90.0, "all train")
     yield trace
     stopped = line.run(0, "stop", run, "--hard", folder=folder)
     assert stopped.returncode == 0, stopped.stderr
@@ -70,6 +78,20 @@ def test_either_worker(training: Path, machines: Machines) -> None:
         machines.until(lambda begin=begin: _by(training, 1, begin), 90.0, "the other goes on")  # type: ignore[misc]
         machines.until(lambda begin=begin: _by(training, 2, begin + 0.5), 60.0, "it is back")  # type: ignore[misc]
     _check(training)
+
+
+def test_one_of_two_workers_of_a_machine(machines: Machines, tmp_path: Path) -> None:
+    """One that does nothing is put out, ended and replaced; the other one of its machine trains on."""
+    with _running(machines, tmp_path, 4, "--per-node", "2") as training:
+        victim = next(one.pid for one in reversed(read_commits(training)) if one.rank == 1)
+        others = {one.pid for one in _by(training, 4)} - {victim}
+        begin = time.time()
+        os.kill(victim, signal.SIGSTOP)
+        machines.until(lambda: _by(training, 3, begin), 90.0, "the others go on")
+        machines.until(lambda: not psutil.pid_exists(victim), 90.0, "it was ended")
+        machines.until(lambda: _by(training, 4, begin + 1.0), 90.0, "another came in its place")
+        assert others < {one.pid for one in _by(training, 4, begin + 1.0)}, "nobody else was ended"
+        _check(training)
 
 
 @pytest.mark.parametrize("senior", [True, False])

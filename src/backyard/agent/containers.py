@@ -19,7 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -199,7 +199,14 @@ class Contained:
 
     async def remove(self) -> None:
         """None of them is left, whatever became of their clients."""
-        names, self._names = sorted(self._names), set()
+        await self._remove(sorted(self._names))
+
+    async def remove_workers(self, generation: int, ranks: Iterable[int]) -> None:
+        """Those of one crew; another's go on."""
+        await self._remove([f"{self._basis.name}-{generation}-{rank}" for rank in ranks])
+
+    async def _remove(self, names: Sequence[str]) -> None:
+        self._names -= set(names)
         if names:
             await asyncio.to_thread(_remove, self._engine.program, names)
 

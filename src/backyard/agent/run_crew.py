@@ -67,6 +67,8 @@ class Crew:
         self._warden: Warden | None = None
         self._processes: dict[int, psutil.Process] = {}
         self._stopped: dict[int, float] = {}  # since when
+        self._let_in: set[int] = set()
+        self._put_out: set[int] = set()
         self._ends = 0
         self._awake = contextlib.ExitStack()
 
@@ -147,9 +149,27 @@ class Crew:
             await asyncio.wait({ended, waker}, return_when=asyncio.FIRST_COMPLETED)
             waker.cancel()
         if self._outfit.contained is not None:
-            await self._outfit.contained.remove()
+            await self._outfit.contained.remove_workers(self.start, self.states)
         self._warden = None
         self._awake.close()
+
+    async def end_who_is_out(self, is_member: Callable[[WorkerState], bool], changed: asyncio.Event) -> bool:
+        """Who was let in once and is no member now was put out; whether all of them were, and have ended."""
+        living = {rank for rank, state in self.states.items() if state.state != "ended"}
+        members = {rank for rank in living if is_member(self.states[rank])}
+        self._let_in |= members
+        out = (living - members) & self._let_in
+        if self._warden is None or not out:
+            return False
+        if out == living:
+            await self.end(lambda: True, changed)
+            return True
+        if fresh := tuple(sorted(out - self._put_out)):
+            self._put_out |= out
+            await self._warden.drop(fresh)
+            if self._outfit.contained is not None:
+                await self._outfit.contained.remove_workers(self.start, fresh)
+        return False
 
     def _worker(self, rank: int) -> warden.WorkerOrder:
         outfit, record = self._outfit, self._record

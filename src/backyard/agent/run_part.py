@@ -74,7 +74,6 @@ class Part:
         self._finished: dict[tuple[int, int], WorkerState] = {}
         self._crews: list[Crew] = []
         self._elastic = self._leaving = False
-        self._let_in: set[int] = set()
         self._deaths = self._crashes = self._counted = 0
         self._started_at = -1e9
         self._last_start = 0
@@ -160,9 +159,12 @@ class Part:
             return False  # they end when the others have let them go
         me = self._around.me.raw
         members = {slot.key for slot in record.slots}
-        out = [crew for crew in self._crews if crew.alive and not self._belongs(crew, members)]
-        if out:
-            await self._end_workers(out, at_once=True)
+
+        def is_member(state: WorkerState) -> bool:
+            return (me, state.local_rank, state.start) in members
+
+        ended = [await crew.end_who_is_out(is_member, self._wake) for crew in self._crews]
+        if any(ended):
             return True
         self._generation = record.generation
         self._crews = [crew for crew in self._crews if crew.alive or not crew.is_idle]
@@ -199,17 +201,6 @@ class Part:
             self._tell("ended", f"its worker cannot join: {_MOST_CRASHES} ended, the last with: {words}")
             self._around.say(f"run {self.known.run}: {self._words}")
         return True
-
-    def _belongs(self, crew: Crew, members: set[tuple[bytes, int, int]]) -> bool:
-        """A crew whose members were let in once, and are no members now, was put out."""
-        me = self._around.me.raw
-        keys = {
-            (me, state.local_rank, crew.start) for state in crew.states.values() if state.state != "ended"
-        }
-        if keys & members:
-            self._let_in.add(crew.start)
-            return True
-        return crew.start not in self._let_in
 
     # before it starts
 
@@ -341,12 +332,11 @@ class Part:
         self._tell("running" if alive else "ended")
         self.wake()
 
-    async def _end_workers(self, crews: Sequence[Crew] | None = None, *, at_once: bool = False) -> None:
+    async def _end_workers(self, *, at_once: bool = False) -> None:
         def in_a_hurry() -> bool:
             return at_once or self.known.record.hard
 
-        ending = list(self._crews if crews is None else crews)
-        await asyncio.gather(*(crew.end(in_a_hurry, self._wake) for crew in ending))
+        await asyncio.gather(*(crew.end(in_a_hurry, self._wake) for crew in self._crews))
 
     def in_session(self, asked: CircleAsk) -> int | None:
         """A worker of ours asks for its group; its rank, if it has a place in the record."""

@@ -104,6 +104,10 @@ class Warden:
             self._patience = self._loop.call_later(wait, self._process.kill)
         await self._write(frame_of(Stop(hard)))
 
+    async def drop(self, ranks: tuple[int, ...]) -> None:
+        """Kill these; the others go on. Returns before they have ended."""
+        await self._write(frame_of(Stop(ranks=ranks)))
+
     async def ended(self) -> None:
         """Until nothing of it is left on this machine."""
         await self._end.wait()

@@ -1,4 +1,7 @@
-"""Client of this machine's listener (later: of its agent). Imports transport, identity and core."""
+"""Client of what serves this machine: its agent, or the plain listener of a run without one.
+
+Imports transport, identity and core.
+"""
 
 from backyard.local.client import ListenerClient
 from backyard.local.starting import ensure_listener, register_worker

@@ -77,6 +77,12 @@ def test_one_bad_end_leaves_the_others_alone() -> None:
     assert next_deadline(state) is None
 
 
+def test_one_may_be_killed_alone() -> None:
+    state, effects = _after(Supervision(frozenset({0, 1}), 10.0), (Stop(ranks=(1, 7)), 5.0))
+    assert effects == [Kill((1,))]
+    assert next_deadline(state) is None
+
+
 @pytest.mark.parametrize("reason", [InputEnded(), Stop(hard=True)])
 def test_an_end_of_the_agent_kills_at_once_and_what_survives_is_told_once(reason: Happening) -> None:
     state, effects = _after(Supervision(frozenset({3}), 10.0), (Stop(), 0.0), (reason, 1.0))
@@ -91,7 +97,8 @@ def test_an_end_of_the_agent_kills_at_once_and_what_survives_is_told_once(reason
 
 def test_messages_pass_whole() -> None:
     assert read_order(io.BytesIO(frame_of(_ORDER))) == _ORDER
-    assert read_stop(io.BytesIO(frame_of(Stop(True)))) == Stop(True)
+    for stop in (Stop(True), Stop(ranks=(3, 4))):
+        assert read_stop(io.BytesIO(frame_of(stop))) == stop
     events = [Started(0, 1), Ended(0, None, 9, 1.5, b"\xff", True), Note("x"), AllEnded()]
     stream = io.BytesIO(b"".join(map(frame_of, events)))
     assert [read_event(stream) for _ in range(5)] == [*events, None]

@@ -49,6 +49,8 @@ def decide(state: Supervision, happening: Happening, now: float) -> tuple[Superv
             return msgspec.structs.replace(state, running=state.running - {rank}), (happening,)
         case Note():
             return state, (happening,)
+        case Stop(ranks=ranks) if ranks:
+            return state, (Kill(tuple(sorted(state.running & set(ranks)))),)
         case Stop(hard=True) | InputEnded():
             return _kill(state, now)
         case Stop():

@@ -66,9 +66,10 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """End all workers: asked and then killed, or killed now."""
+    """End all workers: asked and then killed, or killed now. With ``ranks``: these alone, now."""
 
     hard: bool = False
+    ranks: Annotated[tuple[Rank, ...], Meta(max_length=1024)] = ()
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
