@@ -29,11 +29,11 @@ FROZEN = {
     "hub status": {"--name", *_JSON},
     "hub up": {
         *("script", "arguments", "--name", "--host", "--port", "--address", "--uses", "--round", "--codec"),
-        *("--train", "--no-train", "--parent", "--folder", "--plain"),
+        *("--train", "--no-train", "--parent", "--seats", "--folder", "--plain"),
     },
     "hub take-over": {"word", "--name"},
     "id": set(),
-    "invite": {"--name", "--uses", "--for", "--stranger", "--mirror", "--address"},
+    "invite": {"--name", "--uses", "--for", "--stranger", "--mirror", "--region", "--address"},
     "join": {"code", "--at", "--guest", "--invite", "--yes", "--name", "--keep", "--quiet", *_JSON},
     "leave": {"--yes", *_JSON},
     "listen": {"--port", "--trust", "--until-idle"},

@@ -109,6 +109,10 @@ def take_seat(
     asked = Join(token=invite.token_text, name=fit_name(name or machine_name()))
     joined = client.patiently("POST", "/v1/members", Joined, asked, patience_s=_PATIENCE_S)
     folder = lay_out(client, offered, place)
+    if joined.regions:
+        from backyard.cli.friend_region import Place, settle
+
+        invite = settle(Place(invite, client), joined, asked.name, lambda one: client_of(one, settings))
     seat = Seat(
         addresses=invite.addresses,
         hub=invite.hub,

@@ -46,6 +46,7 @@ class Wishes(NamedTuple):
     codec: str
     train: bool
     parent: str
+    seats: int
     folder: Path | None
     script: str | None
     arguments: tuple[str, ...]
@@ -72,7 +73,9 @@ async def _keep_hub(
     host = wishes.host or ("127.0.0.1" if wishes.plain else "0.0.0.0")
     options = ["--host", host, "--port", str(wishes.port)]
     options += ["--plain"] if wishes.plain else []
-    options += ["--parent", wishes.parent] if wishes.parent else []
+    if wishes.parent:
+        offered = [word for address in addresses for word in ("--offer", address)]
+        options += ["--parent", wishes.parent, "--seats", str(wishes.seats), *offered]
     hub = await start_hub(directory, options, place)
     owner: Kept | None = None
     try:

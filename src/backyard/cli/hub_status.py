@@ -23,19 +23,21 @@ if TYPE_CHECKING:
 
 
 def invite(
-    *, name: str, uses: int, lasts: str, stranger: bool, mirror: bool, address: tuple[str, ...]
+    *, name: str, uses: int, lasts: str, stranger: bool, mirror: bool, region: bool, address: tuple[str, ...]
 ) -> int:
     require_hub_parts()
     from backyard.hub.founding import invite_to
     from backyard.hub.invites import invite_text
 
-    if stranger and mirror:
-        raise HubError("an invite is for a stranger or for a mirror", hint="Leave out one of the two.")
+    asked: dict[Role, bool] = {"stranger": stranger, "mirror": mirror, "region": region}
+    wanted = [role for role, is_wanted in asked.items() if is_wanted]
+    if len(wanted) > 1:
+        raise HubError(f"an invite is for a {' or for a '.join(wanted)}", hint="Leave out all but one.")
     directory = kept_hub(name, load_settings())
     addresses = address or known_addresses(directory)
     if not addresses:
         raise HubError("the hub has no address yet", hint="Start it first: backyard hub up")
-    role: Role = "stranger" if stranger else "mirror" if mirror else "friend"
+    role = wanted[0] if wanted else "friend"
     made = invite_to(directory, addresses, role=role, uses=uses, valid_s=parse_duration(lasts))
     click.echo(invite_text(made))
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(made.expires))

@@ -31,6 +31,9 @@ def hub_group() -> None:
 @click.option(
     "--parent", default="", metavar="INVITE", help="Pass one merged update of these friends up there."
 )
+@click.option(
+    "--seats", type=click.IntRange(0, 10_000), default=100, help="With --parent: friends taken in from there."
+)
 @click.option("--folder", type=click.Path(path_type=Path), help="The folder to send (default: this one).")
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -112,6 +115,7 @@ def _status(name: str, as_json: bool) -> int:
 @click.option("--for", "lasts", default="168h", metavar="TIME", help="How long it can be used (168h).")
 @click.option("--stranger", is_flag=True, help="For people you do not know: their updates are trimmed.")
 @click.option("--mirror", is_flag=True, help="For a machine that keeps a copy: `backyard hub follow`.")
+@click.option("--region", is_flag=True, help="For a hub below this one: `backyard hub up --parent`.")
 @click.option(
     "--address", multiple=True, metavar="URL", help="How they reach this hub (default: as it knows)."
 )

@@ -18,10 +18,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--plain", action="store_true", help="no TLS: for a proxy on this machine")
     parser.add_argument("--follow", metavar="INVITE", help="mirror the hub of this invite")
     parser.add_argument("--parent", metavar="INVITE", help="be a region of the hub of this invite")
+    parser.add_argument("--seats", type=int, default=0, help="a region: take in so many of its parent's")
+    parser.add_argument("--offer", metavar="URL", action="append", default=[], help="how they reach it")
     given = parser.parse_args(arguments)
     try:
         from backyard.hub.invites import read_invite
-        from backyard.hub.serving import Listening, run
+        from backyard.hub.serving import Listening, Seats, run
 
         host = given.host or ("127.0.0.1" if given.plain else "0.0.0.0")
         run(
@@ -29,6 +31,7 @@ def main(arguments: list[str]) -> int:
             Listening(host, given.port, given.plain, given.with_parent),
             follow=read_invite(given.follow) if given.follow else None,
             parent=read_invite(given.parent) if given.parent else None,
+            seats=Seats(given.seats, tuple(given.offer)) if given.seats and given.offer else None,
         )
     except BackyardError as error:
         sys.stderr.write(f"{error}\n")

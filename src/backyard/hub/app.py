@@ -25,6 +25,7 @@ from starlette.routing import Route
 
 from backyard.core.errors import HubRefused, ProtocolError
 from backyard.hub.admission import Allowance
+from backyard.hub.doors import Regions, open_to, with_offer
 from backyard.hub.intake import Intake
 from backyard.hub.messages import (
     MOST_MESSAGE_BYTES,
@@ -32,6 +33,7 @@ from backyard.hub.messages import (
     Declaration,
     Join,
     LeaseRequest,
+    Offer,
     Problem,
     decode_message,
     encode_message,
@@ -76,6 +78,7 @@ class Reception:
         self._own_bodies = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(_BODIES_OF_ONE))
         self._requests = Allowance(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
         self._joins = Allowance(_JOINS_PER_S, _JOINS_AT_ONCE)
+        self._regions: Regions = {}
 
     def routes(self) -> list[Route]:
         def route(path: str, method: str, handler: Handler, most: int, *, is_open: bool = False) -> Route:
@@ -103,6 +106,7 @@ class Reception:
         return [
             *for_anybody,
             route("/v1/members", "POST", self._join, _SMALL),
+            route("/v1/regions", "POST", self._offer, _SMALL),
             route("/v1/members/{node}/pardon", "POST", self._pardon, 0),
             route("/v1/members/{node}/expel", "POST", self._expel, 0),
             route("/v1/replica", "GET", self._replica, 0),
@@ -218,7 +222,16 @@ class Reception:
         message = decode_message(Join, said.body)
         if self._hub.has_invited(message.token):  # an invented one costs those who are invited nothing
             self._limit(self._joins, "all")
-        return await self._hub.join(said.node, message)
+        joined = await self._hub.join(said.node, message)
+        regions = open_to(self._regions, joined.role, self._hub.now())
+        return msgspec.structs.replace(joined, regions=regions)
+
+    async def _offer(self, request: Request, said: Said) -> msgspec.Struct:
+        if self._hub.member(said.node).role != "region":
+            raise HubRefused(403, "role", "it joined with an invite that is not for a region", hint=_REGION)
+        offer = decode_message(Offer, said.body)
+        self._regions = with_offer(self._regions, said.node, offer, self._hub.now())
+        return self._hub.description()
 
     async def _pardon(self, request: Request, said: Said) -> msgspec.Struct:
         self._check_owner(said)
@@ -325,4 +338,5 @@ def _upload_name(request: Request) -> str:
 
 _LESS = "Send less at once."
 _LATER = "Try again later."
+_REGION = "Ask the owner for one that is: `backyard invite --region`."
 _SEE = "See docs/hub.md."

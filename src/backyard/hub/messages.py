@@ -30,7 +30,9 @@ Version = Annotated[int, Meta(ge=0, le=1 << 40)]
 Count = Annotated[int, Meta(ge=0, le=1 << 50)]
 Size = Annotated[int, Meta(ge=1, le=1 << 44)]
 Seconds = Annotated[float, Meta(ge=0, le=604_800)]
-Role = Literal["owner", "friend", "stranger", "mirror"]
+Role = Literal["owner", "friend", "stranger", "mirror", "region"]
+InviteText = Annotated[str, Meta(max_length=4000, pattern="^backyard-invite:[A-Za-z0-9_-]+$")]
+MOST_REGIONS = 16
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -124,6 +126,14 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     description: Description
+    regions: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_REGIONS)] = ()  # that would take it in
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/regions`, again and again: a region takes in who joins its parent, with these invites."""
+
+    friend: InviteText
+    stranger: InviteText
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, order=True):

@@ -17,6 +17,7 @@ from backyard.hub.messages import (
     Joined,
     Lease,
     LeaseRequest,
+    Offer,
     Problem,
     Progress,
 )
@@ -45,6 +46,7 @@ OPERATIONS = (
     Operation("get", "/v1/head", "The blobs from a version to the newest.", Head, query=("after", "wait")),
     Operation("get", "/v1/blobs/{name}", "A blob, whole or a range of it.", None, is_bytes=True),
     Operation("post", "/v1/members", "Join with an invite's token.", Joined, Join),
+    Operation("post", "/v1/regions", "As a region, take in who joins from now on.", Description, Offer),
     Operation("post", "/v1/members/{node}/pardon", "Let a member out of quarantine.", Description),
     Operation("post", "/v1/members/{node}/expel", "Send a member away.", Description),
     Operation("get", "/v1/replica", "What a mirror takes over.", Replica, query=("after",)),

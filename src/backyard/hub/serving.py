@@ -24,13 +24,14 @@ from backyard.hub.app import Reception, make_app
 from backyard.hub.blobs import Blobs
 from backyard.hub.certificate import server_context
 from backyard.hub.client import HubClient
+from backyard.hub.doors import REPEATED_S
 from backyard.hub.finishing import Finisher
 from backyard.hub.follow import Mirror
-from backyard.hub.founding import has_hub, hub_blobs, hub_key
+from backyard.hub.founding import has_hub, hub_blobs, hub_key, invite_to
 from backyard.hub.going_on import until_over
 from backyard.hub.intake import HeldOut, Intake
-from backyard.hub.invites import Invite
-from backyard.hub.messages import Join, Joined, Layout, Terms
+from backyard.hub.invites import Invite, invite_text
+from backyard.hub.messages import Description, Join, Joined, Layout, Offer, Role, Terms
 from backyard.hub.service import Hub, MakeFinisher
 from backyard.shipping import folder_limits
 
@@ -42,7 +43,16 @@ _CONNECTIONS = 8192
 _BACKLOG = 2048
 _TLS_BUFFER = 32 << 10
 _MIRROR_WAIT_S, _MIRROR_PAUSE_S = 30.0, 5.0
+_PAUSE_S = 1.0
+_OFFERED_S = 365 * 86400.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Seats(NamedTuple):
+    """How many of those who join its parent a region takes in, and how they reach it."""
+
+    most: int
+    addresses: tuple[str, ...]
 
 
 class Listening(NamedTuple):
@@ -115,7 +125,7 @@ async def keep_following(mirror: Mirror, hub: Hub, pause_s: float = _MIRROR_PAUS
     await until_over(turn, "the hub could not be followed", pause_s)
 
 
-async def serve_region(directory: Path, invite: Invite, listening: Listening) -> None:
+async def serve_region(directory: Path, invite: Invite, listening: Listening, seats: Seats | None) -> None:
     """A member of the invite's hub that has members of its own, until SIGINT or SIGTERM."""
     from backyard.hub.regional import Parent, PassUp, found_region, run_region  # torch, which takes a while
 
@@ -131,12 +141,43 @@ async def serve_region(directory: Path, invite: Invite, listening: Listening) ->
         return PassUp(blobs, terms, layout, parent)
 
     async with running(directory, make_finisher=pass_up, is_region=True) as (hub, app):
-        passing = asyncio.create_task(run_region(hub, parent))
+        working = [asyncio.create_task(run_region(hub, parent))]
+        if joined.role == "region" and seats is not None:
+            above = HubClient(invite.addresses, invite.hub_id, key)  # for a thread of its own
+            working.append(asyncio.create_task(keep_offering(hub, above, _offer(directory, hub, seats))))
         try:
             await _serve(directory, hub, app, listening)
         finally:
-            passing.cancel()
+            for task in working:
+                task.cancel()
             client.close()
+
+
+def _offer(directory: Path, hub: Hub, seats: Seats) -> Offer:
+    """Who was taken in before keeps its seat."""
+    free = max(0, seats.most - sum(member.role != "owner" for member in hub.members.values()))
+
+    def invite_for(role: Role) -> str:
+        return invite_text(invite_to(directory, seats.addresses, role=role, uses=free, valid_s=_OFFERED_S))
+
+    return Offer(friend=invite_for("friend"), stranger=invite_for("stranger"))
+
+
+async def keep_offering(hub: Hub, above: HubClient, offer: Offer) -> None:
+    """For as long as the region has a model to give."""
+
+    async def turn() -> bool:
+        if hub.version is None:
+            await asyncio.sleep(_PAUSE_S)
+            return False
+        await asyncio.to_thread(above.patiently, "POST", "/v1/regions", Description, offer)
+        await asyncio.sleep(REPEATED_S)
+        return False
+
+    try:
+        await until_over(turn, "the region could not say that it takes members in", REPEATED_S)
+    finally:
+        above.close()
 
 
 class _Impatient(H11Protocol):
@@ -220,14 +261,19 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 def run(
-    directory: Path, listening: Listening, *, follow: Invite | None = None, parent: Invite | None = None
+    directory: Path,
+    listening: Listening,
+    *,
+    follow: Invite | None = None,
+    parent: Invite | None = None,
+    seats: Seats | None = None,
 ) -> None:
     _check_plain(listening)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if follow is not None:
         serving = serve_mirror(directory, follow, listening)
     elif parent is not None:
-        serving = serve_region(directory, parent, listening)
+        serving = serve_region(directory, parent, listening, seats)
     else:
         serving = serve(directory, listening)
     asyncio.run(serving)

@@ -33,6 +33,7 @@ def wishes(script: Path, codec: str) -> Wishes:
         codec=codec,
         train=False,
         parent="",
+        seats=100,
         folder=script.parent,
         script=str(script),
         arguments=(),
