@@ -30,6 +30,10 @@ class Wire(Protocol):
     def begin_receive(self, tensor: torch.Tensor, sender: int) -> Travelling: ...
 
 
+class Members(Protocol):
+    def gather(self, data: bytes) -> Sequence[bytes]: ...
+
+
 class _Head(msgspec.Struct, frozen=True, array_like=True):
     skeleton: int
     digest: bytes
@@ -68,6 +72,12 @@ def room_for(skeleton: bytes, most_bytes: int) -> list[torch.Tensor]:
     if size > most_bytes:
         raise ProtocolError(f"a donor announces a state of {size} bytes, at most {most_bytes} are possible")
     return [torch.empty(shape, dtype=dtype) for dtype, shape in found]
+
+
+def same_as(members: Members, parts: Parts, first: int, *, wholly: bool) -> set[int]:
+    """Who has the state of ``first`` already, this member's being ``parts``; asked of all, or sketched."""
+    said = members.gather(digest(parts) if wholly else sketch(parts))
+    return {rank for rank, one in enumerate(said) if one == said[first]}
 
 
 def sketch(parts: Parts) -> bytes:

@@ -29,7 +29,7 @@ from backyard.training.beyond import Outward
 from backyard.training.circle import Circle
 from backyard.training.dealing import deal
 from backyard.training.flight import Flight
-from backyard.training.healing import give_state, receive_state, sketch
+from backyard.training.healing import give_state, receive_state, same_as
 from backyard.training.held import UNREADABLE, Held, read_held
 from backyard.training.journal import Journal
 from backyard.training.nurse import Nurse, be_nursed
@@ -403,9 +403,9 @@ class Steps:
         self._anchoring.begin(donors[0], mixed=verdict.mixed)
         if verdict.mixed and verdict.donors:
             donors, fresh = self._anchoring.differing(self._circle, self.done)
-        elif verdict.nursed:
-            said = self._circle.gather(sketch(self._state.parts(self.done)))
-            fresh = [one for one in fresh if one not in verdict.nursed or said[one] != said[donors[0]]]
+        elif verdict.nursed or not verdict.donors:  # they may have been made alike, by one seed
+            same = same_as(self._circle, self._state.parts(self.done), donors[0], wholly=not verdict.donors)
+            fresh = [one for one in fresh if one not in same.intersection(verdict.nursed or fresh)]
         if fresh and mine in donors:
             level = logging.INFO if self._circle.beginning else logging.WARNING
             log.log(level, "training waits while the state is sent to %s", counted(len(fresh), "newcomer"))

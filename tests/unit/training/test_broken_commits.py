@@ -19,7 +19,7 @@ SPEEDS = (100.0, 100.0, 1.0)
 class HalfHeard(Seat):
     """The second member does not hear the words of some commits; then nobody hears a thing until all meet."""
 
-    deaf_at = (6, 31)
+    deaf_at = (7, 32)
     lost: dict[int, threading.Event] = {}  # noqa: RUF012  # by table
 
     def __init__(self, table: Table, rank: int) -> None:
