@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
+
+import torch
 
 Result = TypeVar("Result")
 
@@ -16,6 +19,7 @@ class Flight(Generic[Result]):
         self._work = work
         self._result: Result | None = None
         self._failure: BaseException | None = None
+        self._stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
         self._thread = threading.Thread(target=self._fly, name="backyard-sum", daemon=True)
         self._thread.start()
 
@@ -35,7 +39,10 @@ class Flight(Generic[Result]):
         return self._result
 
     def _fly(self) -> None:
+        # What was handed in may still be computed by the stream of the script.
+        ordered = contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
         try:
-            self._result = self._work()
+            with ordered:
+                self._result = self._work()
         except BaseException as error:  # noqa: BLE001  # told to whoever waits
             self._failure = error

@@ -59,6 +59,10 @@ class Rounds:
             self._step(clip)
 
     def _step(self, clip: float | None) -> None:
+        if self._own.is_empty:  # of units that weigh nothing there may be gradients
+            self._own.clear()
+            self._samples = 0
+            return
         if not self._other:
             self._other = self._copied(self._model())
         self._samples = 0
@@ -81,8 +85,17 @@ class Rounds:
         model = self._model()
         if not self._other:
             self._other = self._copied(model)
-        self._handed_in, self._handed_weight = self._copied(model), self._weight
-        self._put_on_top()
+        self._handed_weight = self._weight
+        if not self._since:
+            self._handed_in = self._copied(model)
+            self._put_on_top()
+            return
+        for one, more in zip(model, self._since, strict=True):  # without a third copy of the model
+            kept = one.clone()
+            one.add_(more)
+            more.copy_(kept)
+        self._handed_in, self._since, self._weight = self._since, [], self._since_weight
+        self._forget_since()
 
     def land(self) -> None:
         """What was on its way counts: the model is what was committed before it, to be changed by it."""
@@ -135,6 +148,8 @@ class Rounds:
         """It was committed."""
         self._begin_anew()
         self._is_since_due = bool(self._since)
+        if not self.is_on:
+            self._spare.clear()
 
     def go_on(self) -> None:
         """After a commit: what was changed since is on top of it."""

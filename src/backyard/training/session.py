@@ -277,6 +277,8 @@ class Session:
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
         """Every member's tensor, one after the other; for evaluation."""
+        if self._current is not None:  # the unit at hand may be another one's when the group has met anew
+            raise RunError("run.gather was called within a batch", hint="Call it after optimizer.step().")
         self._steps.settle()
         return torch.cat([decode_tensor(data) for data in self._circle.gather(encode_tensor(value))])
 
@@ -358,7 +360,7 @@ class Session:
         weight = self._weight if self._weight is not None else float(piece.span.size)
         self._steps.claim(piece.unit, weight, is_whole=piece.is_last)
         self._current = None
-        if self._steps.is_due:
+        if piece.is_last and self._steps.is_due:  # a group that changes finds whole units alone
             begin = time.monotonic()
             self._steps.finish()
             self._pace.waited(time.monotonic() - begin)

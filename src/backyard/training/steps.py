@@ -163,16 +163,17 @@ class Steps:
 
     def settle(self) -> None:
         """Wait for what is on its way, and commit it."""
-        flight, self._flight = self._flight, None
-        if flight is None:
+        if self._flight is None:
             return
         try:
-            words = flight.result()
+            words = self._flight.result()
         except CollectiveError as error:
+            self._flight = None
             log.info("step %d was not reduced by everybody: %s", self.done, error.message)
             self._rounds.turn_back(self.clip)
             self.meet(error)
             return
+        self._flight = None
         self._rounds.land()
         self._commit(words)
 
@@ -198,12 +199,11 @@ class Steps:
     @property
     def overlaps(self) -> bool:
         """Whether members may go ahead in rounds. What norms see of units is told with the step."""
-        return not self._norms.width and not isinstance(self._training.data, Stream)
+        return not (self._norms.width or isinstance(self._training.data, Stream) or self._sums.is_on_mps)
 
     def _may_go_ahead(self) -> bool:
         """From what all members know alike."""
-        alone = self._circle.world == 1
-        if alone or not self._rounds.is_on or not self.overlaps or self._state.coming is not None:
+        if self._circle.world == 1 or not self._rounds.is_on or not self.overlaps or self._state.coming:
             return False
         return self._training.data.may_go_ahead(self._state.covered + self._batches_at_hand())
 

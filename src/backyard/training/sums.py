@@ -103,6 +103,11 @@ class Sums:
         for number, one in enumerate(self.parameters):
             one.register_post_accumulate_grad_hook(partial(self._came, number))  # type: ignore[no-untyped-call]
 
+    @property
+    def is_on_mps(self) -> bool:
+        """There, two threads that compute at once may end the process (pytorch issue 197805)."""
+        return any(device.type == "mps" for _, device in self.local)
+
     def clear(self) -> None:
         self._kept.clear()
         if self._is_dirty:
@@ -120,7 +125,7 @@ class Sums:
 
     def expect_last(self, circle: Reducer, weight: float) -> None:
         """The unit at hand is this member's last of the step: what backward has done may travel."""
-        if not self._overlaps:
+        if not self._overlaps or self.is_on_mps:
             return
         self._circle, self._weight = circle, weight
         for bucket in self._buckets:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from backyard.core.errors import CollectiveError
+from backyard.core.errors import CollectiveError, RunError
+from backyard.training.circle import Alone
 from backyard.training.pace import Pace
 from backyard.training.rounds import Rounds
 from backyard.training.sync import Sync
-from tests.unit.training.test_rounds import SAMPLES, UNIT, Training
+from tests.unit.training.test_rounds import BATCH, SAMPLES, UNIT, Training
 from tests.unit.training.together import Arriving, Seat, Table, together
 
 SLOW_S = 0.15
@@ -109,6 +110,88 @@ def test_a_sum_that_breaks_on_its_way_costs_no_work(
     assert members[0].hashes == members[1].hashes
     assert members[0].counts[-1] == 3 * 12
     _each_unit_once(members)
+
+
+def test_a_sum_that_breaks_within_a_unit_doubles_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units in parts, as after want of memory; what was on its way ends between two of them."""
+    weights: list[float] = []
+    apply = Rounds.apply
+
+    def noted(rounds: Rounds, batches: int) -> int:
+        weights.append(float(rounds._sums.total_weight[0]))
+        return apply(rounds, batches)
+
+    monkeypatch.setattr(Rounds, "apply", noted)
+    kind = type("Seat", (SlowSeat,), {"breaks_at": frozenset((6, 9, 14))})
+
+    class InParts(Watched):
+        between = 0
+
+        def train(self, epochs: int = 2) -> Watched:
+            self.run._memory.parts = 2
+            step = self.optimizer.step
+
+            def when_it_has_come(*given: Any) -> None:
+                flight, piece = self.run._steps._flight, self.run._current
+                if flight is not None and piece is not None and not piece.is_last:
+                    flight.wait(10)
+                    self.between += 1
+                step(*given)
+
+            when_it_has_come._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # as torch looks for
+            self.optimizer.step = when_it_has_come  # type: ignore[method-assign]
+            return super().train(epochs)
+
+    members = together(
+        2, lambda seat: InParts(kind(seat._table, seat.rank), Sync(period=2, momentum=0.5)).train(3)
+    )
+    assert all(one.between > 3 for one in members if isinstance(one, InParts))
+    assert sum(weights) == 2 * (3 * SAMPLES - BATCH), "all but the first step, as both members sum it"
+    assert set(weights) == {1.0 * BATCH, 2.0 * BATCH}
+    assert members[0].hashes == members[1].hashes
+    assert members[0].counts[-1] == 3 * 12
+
+
+def test_units_that_weigh_nothing_change_nothing() -> None:
+    alike = []
+    for period in (1, 4):
+        one = Training(Alone(), Sync(period=period), kind=torch.optim.AdamW)
+        before = one.flat.clone()
+        for x, y in one.batches:
+            one.run.weight(0.0)
+            torch.nn.functional.mse_loss(one.net(x), y).backward()
+            one.optimizer.step()
+            one.optimizer.zero_grad()
+            break
+        alike.append(torch.equal(before, one.flat))
+    assert alike == [True, True]
+
+
+def test_nobody_gathers_within_a_unit() -> None:
+    one = Training(Alone(), Sync(period=2))
+    for x, y in one.batches:
+        torch.nn.functional.mse_loss(one.net(x), y).backward()
+        with pytest.raises(RunError, match="within a batch"):
+            one.run.gather(torch.zeros(1))
+        one.optimizer.step()
+        one.run.gather(torch.zeros(1))
+        break
+
+
+def test_no_more_than_two_copies_of_the_model_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    most: list[int] = []
+    copied = Rounds._copied
+
+    def noted(rounds: Rounds, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        found = copied(rounds, tensors)
+        held = (rounds._other, rounds._since, rounds._handed_in, *rounds._spare)
+        most.append(1 + sum(bool(one) for one in held))
+        return found
+
+    monkeypatch.setattr(Rounds, "_copied", noted)
+    members = _all_together(2, Sync(period=2, momentum=0.5), (9, 16, 18))
+    assert max(most) == 2
+    assert all(len(one.run._steps._rounds._spare) <= 2 for one in members)
 
 
 def test_it_learns_as_well() -> None:
