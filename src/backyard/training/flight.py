@@ -19,7 +19,8 @@ class Flight(Generic[Result]):
         self._work = work
         self._result: Result | None = None
         self._failure: BaseException | None = None
-        self._stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+        is_on = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.current_stream() if is_on else None
         self._thread = threading.Thread(target=self._fly, name="backyard-sum", daemon=True)
         self._thread.start()
 
