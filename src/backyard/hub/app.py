@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from backyard.core.errors import HubRefused, ProtocolError
 from backyard.hub.admission import Allowance
-from backyard.hub.doors import Regions, open_to, with_offer
+from backyard.hub.taking_in import Regions, open_to, with_offer
 from backyard.hub.intake import Intake
 from backyard.hub.messages import (
     MOST_MESSAGE_BYTES,

@@ -24,7 +24,7 @@ from backyard.hub.app import Reception, make_app
 from backyard.hub.blobs import Blobs
 from backyard.hub.certificate import server_context
 from backyard.hub.client import HubClient
-from backyard.hub.doors import REPEATED_S
+from backyard.hub.taking_in import REPEATED_S
 from backyard.hub.finishing import Finisher
 from backyard.hub.follow import Mirror
 from backyard.hub.founding import has_hub, hub_blobs, hub_key, invite_to
