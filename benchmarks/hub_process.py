@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -42,10 +43,14 @@ class HubProcess:
         name: str = "load",
         plain: bool = False,
         parent: Invite | None = None,
+        wrapper: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Without terms nothing is founded: it is there already, or what it follows says what it is."""
+        """Without terms nothing is founded: it is there already, or what it follows says what it is. Whatever
+        the ``wrapper`` is, it becomes the hub: its process is the one that is watched and killed."""
         self.directory = directory
         self._options = (["--plain"] if plain else []) + (["--parent", invite_text(parent)] if parent else [])
+        self._wrapper, self._environment = tuple(wrapper), dict(environment or {})
         self.owner = NodeKey.generate()
         self.port = free_port()
         self.address = f"{'http' if plain else 'https'}://127.0.0.1:{self.port}"
@@ -75,12 +80,12 @@ class HubProcess:
     def start(self, *more: str) -> float:
         """With more options. Seconds until it answers."""
         begin = time.monotonic()
-        argv = [sys.executable, "-m", "backyard.hub", str(self.directory)]
+        argv = [*self._wrapper, sys.executable, "-m", "backyard.hub", str(self.directory)]
         argv += ["--host", "127.0.0.1", "--port", str(self.port), *self._options, *more]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 argv,
-                env=os.environ | PROCESS_ENVIRONMENT,
+                env=os.environ | PROCESS_ENVIRONMENT | self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -90,6 +95,11 @@ class HubProcess:
                 raise RuntimeError(f"the hub does not serve:\n{tail(self.log)}")
             time.sleep(0.02)
         return time.monotonic() - begin
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def said(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from backyard.cli.kept import say
 from backyard.core.errors import BackyardError, HubAway, HubRefused
 from backyard.hub.client import HubClient
-from backyard.hub.taking_in import by_distance
 from backyard.hub.invites import Invite, read_invite
 from backyard.hub.messages import Description, Join, Joined
+from backyard.hub.taking_in import by_distance
 
 _LEVELS = 4
 _TRIES = 3

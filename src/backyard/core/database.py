@@ -12,13 +12,20 @@ from backyard.core.errors import BackyardError
 
 
 def open_database(
-    path: Path, tables: str, form: int, newer: type[BackyardError], *, one_thread: bool = True
+    path: Path,
+    tables: str,
+    form: int,
+    newer: type[BackyardError],
+    *,
+    one_thread: bool = True,
+    locked_s: float = 5.0,
 ) -> sqlite3.Connection:
     """With these tables. ``newer`` is raised if a version of Backyard with a later ``form`` wrote the file;
-    sqlite3.Error and OSError mean what they say. ``one_thread``: SQLite sees to it that no other uses it."""
+    sqlite3.Error and OSError mean what they say. ``one_thread``: SQLite sees to it that no other uses it.
+    ``locked_s``: how long to wait for another process that writes."""
     with contextlib.suppress(FileExistsError):  # made for us alone before SQLite opens it
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    base = sqlite3.connect(path, isolation_level=None, timeout=5.0, check_same_thread=one_thread)
+    base = sqlite3.connect(path, isolation_level=None, timeout=locked_s, check_same_thread=one_thread)
     try:
         base.execute("PRAGMA journal_mode=WAL")
         base.execute("PRAGMA synchronous=FULL")

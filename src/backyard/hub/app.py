@@ -6,13 +6,11 @@ and only so many large ones are in memory at once: the others wait in their send
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import logging
 import math
 import re
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -25,7 +23,8 @@ from starlette.routing import Route
 
 from backyard.core.errors import HubRefused, ProtocolError
 from backyard.hub.admission import Allowance
-from backyard.hub.taking_in import Regions, open_to, with_offer
+from backyard.hub.answering import problem_of, signed_answer
+from backyard.hub.clocks import SignatureClock
 from backyard.hub.intake import Intake
 from backyard.hub.messages import (
     MOST_MESSAGE_BYTES,
@@ -41,14 +40,17 @@ from backyard.hub.messages import (
 from backyard.hub.metrics import HubMetrics
 from backyard.hub.openapi import describe
 from backyard.hub.page import POLICY, render
+from backyard.hub.places import Places
+from backyard.hub.quarantine import expel, pardon
 from backyard.hub.service import Hub
-from backyard.hub.signing import Nonces, Signed, request_signature, sign_response, verify_request
+from backyard.hub.signing import Nonces, Signed, verify_request
+from backyard.hub.taking_in import Regions, open_to, with_offer
+from backyard.hub.troubles import Trouble
 from backyard.identity.keys import NodeKey
 
 logger = logging.getLogger(__name__)
-_BODIES_AT_ONCE, _BODIES_OF_ONE = 16, 2
-_BODY_DEADLINE_S = 120.0
 _LONGEST_WAIT_S = 60.0
+_SHOWN_S = 60.0  # that the disk failed
 _SMALL = 64 << 10
 _REQUESTS_PER_S, _REQUESTS_AT_ONCE = 50.0, 500.0
 _JOINS_PER_S, _JOINS_AT_ONCE = 5.0, 1000.0
@@ -73,9 +75,9 @@ class Reception:
         self._hub, self._intake, self._key = hub, intake, key
         self._metrics = HubMetrics(hub)
         hub.on_commit = self._metrics.note_version
-        self._nonces = Nonces(hub.clock())
-        self._bodies = asyncio.Semaphore(_BODIES_AT_ONCE)
-        self._own_bodies = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(_BODIES_OF_ONE))
+        self._time = SignatureClock(hub.clock, hub.now, hub.signed.time)
+        self._nonces = Nonces(self._time())
+        self._places = Places()
         self._requests = Allowance(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
         self._joins = Allowance(_JOINS_PER_S, _JOINS_AT_ONCE)
         self._regions: Regions = {}
@@ -124,7 +126,10 @@ class Reception:
                 said = await self._verified(request, most, is_open, held)
                 status, body = 200, encode_message(await handler(request, said))
         except HubRefused as error:
-            status, body = error.status, encode_message(self._problem(error))
+            if error.kind == "disk":
+                trouble = Trouble(error.message, error.hint, self._hub.now() + _SHOWN_S)
+                self._hub.troubles.tell("full", trouble)
+            status, body = error.status, encode_message(problem_of(error, self._time()))
         except ProtocolError as error:
             problem = Problem(kind="message", message=error.message[:2000], hint=error.hint[:2000])
             status, body = 422, encode_message(problem)
@@ -134,25 +139,7 @@ class Reception:
             logger.exception("%s %s failed", request.method, request.url.path)
             problem = Problem(kind="busy", message="the hub failed to do this", hint=_LATER, retry_s=5.0)
             status, body = 503, encode_message(problem)
-        return self._signed(request, status, body)
-
-    def _signed(self, request: Request, status: int, body: bytes) -> Response:
-        headers = {"content-type": "application/json", "cache-control": "no-store"}
-        asked = request_signature(request.headers)
-        if asked is not None:
-            headers |= sign_response(self._key, status, body, asked, self._hub.clock())
-        return Response(body, status, headers)
-
-    def _problem(self, error: HubRefused) -> Problem:
-        return Problem(
-            kind=error.kind,
-            message=error.message[:2000],
-            hint=error.hint[:2000],
-            time=self._hub.clock(),
-            retry_s=error.retry_s,
-            offset=error.offset,
-            quarantined=error.kind == "quarantine",
-        )
+        return signed_answer(self._key, request.headers, status, body, self._time())
 
     async def _verified(
         self, request: Request, most: int, is_open: bool, held: contextlib.AsyncExitStack
@@ -167,7 +154,8 @@ class Reception:
         if not is_member:  # before anything of a stranger's is remembered
             self._limit(self._requests, "strangers")
             most = min(most, _SMALL)
-        self._nonces.take(signed, self._hub.clock(), self._hub.now())
+        self._nonces.take(signed, self._time(), self._hub.now())
+        self._hub.signed.note(signed.created)
         if is_member:  # after it: who repeats what a member signed does not use up what is the member's
             self._limit(self._requests, node)
         if node != self._hub.founding.owner:  # who alone sends a layout
@@ -188,14 +176,12 @@ class Reception:
         if not length.isascii() or not length.isdigit() or len(length) > 15 or int(length) > most:
             raise HubRefused(413, "length", f"{most} bytes are possible here", hint=_LESS)
         body = b""
-        if most > _SMALL and (int(length) > _SMALL or "transfer-encoding" in request.headers):
+        is_large = most > _SMALL and (int(length) > _SMALL or "transfer-encoding" in request.headers)
+        if is_large:
             await self._take_place(request, str(signed.node), held)
         if most:
-            try:
-                async with asyncio.timeout(_BODY_DEADLINE_S):
-                    body = await _read_body(request, most)
-            except TimeoutError as error:
-                raise HubRefused(408, "slow", "the body took too long", hint=_LESS) from error
+            async with self._places.reading(has_place=is_large):
+                body = await _read_body(request, most)
         if hashlib.sha256(body).digest() != signed.digest:
             raise HubRefused(401, "digest", "the body is not the one that was signed", hint="Send it again.")
         return body
@@ -205,8 +191,7 @@ class Reception:
         self._hub.member(node)
         if "upload" in request.path_params:
             self._intake.progress(node, _upload_name(request))
-        await held.enter_async_context(self._own_bodies[node])
-        await held.enter_async_context(self._bodies)
+        await held.enter_async_context(self._places.place(node))
 
     # The routes.
 
@@ -235,12 +220,12 @@ class Reception:
 
     async def _pardon(self, request: Request, said: Said) -> msgspec.Struct:
         self._check_owner(said)
-        await self._hub.pardon(str(request.path_params["node"]))
+        await pardon(self._hub, str(request.path_params["node"]))
         return self._hub.description()
 
     async def _expel(self, request: Request, said: Said) -> msgspec.Struct:
         self._check_owner(said)
-        await self._hub.expel(str(request.path_params["node"]))
+        await expel(self._hub, str(request.path_params["node"]))
         return self._hub.description()
 
     def _check_owner(self, said: Said) -> None:

@@ -22,6 +22,7 @@ from backyard import __version__
 from backyard.core.errors import HandshakeError, HubAway, HubError, HubRefused, ProtocolError
 from backyard.core.printable import printable
 from backyard.hub.blobs import hash_file
+from backyard.hub.clocks import JUMP_S, Jumps, said_of_difference
 from backyard.hub.courtesy import Pace
 from backyard.hub.messages import (
     MOST_MESSAGE_BYTES,
@@ -104,6 +105,7 @@ class HubClient:
         self._pace = pace or Pace(0.0)
         self._sleep, self._wall = sleep, wall
         self._offset = 0.0  # of the hub's clock from ours, once it had to tell
+        self._jumps = Jumps(wall(), time.monotonic())
         self.say = say
         self.sent_bytes = self.received_bytes = 0
         self._transport = transport
@@ -240,8 +242,7 @@ class HubClient:
                 return body
             problem = decode_message(Problem, body)
             if attempt == 0 and problem.kind == "clock" and problem.time:
-                self._offset = problem.time - self._wall()
-                log.info("this machine's clock is %.0f s from the hub's", -self._offset)
+                self._adopt(problem.time)
                 continue
             raise HubRefused(
                 status,
@@ -252,6 +253,14 @@ class HubClient:
                 offset=problem.offset,
             )
         raise AssertionError("unreachable")
+
+    def _adopt(self, hub_time: float) -> None:
+        """Whose clock is right does not matter to a signature: the hub judges it."""
+        wall = self._wall()
+        jumped = self._jumps.seen(wall, time.monotonic())
+        before, self._offset = self._offset, hub_time - wall
+        if abs(self._offset - before) >= JUMP_S:
+            self.say(said_of_difference(-self._offset, jumped))
 
     def _exchange(
         self,

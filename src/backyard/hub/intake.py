@@ -11,6 +11,7 @@ import hashlib
 import logging
 import math
 import os
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +62,7 @@ class Intake:
             if hub.clock() - file.stat().st_mtime > _ABANDONED_S:
                 file.unlink(missing_ok=True)
         self._uploads: dict[str, _Upload] = {}
+        self._declaring = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by member
 
     async def declare(self, node: str, declared: Declaration) -> Progress:
         name = _name(node, declared)
@@ -74,12 +76,16 @@ class Intake:
             self._check_base(node, declared)
         else:
             await self._check_update(node, declared)
-        if declared.lease is not None:
-            await self._hub.step(rounds.Heard(declared.lease))
-        if name not in self._uploads:
-            self._forget_others(node, name)
-            self._uploads[name] = _Upload(node, declared, self._directory / name)
-        return _progress(name, self._uploads[name])
+        async with self._declaring[node]:
+            if name not in self._uploads:
+                self._forget_others(node)
+                # Before anything of the new one arrives: nobody removes it along.
+                await asyncio.to_thread(self._remove_others, node, name)
+                self._uploads[name] = _Upload(node, declared, self._directory / name)
+            upload = self._uploads[name]
+            if declared.lease is not None:
+                await self._hub.step(rounds.Heard(declared.lease, upload.offset()))
+        return _progress(name, upload)
 
     def progress(self, node: str, name: str) -> Progress:
         return _progress(name, self._find(node, name))
@@ -97,7 +103,8 @@ class Intake:
                 said = f"a piece of {len(data)} bytes at {offset} does not continue {here} of {size} bytes"
                 raise HubRefused(409, "offset", said, hint="Go on at the offset that is given.", offset=here)
             if upload.declared.lease is not None:
-                await self._hub.step(rounds.Heard(upload.declared.lease))
+                arrived = max(here, offset + len(data))
+                await self._hub.step(rounds.Heard(upload.declared.lease, arrived))
             fresh = data[here - offset :]
             try:
                 await asyncio.to_thread(_append, upload.path, fresh, offset + len(data) == size)
@@ -122,7 +129,7 @@ class Intake:
             if error.status == 409:
                 await self._hub.note(upload.node, error.kind, error.message)
             if error.status != 503:
-                upload.path.unlink(missing_ok=True)
+                await asyncio.to_thread(upload.path.unlink, missing_ok=True)
                 del self._uploads[name]
             raise
         except HubError as error:
@@ -248,14 +255,17 @@ class Intake:
             raise _no_upload()
         return found
 
-    def _forget_others(self, node: str, name: str) -> None:
-        """Each member has one upload. What it began before goes, also from before this process."""
+    def _forget_others(self, node: str) -> None:
+        """Each member has one upload."""
         mine = [one for one, upload in self._uploads.items() if upload.node == node]
         if any(self._uploads[one].lock.locked() for one in mine):
             said = "the upload before this one is not done yet"
             raise HubRefused(503, "busy", said, hint="Try again in a second.", retry_s=1.0)
         for one in mine:
             del self._uploads[one]
+
+    def _remove_others(self, node: str, name: str) -> None:
+        """What it began before goes, also from before this process."""
         for file in self._directory.glob(f"{_owned(node)}*"):
             if file.name != name:
                 file.unlink(missing_ok=True)

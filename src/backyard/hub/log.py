@@ -20,6 +20,7 @@ import msgspec
 from backyard.core.database import open_database
 from backyard.core.errors import HubError
 from backyard.hub.blobs import FREE_SPACE_HINT
+from backyard.hub.disk import Disk
 from backyard.hub.invites import Grant
 from backyard.hub.messages import Role, Span, Step
 from backyard.hub.pool import Pool
@@ -27,6 +28,7 @@ from backyard.hub.rounds import Count, Delivered, Discard, Effect, Lend, Lent, R
 
 FILE_NAME = "hub.db"
 _FORM = 1
+_LOCKED_S = 60.0  # while another process, who makes an invite, waits for a slow disk
 MOST_REFUSALS = 500
 MOST_SEEN = 1024
 _TABLES = """
@@ -147,7 +149,9 @@ class Log:
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE_NAME
         try:
-            self._base = open_database(self.path, _TABLES, _FORM, HubError, one_thread=False)
+            self._base = open_database(
+                self.path, _TABLES, _FORM, HubError, one_thread=False, locked_s=_LOCKED_S
+            )
         except (OSError, sqlite3.Error) as error:
             raise broken(error) from error
 
@@ -269,8 +273,8 @@ _Waiting = tuple[Changes, "asyncio.Future[None]"]
 class Writer:
     """The thread that writes, for a hub that runs in an event loop."""
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self, log: Log, disk: Disk) -> None:
+        self._log, self._disk = log, disk
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._failed: HubError | None = None
@@ -309,10 +313,12 @@ class Writer:
     def _write(self, waiting: list[_Waiting]) -> None:
         error = self._failed
         if error is None:
+            self._disk.begin()
             try:
                 self._log.transact([change for changes, _ in waiting for change in changes])
             except Exception as found:  # noqa: BLE001  # whatever it is, those who wait must hear of it
                 error = self._failed = found if isinstance(found, HubError) else broken(found)
+            self._disk.end()
         for _, done in waiting:
             self._loop.call_soon_threadsafe(_settle, done, error)
 

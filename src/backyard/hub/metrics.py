@@ -28,7 +28,19 @@ class HubMetrics:
         self._received = Counter("backyard_hub_received_bytes", "Bodies that were read.", registry=registry)
         self._samples = Counter("backyard_hub_samples", "Samples that count.", registry=registry)
         self._updates = Counter("backyard_hub_updates", "Updates that count.", registry=registry)
+        self._commits = Histogram(
+            "backyard_hub_commit_seconds",
+            "How long the log waits for the disk.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        hub.disk.on_commit = self._commits.observe
         figures = {
+            "slow_disk": ("1 if it is.", lambda: float(hub.disk.slow_s() is not None)),
+            "troubles": (
+                "What the page says of the hub's machine.",
+                lambda: float(len(hub.troubles.shown())),
+            ),
             "version": ("The head of the chain.", lambda: float(hub.version or 0)),
             "members": ("Who ever joined.", lambda: float(len(hub.members))),
             "quarantined": (

@@ -12,8 +12,10 @@ from html import escape
 from backyard.core.units import counted, format_duration
 from backyard.hub import rounds
 from backyard.hub.admission import names_of
+from backyard.hub.clocks import JUMP_S
 from backyard.hub.log import Committed
 from backyard.hub.service import Hub
+from backyard.hub.troubles import Trouble
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 _WIDTH, _HEIGHT = 720, 160
@@ -43,6 +45,7 @@ def render(hub: Hub) -> str:
     parts = [
         begin + title,
         f"<h1>{name}</h1><p>{said}<br><small>{escape(state)}</small></p>",
+        *(_trouble(one) for one in hub.troubles.shown()),
         _chart(versions),
         _members(hub, active),
         _versions(versions[-_VERSIONS_SHOWN:], now),
@@ -50,6 +53,10 @@ def render(hub: Hub) -> str:
         f"<p><small>Hub {escape(str(hub.id))}</small></p></html>",
     ]
     return "\n".join(parts)
+
+
+def _trouble(trouble: Trouble) -> str:
+    return f"<p class=bad>{escape(trouble.words)}.<br><small>{escape(trouble.hint)}</small></p>"
 
 
 def _chart(versions: Sequence[Committed]) -> str:
@@ -117,4 +124,6 @@ def _refusals(hub: Hub, now: float) -> str:
 
 def _ago(moment: float, now: float) -> str:
     shown = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(moment))
+    if moment > now + JUMP_S:  # this machine's clock was set back since
+        return f"{shown} UTC"
     return f"<span title='{shown} UTC'>{format_duration(max(0.0, round(now - moment)))} ago</span>"

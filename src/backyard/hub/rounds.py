@@ -22,6 +22,7 @@ from backyard.hub.pool import Pool, give_back, samples_left, take, trained, with
 from backyard.hub.portions import LONGEST, fitting, rounded, seconds_for
 
 _UPLOAD_S = 180.0  # between two pieces, which may wait for a busy hub
+LEAST_BYTES_S = 8192  # an upload that moves slower does not keep its lease beyond the time that was told
 
 
 class Lent(msgspec.Struct, frozen=True, array_like=True):
@@ -98,6 +99,7 @@ class Heard(NamedTuple):
     """A piece of the update for a lease arrived."""
 
     lease: str
+    arrived: int = 0  # bytes of it, in all
 
 
 class GaveUp(NamedTuple):
@@ -210,7 +212,7 @@ def decide(state: State, event: Event, now: float) -> Decision:
     elif isinstance(event, Arrived):
         found = _arrive(state, event.update)
     elif isinstance(event, Heard):
-        found = _hear(state, event.lease, now)
+        found = _hear(state, event, now)
     elif isinstance(event, GaveUp):
         own = tuple(one for one in state.lent.values() if one.node == event.node)
         asked = {node: when for node, when in state.asked.items() if node != event.node}
@@ -371,15 +373,16 @@ def _arrive(state: State, update: Delivered) -> Decision:
     return Decision(after, (Count(update, late),), f"an update of {update.samples} samples, {late} behind")
 
 
-def _hear(state: State, name: str, now: float) -> Decision:
-    """An upload that moves keeps its lease, as long as its update could still count."""
-    lease = state.lent.get(name)
+def _hear(state: State, event: Heard, now: float) -> Decision:
+    """An upload that moves keeps its lease, as long as its update could still count: its bytes buy time."""
+    lease = state.lent.get(event.lease)
     if lease is None or behind(state, lease.version) > state.terms.stale_limit:
         return Decision(state, (), "")
     until = now + state.terms.grace * state.terms.round_s + state.terms.slack_s
     overdue = max(lease.overdue, min(until, lease.patience))
-    kept = msgspec.structs.replace(lease, overdue=overdue, void=max(lease.void, now + _UPLOAD_S))
-    return Decision(_replace(state, lent={**state.lent, name: kept}), (), "")
+    void = max(lease.void, min(now + _UPLOAD_S, lease.patience + event.arrived / LEAST_BYTES_S))
+    kept = msgspec.structs.replace(lease, overdue=overdue, void=void)
+    return Decision(_replace(state, lent={**state.lent, lease.id: kept}), (), "")
 
 
 def _expired(state: State, now: float) -> Decision:

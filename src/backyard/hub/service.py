@@ -13,16 +13,17 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
-import msgspec
-
 from backyard.core.errors import HubError, HubRefused
 from backyard.hub import rounds
 from backyard.hub.admission import after_refusal, names_of
 from backyard.hub.blobs import Blobs
 from backyard.hub.chain import last_base, named_blobs, replica_of, steps_after
+from backyard.hub.disk import Disk
 from backyard.hub.finishing import Closed, Finisher, Merged
 from backyard.hub.founding import FOLLOWS, SUCCEEDS, Founding, hub_blobs
+from backyard.hub.going_on import until_over
 from backyard.hub.invites import hash_token, use_grant
+from backyard.hub.latest_signed import LatestSigned
 from backyard.hub.log import (
     MOST_REFUSALS,
     Arrival,
@@ -52,6 +53,7 @@ from backyard.hub.messages import (
 )
 from backyard.hub.recalling import covered_by, recalled
 from backyard.hub.rounds import Close, Decision, Discard, Event, Lend, Refuse, State, decide
+from backyard.hub.troubles import Lookout, Troubles
 from backyard.identity.node_id import NodeId
 
 logger = logging.getLogger(__name__)
@@ -84,6 +86,7 @@ class Hub:
     ) -> None:
         self.directory, self.id, self.clock, self.now = directory, hub, clock, now
         self.blobs = hub_blobs(directory)
+        self.signed, self.troubles, self.disk = LatestSigned(), Troubles(now), Disk(now)
         self._make_finisher, self._is_region = make_finisher, is_region
         self._log = Log(directory)
         self._reader = Log(directory)
@@ -105,7 +108,7 @@ class Hub:
                 f"{self.directory} is a mirror of another hub",
                 hint="Follow on with `--follow`, or let its owner sign that it takes over.",
             )
-        self._writer = Writer(self._log)
+        self._writer = Writer(self._log, self.disk)
         self._prepare()
         founding = self.founding
         if founding.owner not in self.members:
@@ -116,6 +119,8 @@ class Hub:
         head = "no base yet" if not self.versions else f"version {self.versions[-1].number}"
         logger.info("the hub of %s begins with %s; %d orphans were swept", founding.name, head, swept)
         self._spawn(self._tick())
+        lookout = Lookout(self.troubles, self.disk, self.clock, self.now)
+        self._spawn(until_over(lookout.turn, "the hub could not look after its machine", 5.0))
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -270,7 +275,7 @@ class Hub:
         epoch = self._epoch
         assert self._writer is not None, "it was started"
         try:
-            await self._writer.write(changes)
+            await self._writer.write([*changes, *self.signed.changes()] if changes else [])
         except HubError as error:
             async with self._reloading:
                 if self._epoch == epoch:
@@ -317,25 +322,6 @@ class Hub:
         await self.note(node, kind, reason)
         await self.step(rounds.GaveUp(node))
         return node in self.members and bool(self.members[node].quarantine)
-
-    async def pardon(self, node: str) -> None:
-        """By the owner's word."""
-        await self._set_quarantine(node, "")
-
-    async def expel(self, node: str) -> None:
-        """By the owner's word, until it pardons. What waits for its round already still counts."""
-        if node == self.founding.owner:
-            raise HubRefused(403, "role", "the owner cannot be sent away", hint="Name another member.")
-        await self._set_quarantine(node, "the owner sent this machine away")
-        await self.step(rounds.GaveUp(node))
-
-    async def _set_quarantine(self, node: str, why: str) -> None:
-        member = self.members.get(node)
-        if member is None:
-            raise HubRefused(404, "member", "nobody has this id here", hint="Copy it from the hub's page.")
-        after = msgspec.structs.replace(member, refusals=0, quarantine=why)
-        self.members[node] = after
-        await self.write([change(Log.put_member, after)])
 
     # How a round ends.
 
@@ -431,6 +417,7 @@ class Hub:
         if founding is None:
             raise HubError(f"there is no hub in {self.directory}", hint="Found one with `backyard hub up`.")
         self.founding = founding
+        self.signed.recall(found.facts)
         self.is_mirror = FOLLOWS in found.facts and SUCCEEDS not in found.facts
         self.layout = read_fact(found.facts, "layout", Layout)
         self.versions = list(found.versions)

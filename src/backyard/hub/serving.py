@@ -16,15 +16,14 @@ from typing import NamedTuple
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from backyard.core.config import load_settings
 from backyard.core.errors import HubError
+from backyard.hub.accepting import MOST, Doors, Impatient, Server
 from backyard.hub.app import Reception, make_app
 from backyard.hub.blobs import Blobs
 from backyard.hub.certificate import server_context
 from backyard.hub.client import HubClient
-from backyard.hub.taking_in import REPEATED_S
 from backyard.hub.finishing import Finisher
 from backyard.hub.follow import Mirror
 from backyard.hub.founding import has_hub, hub_blobs, hub_key, invite_to
@@ -32,14 +31,15 @@ from backyard.hub.going_on import until_over
 from backyard.hub.intake import HeldOut, Intake
 from backyard.hub.invites import Invite, invite_text
 from backyard.hub.messages import Description, Join, Joined, Layout, Offer, Role, Terms
+from backyard.hub.open_files import connections_within, raise_limit
 from backyard.hub.service import Hub, MakeFinisher
+from backyard.hub.taking_in import REPEATED_S
 from backyard.shipping import folder_limits
 
 logger = logging.getLogger(__name__)
 PORT = 52480
 _KEEP_ALIVE_S = 75
-_FIRST_REQUEST_S = 30.0
-_CONNECTIONS = 8192
+_FEW = 256  # connections
 _BACKLOG = 2048
 _TLS_BUFFER = 32 << 10
 _MIRROR_WAIT_S, _MIRROR_PAUSE_S = 30.0, 5.0
@@ -180,32 +180,15 @@ async def keep_offering(hub: Hub, above: HubClient, offer: Offer) -> None:
         above.close()
 
 
-class _Impatient(H11Protocol):
-    """h11, whatever else is installed; and whoever connects asks for something soon."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._late = self.loop.call_later(_FIRST_REQUEST_S, self._give_up)
-
-    def _give_up(self) -> None:
-        if self.cycle is None:
-            self.transport.close()  # type: ignore[unreachable]  # before the first request there is none
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._late.cancel()
-        super().connection_lost(exc)
-
-
 async def _serve(directory: Path, hub: Hub, app: Starlette, listening: Listening) -> None:
     with _listener(listening.host, listening.port) as listener:
         config = uvicorn.Config(
             app,
-            http=_Impatient,
+            http=Impatient,
             ws="none",
             log_level="warning",
             access_log=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            limit_concurrency=_CONNECTIONS,
             timeout_graceful_shutdown=5,
             lifespan="off",
             server_header=False,
@@ -218,7 +201,13 @@ async def _serve(directory: Path, hub: Hub, app: Starlette, listening: Listening
             asyncio.constants.FLOW_CONTROL_HIGH_WATER_SSL_WRITE = _TLS_BUFFER >> 10  # type: ignore[misc]
             context = server_context(directory, hub_key(directory))
             config.ssl_context_factory = lambda *_: context
-        server = uvicorn.Server(config)
+        doors = Doors(connections_within(raise_limit(), MOST))
+        if doors.most < _FEW:
+            logger.warning(
+                "this process may open so few files that %d connections are possible: raise `ulimit -Hn`",
+                doors.most,
+            )
+        server = Server(config, doors, hub.troubles, hub_key(directory), hub.clock)
         name, bound = hub.founding.name, listener.getsockname()[1]
         logger.info("the hub of %s listens at port %d", name, bound)
         if listening.with_parent:

@@ -49,8 +49,8 @@ class Refused(AssertionError):
 class HubProcess(hub_process.HubProcess):
     """Without TLS: what is said is what matters here."""
 
-    def __init__(self, directory: Path, terms: Terms | None = TERMS) -> None:
-        super().__init__(directory, terms, name="fireside", plain=True)
+    def __init__(self, directory: Path, terms: Terms | None = TERMS, **given: Any) -> None:
+        super().__init__(directory, terms, name="fireside", plain=True, **given)
 
 
 _HTTP = httpx.Client(verify=False, trust_env=False, timeout=60.0)  # certificates take long to read

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import threading
 import time
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
+import torch
 
+from backyard.core.errors import HubRefused
 from backyard.hub.founding import found_hub
 from backyard.hub.intake import Intake
 from backyard.hub.log import Member
-from backyard.hub.messages import PIECE_BYTES, Progress
+from backyard.hub.messages import PIECE_BYTES, Course, Entry, Layout, Progress
+from backyard.hub.places import AT_ONCE, FAIR_S, Places
 from backyard.hub.serving import running
 from backyard.hub.signing import sign_request
 from backyard.identity import NodeId, NodeKey
-from tests.unit.hub.hub_process import TERMS, Friend, HubProcess
+from tests.unit.hub.hub_process import TERMS, Friend, HubProcess, declared, encoded
 
 MANY = 40
 
@@ -89,3 +95,91 @@ def test_strangers_who_begin_and_never_end_keep_nobody_waiting(tmp_path: Path) -
         hub.kill()
         for connection in connections:
             connection.close()
+
+
+def test_who_waits_for_a_place_hurries_the_one_that_is_there_longest() -> None:
+    async def slow(places: Places, member: str, seconds: float) -> str:
+        try:
+            async with places.place(member), places.reading(has_place=True):
+                await asyncio.sleep(seconds)
+        except HubRefused as error:
+            return error.kind
+        return "read"
+
+    async def scene() -> None:
+        places = Places(at_once=2, of_one=1, fair_s=0.3)
+        first, second = (asyncio.create_task(slow(places, name, 1.0)) for name in "ab")
+        await asyncio.sleep(0.1)
+        assert await slow(places, "c", 0.01) == "read"
+        assert [await first, await second] == ["slow", "read"], "one waited, so one went"
+        assert await slow(places, "d", 0.5) == "read", "alone there is time"
+
+    asyncio.run(scene())
+
+
+LARGE = Layout((Entry("weight", (400, 1000), "float32"),))
+
+
+class Dawdler(threading.Thread):
+    """Begins to send a piece, again and again, and never ends."""
+
+    def __init__(self, friend: Friend, port: int, upload: str) -> None:
+        super().__init__(daemon=True)
+        self.friend, self.port, self.path = friend, port, f"/v1/uploads/{upload}"
+        self.began, self.stopped = threading.Event(), threading.Event()
+        self.answers: list[str] = []
+
+    def run(self) -> None:
+        while not self.stopped.is_set():
+            data = bytes(200_000)
+            signed = sign_request(
+                self.friend.key, "PATCH", self.path, "offset=0", data, self.friend.hub, time.time()
+            )
+            lines = [f"PATCH {self.path}?offset=0 HTTP/1.1", "host: hub", f"content-length: {len(data)}"]
+            lines += [f"{name}: {value}" for name, value in signed.items()]
+            with (
+                contextlib.suppress(OSError),  # the hub is gone
+                socket.create_connection(("127.0.0.1", self.port), timeout=300) as line,
+            ):
+                line.sendall("\r\n".join([*lines, "", ""]).encode() + data[:1000])
+                self.began.set()
+                self.answers.append(line.recv(12).decode())
+
+
+def test_eight_members_who_dawdle_keep_no_honest_one_from_delivering(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.unit.hub.hub_process.LAYOUT", LARGE)
+    hub = HubProcess(tmp_path / "hub", msgspec.structs.replace(TERMS, round_s=10.0))
+    friends: list[Friend] = []
+    dawdlers: list[Dawdler] = []
+    try:
+        hub.start()
+        invite = hub.invite(uses=9)
+        friends += [Friend(hub.address, invite.hub_id, key) for key in (hub.owner, *[None] * 9)]
+        owner, honest, *others = friends
+        owner.push_base(torch.zeros(LARGE.numel), Course(samples=100_000, batch=10))
+        for friend in (honest, *others):
+            friend.join(invite)
+        for friend in others:
+            lease = friend.lease()
+            data = encoded(torch.randn(LARGE.numel), TERMS.codec, lease.version)
+            upload = friend.ask("POST", "/v1/uploads", Progress, declared(lease, data)).id
+            dawdlers += [Dawdler(friend, hub.port, upload) for _ in range(2)]
+        assert len(dawdlers) == AT_ONCE
+        for dawdler in dawdlers:
+            dawdler.start()
+        assert all(dawdler.began.wait(20) for dawdler in dawdlers)
+        time.sleep(0.5)
+        begin = time.monotonic()
+        assert honest.push(honest.lease(), torch.randn(LARGE.numel) * 0.01).accepted
+        waited = time.monotonic() - begin
+        print(f"an honest member waited for {waited:.1f} s")
+        assert waited < 2 * FAIR_S
+        assert "HTTP/1.1 408" in [answer for dawdler in dawdlers for answer in dawdler.answers]
+    finally:
+        for dawdler in dawdlers:
+            dawdler.stopped.set()
+        hub.kill()
+        for friend in friends:
+            friend.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import random
 import subprocess
 import threading
@@ -19,7 +20,7 @@ from backyard.hub.blobs import Blobs
 from backyard.hub.founding import hub_blobs
 from backyard.hub.log import Log
 from backyard.hub.messages import Course
-from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused
+from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, plainly
 
 COURSE = Course(samples=100_000, batch=10)
 
@@ -59,7 +60,7 @@ class Worker(threading.Thread):
                 time.sleep(0.3)
 
 
-def _checked(hub: HubProcess, workers: list[Worker], known: dict[int, str]) -> int:
+def checked(hub: HubProcess, workers: list[Worker], known: dict[int, str]) -> int:
     """Of a dead hub: each version once, each lease and sample once, nothing that was told is missing."""
     log, blobs = Log(hub.directory), hub_blobs(hub.directory)
     everything = log.read()
@@ -111,7 +112,7 @@ def test_a_hub_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
             else:
                 time.sleep(draw.uniform(0.0, 0.3))
             hub.kill()
-            heads.append(_checked(hub, workers, known))
+            heads.append(checked(hub, workers, known))
             hub.start()
         _wait_for_progress(owner, heads[-1])
     finally:
@@ -120,7 +121,7 @@ def test_a_hub_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
         for worker in workers:
             worker.join(30)
         hub.kill()
-    heads.append(_checked(hub, workers, known))
+    heads.append(checked(hub, workers, known))
     assert heads == sorted(heads)
     refused = {kind for worker in workers for kind in worker.refused}
     assert not refused & {"copy", "digest", "schema", "not-finite", "norm"}, "nobody did anything wrong"
@@ -180,8 +181,9 @@ def test_a_full_disk_stops_the_hub_and_loses_nothing(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="space"):
             ballast.write_bytes(bytes(4 << 20))
         update = torch.randn(LAYOUT.numel) * 0.01
-        with pytest.raises(Refused, match="503 disk"):
+        with pytest.raises(Refused, match="503 disk") as caught:
             ann.push(lease, update)
+        assert caught.value.problem.message in html.unescape(plainly(hub.address).text), "its page says so"
         ballast.unlink()
         assert ann.push(lease, update).accepted
         assert ann.pull(tmp_path, wait=30).version == 1

@@ -16,7 +16,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from backyard.core.errors import HubError, HubRefused
-from backyard.hub import regional, serving
+from backyard.hub import accepting, regional, serving
 from backyard.hub.blobs import Blobs
 from backyard.hub.commits import first_version
 from backyard.hub.finishing import Closed
@@ -138,11 +138,11 @@ def test_who_connects_and_asks_for_nothing_is_cut_off(monkeypatch: pytest.Monkey
         await send({"type": "http.response.body"})
 
     async def story() -> None:
-        config = uvicorn.Config(app, http=serving._Impatient, lifespan="off", log_level="warning")
+        config = uvicorn.Config(app, http=accepting.Impatient, lifespan="off", log_level="warning")
         config.load()
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
-            lambda: serving._Impatient(config, ServerState(), {}), "127.0.0.1", 0
+            lambda: accepting.Impatient(config, ServerState(), {}), "127.0.0.1", 0
         )
         port = server.sockets[0].getsockname()[1]
         silent, halting, asking = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
@@ -160,5 +160,5 @@ def test_who_connects_and_asks_for_nothing_is_cut_off(monkeypatch: pytest.Monkey
             writer.close()
         server.close()
 
-    monkeypatch.setattr(serving, "_FIRST_REQUEST_S", 0.3)
+    monkeypatch.setattr(accepting, "_FIRST_REQUEST_S", 0.3)
     asyncio.run(story())

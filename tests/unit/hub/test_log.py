@@ -13,6 +13,7 @@ import pytest
 from backyard.core.errors import HubError
 from backyard.hub.blobs import Blobs, hash_file
 from backyard.hub.chain import named_blobs, steps_after
+from backyard.hub.disk import Disk
 from backyard.hub.log import Committed, Contribution, Log, Member, Writer, change
 from backyard.hub.messages import Span, Step
 
@@ -58,7 +59,7 @@ def test_after_a_failure_nothing_is_written_until_the_state_was_read_anew(tmp_pa
         raise sqlite3.OperationalError("database or disk is full")
 
     async def scene() -> None:
-        writer = Writer(log)
+        writer = Writer(log, Disk())
         member = change(Log.put_member, Member(node="a", name="ann", role="friend", since=0.0))
         results = await asyncio.gather(
             writer.write([member]), writer.write([fail]), writer.write([member]), return_exceptions=True

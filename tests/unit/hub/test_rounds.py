@@ -122,15 +122,30 @@ def test_an_upload_that_moves_is_waited_for_and_keeps_its_lease() -> None:
     first, second = table.lease("a", 0.0, rate=1.0), table.lease("b", 0.0, rate=1.0)
     assert isinstance(second, Lend)
     table.deliver(first, 1.0)
-    now = second.lease.overdue - 0.1
+    now, arrived = second.lease.overdue - 0.1, 0
     while now < second.lease.void:
-        table.state = decide(table.state, Heard(second.lease.id), now).state
+        arrived += 500_000  # at 0.8 Mbit/s
+        table.state = decide(table.state, Heard(second.lease.id, arrived), now).state
         assert not table.state.closing
         now += 5.0
     assert _closes(table.tick(second.lease.void)), "its round waits no longer"
     table.commit(second.lease.void)
     (counted, *_) = table.deliver(second, second.lease.void + 60)
     assert isinstance(counted, Count), "but its update still counts"
+
+
+def test_an_upload_of_single_bytes_does_not_keep_its_lease() -> None:
+    """Nor does one that is begun again and again: at the end of a run nobody else makes versions."""
+    table = Table()
+    lent = table.lease("a", 0.0, rate=1.0)
+    assert isinstance(lent, Lend)
+    now, arrived = 1.0, 0
+    while now < 2 * lent.lease.void:
+        arrived += 1
+        table.state = decide(table.state, Heard(lent.lease.id, arrived % 30), now).state
+        now += 1.0
+    assert not table.state.lent
+    assert table.state.pool.returned == lent.lease.spans
 
 
 def test_an_update_too_far_behind_begins_again() -> None:

@@ -14,9 +14,9 @@ import torch
 
 from backyard.cli.friend_region import Place, settle
 from backyard.hub.client import HubClient
-from backyard.hub.taking_in import DETOUR_S, REPEATED_S, Regions, by_distance, open_to, with_offer
 from backyard.hub.invites import Invite, invite_text, read_invite
 from backyard.hub.messages import Course, Description, Join, Joined, Offer, Role
+from backyard.hub.taking_in import DETOUR_S, REPEATED_S, Regions, by_distance, open_to, with_offer
 from backyard.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused
 

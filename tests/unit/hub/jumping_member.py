@@ -1,0 +1,33 @@
+"""A member in a process of its own: takes a lease, waits for a word, delivers, and prints what it said."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from backyard.hub.client import HubClient
+from backyard.hub.messages import Head, Lease, LeaseRequest
+from backyard.hub.uploads import push
+from backyard.identity import NodeId, NodeKey
+from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
+
+
+def main(address: str, hub: str, key: str, folder: Path) -> None:
+    said: list[str] = []
+    client = HubClient([address], NodeId.parse(hub), NodeKey.load_or_create(Path(key)), say=said.append)
+    head = client.ask("GET", "/v1/head", Head)
+    lease = client.ask("POST", "/v1/leases", Lease, LeaseRequest(version=head.version))
+    print(lease.id, flush=True)
+    sys.stdin.readline()
+    data = encoded(torch.randn(LAYOUT.numel) * 0.01, TERMS.codec, lease.version)
+    file = folder / "update"
+    file.write_bytes(data)
+    progress = push(client, declared(lease, data), file)
+    print(json.dumps({"accepted": progress.accepted, "said": said}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]))

@@ -1,0 +1,149 @@
+"""How many connections a hub has at once, how many of one address, and what those hear who are too many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from backyard.hub import accepting
+from backyard.hub.accepting import Doors, Impatient, Server, place_of
+from backyard.hub.founding import found_hub, hub_key
+from backyard.hub.messages import Problem, decode_message
+from backyard.hub.open_files import connections_within
+from backyard.hub.serving import running
+from backyard.hub.signing import sign_request, verify_response
+from backyard.hub.troubles import Troubles
+from backyard.identity import NodeKey
+from tests.unit.hub.hub_process import TERMS, Friend, HubProcess, Refused
+
+
+def test_an_address_is_one_home() -> None:
+    assert place_of("203.0.113.5") == place_of("::ffff:203.0.113.5") == "203.0.113.5"
+    assert place_of("2001:db8:1:2:aaaa::1") == place_of("2001:db8:1:2:bbbb::9")
+    assert place_of("2001:db8:1:2::1") != place_of("2001:db8:1:3::1")
+    assert place_of("fe80::1%eth0") == place_of("fe80::2%eth0")
+    assert {place_of(own) for own in ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1")} == {""}
+
+
+def test_a_school_fits_behind_an_address_and_one_address_never_takes_all() -> None:
+    assert Doors(8192).of_one == 1024
+    assert Doors(600).of_one == 256
+    doors = Doors(20, of_one=5)
+    assert [doors.enter("203.0.113.5") for _ in range(5)] == ["in"] * 5
+    assert [doors.enter("203.0.113.5") for _ in range(5)] == ["crowded"] * 4 + ["out"]
+    assert doors.enter("203.0.113.6") == "in"
+    doors.leave("203.0.113.5", "crowded")
+    assert doors.enter("203.0.113.5") == "crowded", "there is somebody to tell it again"
+    doors.leave("203.0.113.5", "in")
+    assert doors.enter("203.0.113.5") == "in"
+
+
+def test_behind_a_proxy_of_this_machine_only_the_whole_is_limited() -> None:
+    doors = Doors(20, of_one=5)
+    assert [doors.enter("127.0.0.1") for _ in range(20)] == ["in"] * 20
+    assert not doors.is_roomy
+    told = [doors.enter("127.0.0.1") for _ in range(100)]
+    assert told == ["full"] * 64 + ["out"] * 36
+    for _ in range(20):
+        doors.leave("127.0.0.1", "in")
+    assert doors.is_roomy
+    assert doors.enter("203.0.113.5") == "in"
+
+
+def test_connections_leave_room_for_files() -> None:
+    assert connections_within(None, 8192) == connections_within(1 << 20, 8192) == 8192
+    assert connections_within(1024, 8192) == 448
+    assert connections_within(64, 8192) == 1
+
+
+def test_too_many_of_one_address_are_told_so_and_others_come_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accepting, "place_of", lambda address: address)  # 127.0.0.2 is another home
+    found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
+    key = hub_key(tmp_path)
+
+    async def scene() -> None:
+        async with running(tmp_path) as (_, app):
+            config = uvicorn.Config(app, http=Impatient, log_level="warning", lifespan="off")
+            server = Server(config, Doors(20, of_one=3), Troubles(), key, time.time)
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                listener.setblocking(False)
+                serving = asyncio.create_task(server.serve(sockets=[listener]))
+                try:
+                    await asyncio.to_thread(check, listener.getsockname()[1])
+                finally:
+                    server.should_exit = True
+                    await serving
+
+    def check(port: int) -> None:
+        with contextlib.ExitStack() as held:
+            for _ in range(3):
+                held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            time.sleep(0.3)
+            answer, headers = ask(port, "127.0.0.1")
+            assert answer.status_code == 429
+            verify_response(key.id, 429, answer.headers, answer.content, headers)
+            problem = decode_message(Problem, answer.content)
+            assert (problem.kind, problem.retry_s) == ("rate", 10.0)
+            assert "from this address" in problem.message
+            assert answer.headers["connection"] == "close"
+            assert ask(port, "127.0.0.2")[0].status_code == 200
+        time.sleep(0.3)
+        assert ask(port, "127.0.0.1")[0].status_code == 200, "as soon as they are gone"
+
+    def ask(port: int, source: str) -> tuple[httpx.Response, dict[str, str]]:
+        headers = sign_request(NodeKey.generate(), "GET", "/v1/run", "", b"", key.id, time.time())
+        with httpx.Client(transport=httpx.HTTPTransport(local_address=source), timeout=10) as line:
+            return line.get(f"http://127.0.0.1:{port}/v1/run", headers=headers), headers
+
+    asyncio.run(scene())
+
+
+@contextlib.contextmanager
+def _with_files(folder: Path, soft: int, hard: int) -> Iterator[HubProcess]:
+    limit = f'ulimit -Sn {soft} && ulimit -Hn {hard} && exec "$@"'
+    hub = HubProcess(folder / "hub", wrapper=["sh", "-c", limit, "sh"])
+    hub.start()
+    try:
+        yield hub
+    finally:
+        hub.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_hub_raises_its_limit_of_open_files(tmp_path: Path) -> None:
+    with _with_files(tmp_path, 300, 2000) as hub:
+        limits = Path(f"/proc/{hub.pid}/limits").read_text()
+        assert re.search(r"Max open files +2000 +2000", limits)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no such limit")
+def test_a_hub_with_all_connections_taken_says_so_and_recovers(tmp_path: Path) -> None:
+    with _with_files(tmp_path, 200, 200) as hub, contextlib.ExitStack() as held:
+        most = connections_within(200, 8192)
+        assert f"{most} connections are possible" in hub.said()
+        invite = hub.invite()
+        friend = Friend(hub.address, invite.hub_id)
+        held.callback(friend.close)
+        lines = [socket.create_connection(("127.0.0.1", hub.port), timeout=10) for _ in range(most)]
+        time.sleep(0.5)
+        with pytest.raises(Refused, match="503 busy: the hub has as many connections"):
+            friend.join(invite)
+        assert hub.said().count(f"all {most} connections that this hub may have are taken") == 1
+        for line in lines:
+            line.close()
+        time.sleep(0.5)
+        assert friend.join(invite).role == "friend"
+        assert "there is room for connections again" in hub.said()
