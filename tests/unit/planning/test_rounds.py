@@ -166,7 +166,7 @@ def test_how_rounds_are_applied() -> None:
     def momentum(period: int, *, is_lora: bool = False) -> float:
         return outer_rule(CODECS["int8"], period, is_lora=is_lora).momentum
 
-    assert [momentum(period) for period in (2, 31, 32, 99, 100, 500)] == [0.7, 0.7, 0.6, 0.6, 0.9, 0.9]
+    assert [momentum(period) for period in (2, 7, 8, 31, 32, 99, 100)] == [0.5, 0.5, 0.7, 0.7, 0.6, 0.6, 0.9]
     assert momentum(200, is_lora=True) == 0.0
     sparse = outer_rule(CODECS["topk"], 200, is_lora=False)
     assert (sparse.learning_rate, sparse.momentum, sparse.error_feedback) == (1.0, 0.0, 0.95)
