@@ -6,12 +6,10 @@ import json
 import platform
 import struct
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import click
 import msgspec
@@ -20,8 +18,9 @@ from backyard import __version__
 from backyard.agent import symptoms
 from backyard.agent.running import Run, runner
 from backyard.cli.asking import ask
-from backyard.cli.examining import gathering, machine, network
+from backyard.cli.examining import gathering, hubs, machine, network
 from backyard.cli.examining.facts import Firewall
+from backyard.cli.examining.later import Later, LeftOut
 from backyard.core.config import Settings, load_settings, state_directory
 from backyard.core.errors import BackyardError
 from backyard.local.questions import CheckAsk, CheckRow, CheckTold
@@ -32,17 +31,9 @@ _AGENT_S = 8.0
 _ORDER = {"ok": 0, "warn": 1, "fail": 2}
 _MARKS = {"ok": "ok", "warn": "warn", "fail": "FAIL"}
 _PAGES = "docs/doctor"
-_NEED_SETTINGS = ("agent", "disk", "firewall", "key", "network-disk", "port", "wsl")
+_NEED_SETTINGS = ("agent", "disk", "firewall", "hub", "key", "network-disk", "port", "wsl")
 
-T = TypeVar("T")
 Rows = Sequence[CheckRow | None]
-
-
-class LeftOut(msgspec.Struct, frozen=True):
-    """Checks that were not made, and why."""
-
-    names: tuple[str, ...]
-    why: str
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -52,32 +43,6 @@ class Diagnosis(msgspec.Struct, frozen=True):
     version: str
     rows: tuple[CheckRow, ...]
     left_out: tuple[LeftOut, ...]
-
-
-class Later(Generic[T]):
-    """Work on a thread of its own: a disk that hangs must not hang the doctor."""
-
-    def __init__(self, names: tuple[str, ...], work: Callable[[], T]) -> None:
-        self.names = names
-        self._found: list[T] = []
-        self._error = ""
-        self._thread = threading.Thread(target=self._do, args=(work,), daemon=True)
-        self._thread.start()
-
-    def result(self, deadline: float) -> T | LeftOut:
-        """What it found by then, or why it did not."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        if self._found:
-            return self._found[0]
-        return LeftOut(self.names, self._error or "it did not answer in time")
-
-    def _do(self, work: Callable[[], T]) -> None:
-        try:
-            self._found.append(work())
-        except BackyardError as error:
-            self._error = error.message
-        except Exception as error:  # noqa: BLE001 - one look that fails must not hide what the others see
-            self._error = f"it could not be looked at: {type(error).__name__}: {error}"
 
 
 def run(*, as_json: bool) -> int:
@@ -206,8 +171,12 @@ def _looks_with(settings: Settings, directory: Path, run_command: Run) -> list[L
         key = gathering.key(directory, found.filesystem)
         return [machine.disk(found), machine.network_disk(found), machine.key(key), machine.cloned_key(key)]
 
+    def friends() -> Rows:
+        return [row for hub in hubs.hubs(settings) for row in network.hub(hub, gathering.SYSTEM)]
+
     return [
         Later(("disk", "network-disk", "key", "cloned-key"), state),
+        Later(("hub",), friends),
         Later(("port",), lambda: [network.port(gathering.port(number, directory))]),
         Later(("agent",), lambda: [network.agent(gathering.running(directory), __version__)]),
         Later(("wsl",), lambda: [network.wsl(gathering.wsl(run_command), number)]),

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
-import psutil
 
 from backyard.agent.naming import machine_name
+from backyard.cli.hub_places import is_in_use, top_room
 from backyard.cli.identity import machine_key
 from backyard.cli.kept import LEFT, Kept, say, until_left
-from backyard.core.config import Settings, load_settings, state_directory
+from backyard.core.config import Settings, load_settings
 from backyard.core.errors import HubError
 from backyard.core.units import counted
 from backyard.shipping import Manifest, Store, changed_since, folder_limits, pack, unpack_into
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from backyard.hub.invites import Invite
 
 _PATIENCE_S = 30.0
-_ROOMS = "hubs"
+SEAT = "seat"  # in the room of a command that trains
 
 
 class Seated(NamedTuple):
@@ -122,7 +122,7 @@ def take_seat(
         is_owner=joined.role == "owner",
         only_begins=only_begins,
     )
-    write_seat(seat, place / "seat")
+    write_seat(seat, place / SEAT)
     say(f"this machine is {asked.name} in {invite.run}")
     command = (sys.executable, offered.code.entry, *offered.code.arguments)
     return Seated(place, folder, command, offered.manifest)
@@ -161,11 +161,10 @@ def fit_name(name: str) -> str:
 @contextlib.contextmanager
 def room(settings: Settings, run: str) -> Iterator[Path]:
     """A folder that is gone afterwards; what a killed command left of its own goes first."""
-    top = state_directory(settings) / _ROOMS
+    top = top_room(settings)
     top.mkdir(mode=0o700, exist_ok=True)
     for left in top.iterdir():
-        pid = left.name.rpartition("-")[2]
-        if not (pid.isdigit() and psutil.pid_exists(int(pid))):
+        if not is_in_use(left):
             remove_tree(left)
     place = top / f"{fit_name(run)}-{secrets.token_hex(4)}-{os.getpid()}"
     place.mkdir(mode=0o700)
@@ -196,4 +195,4 @@ def _environment(seated: Seated) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("BACKYARD_") or name.startswith(kept)
     }
-    return given | {"BACKYARD_HUB": str(seated.room / "seat"), "PYTHONUNBUFFERED": "1"}
+    return given | {"BACKYARD_HUB": str(seated.room / SEAT), "PYTHONUNBUFFERED": "1"}

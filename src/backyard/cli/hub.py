@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import click
 
+from backyard.cli.examining.network import hub_reach
 from backyard.cli.friend import client_of, keep_results, require_hub_parts, room, start_script, take_seat
 from backyard.cli.hub_places import kept_hub, known_addresses, start_hub, top_folder, write_addresses
 from backyard.cli.identity import machine_key
@@ -29,10 +30,6 @@ T = TypeVar("T")
 
 _ANSWER_S = 60.0
 _OWNERS_S = 3600.0
-_REACH = (
-    "these addresses are this network's; for friends elsewhere say how they reach this machine: "
-    "--address https://... (docs/friends.md)"
-)
 
 
 class Wishes(NamedTuple):
@@ -197,8 +194,9 @@ def _print_invite(invite: Invite, addresses: Sequence[str], wishes: Wishes) -> N
     click.echo(f"The run {invite.run} is at {', '.join(addresses)}. Friends join it with:")
     click.echo(f"\n  backyard join --invite {invite_text(invite)}\n")
     click.echo(f"It can be used {counted(wishes.uses, 'time')} within 7 days; `backyard invite` makes more.")
-    if not wishes.address:
-        say(_REACH)
+    said, mend = hub_reach(addresses)
+    if said and not wishes.parent:  # a region is for the machines of one network
+        say(f"{said}. {mend}")
 
 
 # where hubs are

@@ -1,4 +1,8 @@
-"""Where the hubs of this machine are, and how their processes are started."""
+"""Where the hubs of this machine are, and how their processes are started.
+
+``hub`` in the state directory has a folder for each hub that is kept here. ``hubs`` has one for each command
+that keeps a hub or trains for one now; it ends in the command's pid.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from backyard.cli.kept import Kept
 from backyard.core.config import Settings, state_directory
@@ -18,10 +24,24 @@ def top_folder(settings: Settings) -> Path:
     return state_directory(settings) / "hub"
 
 
+def top_room(settings: Settings) -> Path:
+    return state_directory(settings) / "hubs"
+
+
+def is_in_use(room: Path) -> bool:
+    """Whether the command that this room belongs to runs."""
+    pid = room.name.rpartition("-")[2]
+    return pid.isdigit() and psutil.pid_exists(int(pid))
+
+
+def kept_hubs(settings: Settings) -> list[Path]:
+    top = top_folder(settings)
+    return sorted(path for path in top.iterdir() if (path / "hub.db").exists()) if top.is_dir() else []
+
+
 def kept_hub(name: str, settings: Settings) -> Path:
     """The hub of this name, or the only one."""
-    top = top_folder(settings)
-    found = sorted(path.name for path in top.iterdir() if (path / "hub.db").exists()) if top.is_dir() else []
+    top, found = top_folder(settings), [path.name for path in kept_hubs(settings)]
     if name and name in found:
         return top / name
     if not name and len(found) == 1:

@@ -162,10 +162,14 @@ class HubError(BackyardError):
 
 
 class HubAway(HubError):
-    """A hub does not answer now; it may later."""
+    """A hub does not answer now; it may later. ``answered``: somebody did, who is not the hub."""
 
     code = "hub-away"
     default_hint = "Wait: what was trained is kept. Ask the hub's owner if it lasts."
+
+    def __init__(self, message: str, *, hint: str | None = None, answered: bool = False) -> None:
+        self.answered = answered
+        super().__init__(message, hint=hint)
 
 
 class HubRefused(HubError):

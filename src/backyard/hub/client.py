@@ -32,7 +32,7 @@ from backyard.hub.messages import (
     decode_message,
     encode_message,
 )
-from backyard.hub.pinning import context_for
+from backyard.hub.pinning import NEW_INVITE, context_for
 from backyard.hub.signing import sign_request, verify_response
 from backyard.identity.keys import NodeKey
 from backyard.identity.node_id import NodeId
@@ -49,6 +49,13 @@ _LONGEST_PAUSE_S = 20.0
 _SAY_AFTER_S = 10.0
 _READ_BYTES = 1 << 16
 _BUSY = (429, 503)
+_NOT_WHAT_WAS_SIGNED = 401
+# What stands between says so with these, and without the hub's signature.
+_PROXYS_WORDS = {
+    413: "a proxy there takes no body of this size (nginx: client_max_body_size 2m)",
+    502: "a proxy there does not reach the hub behind it",
+    504: "a proxy there does not wait for the hub's answer (nginx: proxy_read_timeout 90s)",
+}
 
 
 class Waiting:
@@ -97,6 +104,7 @@ class HubClient:
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
         wall: Callable[[], float] = time.time,
+        answer_s: float = _ANSWER_S,
     ) -> None:
         if not addresses:
             raise HubError("the hub has no address", hint="Ask for a new invite: `backyard invite`.")
@@ -106,6 +114,8 @@ class HubClient:
         self._sleep, self._wall = sleep, wall
         self._offset = 0.0  # of the hub's clock from ours, once it had to tell
         self._jumps = Jumps(wall(), time.monotonic())
+        self._answer_s, self._connect_s = answer_s, min(_CONNECT_S, answer_s)
+        self.ahead_s: float | None = None  # the hub's clock, by its last answer
         self.say = say
         self.sent_bytes = self.received_bytes = 0
         self._transport = transport
@@ -131,11 +141,11 @@ class HubClient:
             verify: ssl.SSLContext | bool = True
             url = httpx.URL(address)
             if self._transport is None and url.scheme == "https":
-                verify = context_for(url.host, url.port or 443, self._hub, _CONNECT_S)
+                verify = context_for(url.host, url.port or 443, self._hub, self._connect_s)
             self._lines[address] = httpx.Client(
                 verify=verify,
                 transport=self._transport,
-                timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S),
+                timeout=httpx.Timeout(self._answer_s, connect=self._connect_s),
                 headers={"user-agent": f"backyard/{__version__}"},
                 follow_redirects=False,
                 trust_env=self._transport is None,
@@ -168,7 +178,7 @@ class HubClient:
         away: HubAway | None = None
         for address in list(self._addresses):
             try:
-                answer = self._signed(address, method, path, query or {}, data, _ANSWER_S + wait_s)
+                answer = self._signed(address, method, path, query or {}, data, self._answer_s + wait_s)
             except HubAway as error:
                 away = away or error
                 continue
@@ -232,11 +242,12 @@ class HubClient:
             headers = sign_request(self._key, method, own, asked, data, self._hub, now)
             status, found, body = self._exchange(address, method, url, headers, data, timeout_s)
             try:
-                verify_response(self._hub, status, found, body, headers)
+                self.ahead_s = verify_response(self._hub, status, found, body, headers) - self._wall()
             except HubError as error:
                 raise HubAway(
-                    f"{address} answered {status}, and {error.message}",
+                    _not_the_hubs(address, status, error.message),
                     hint="See that the address leads to the hub; ask for a new invite if its key changed.",
+                    answered=status < 500,  # above it, what stands between says that the hub does not
                 ) from error
             if status < 300:
                 return body
@@ -244,6 +255,15 @@ class HubClient:
             if attempt == 0 and problem.kind == "clock" and problem.time:
                 self._adopt(problem.time)
                 continue
+            if status == _NOT_WHAT_WAS_SIGNED and problem.kind != "clock":
+                if attempt == 0:
+                    continue
+                raise HubAway(
+                    f"what this machine sends is changed or repeated on its way through {address}: the hub "
+                    f"says that {printable(problem.message)}",
+                    hint="Use another way to the hub; its owner looks at the proxy or tunnel in front of it.",
+                    answered=True,
+                )
             raise HubRefused(
                 status,
                 problem.kind,
@@ -279,7 +299,7 @@ class HubClient:
                 url,
                 headers={**headers, **sizes},
                 content=content,
-                timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
+                timeout=httpx.Timeout(timeout_s, connect=self._connect_s),
             ) as response:
                 found = bytearray()
                 for part in response.iter_bytes(_READ_BYTES):
@@ -291,7 +311,7 @@ class HubClient:
                 return response.status_code, plain, bytes(found)
         except (httpx.HTTPError, HandshakeError) as error:
             self._drop(address)
-            raise HubAway(_why(url, error)) from error
+            raise _away(url, error) from error
 
     def _paced(self, data: bytes) -> Iterator[bytes]:
         portion = self._pace.portion
@@ -322,7 +342,7 @@ class HubClient:
         if hash_file(draft) != sha256:
             draft.unlink()
             raise HubError(
-                f"what came for the blob {sha256[:12]} has another content",
+                f"what {self.address} sent for the blob {sha256[:12]} has another content",
                 hint="Try again; if it repeats, something between here and the hub changes what it carries.",
             )
         draft.replace(target)
@@ -365,7 +385,7 @@ class HubClient:
                         self.received_bytes += len(part)
         except (httpx.HTTPError, HandshakeError) as error:
             self._drop(self.address)
-            raise HubAway(_why(url, error)) from error
+            raise _away(url, error) from error
         if total > bound:
             draft.unlink()
             raise HubError(f"the blob {sha256[:12]} is larger than was said", hint="Try again.")
@@ -383,10 +403,19 @@ def _message(kind: type[T], body: bytes) -> T:
         ) from error
 
 
-def _why(url: httpx.URL, error: httpx.HTTPError | HandshakeError) -> str:
+def _not_the_hubs(address: str, status: int, why: str) -> str:
+    words = _PROXYS_WORDS.get(status)
+    return f"{address} answered {status}: {words}" if words else f"{address} answered {status}, and {why}"
+
+
+def _away(url: httpx.URL, error: httpx.HTTPError | HandshakeError) -> HubAway:
     where = f"{url.host}:{url.port}" if url.port else url.host
     if isinstance(error, HandshakeError):
-        return f"{where} is not the hub: {error.message}"
+        return HubAway(f"{where} is not the hub: {error.message}", answered=True)
     if isinstance(error, httpx.TimeoutException):
-        return f"{where} does not answer in time"
-    return f"{where} cannot be reached: {printable(str(error)) or type(error).__name__}"
+        return HubAway(f"{where} does not answer in time")
+    why = printable(str(error)) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in why:
+        words = f"{where} has neither the hub's key nor a certificate that is valid for its name ({why})"
+        return HubAway(words, hint=NEW_INVITE, answered=True)
+    return HubAway(f"{where} cannot be reached: {why}")

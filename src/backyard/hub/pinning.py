@@ -38,7 +38,7 @@ class PinnedContext(ssl.SSLContext):
         made = super().wrap_socket(*arguments, **named)
         if _key_of(made.getpeercert(binary_form=True)) != self.hub.raw:
             made.close()
-            raise HandshakeError("the server does not have the hub's key", hint=_NEW_INVITE)
+            raise HandshakeError("the server does not have the hub's key", hint=NEW_INVITE)
         return made
 
     def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
@@ -53,9 +53,13 @@ def context_for(host: str, port: int, hub: NodeId, timeout_s: float) -> ssl.SSLC
     """By what the server shows. If it does not answer, or through a proxy, ordinary verification it is."""
     pinned = PinnedContext.of(hub)
     try:
-        with socket.create_connection((host, port), timeout_s) as link, pinned.wrap_socket(link):
+        # With its name, by which a proxy that only passes TLS on finds the hub.
+        with (
+            socket.create_connection((host, port), timeout_s) as link,
+            pinned.wrap_socket(link, server_hostname=host),
+        ):
             return pinned
-    except (HandshakeError, OSError):
+    except (HandshakeError, OSError, ValueError):
         return ssl.create_default_context()
 
 
@@ -69,4 +73,4 @@ def _key_of(certificate: bytes | None) -> bytes | None:
     return key.public_bytes_raw() if isinstance(key, Ed25519PublicKey) else None
 
 
-_NEW_INVITE = "Ask the person who sent the invite for a new one; do not go on with this address."
+NEW_INVITE = "Ask the person who sent the invite for a new one; do not go on with this address."

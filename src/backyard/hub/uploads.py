@@ -11,7 +11,7 @@ from backyard.hub.client import HubClient
 from backyard.hub.messages import Declaration, Progress
 
 # Refusals after which the declaration tells where to go on.
-_ASK_AGAIN = ("upload", "offset", "digest", "replay", "slow")
+_ASK_AGAIN = ("upload", "offset", "digest", "slow")
 _BUSY = (429, 503)
 _MOST_DIGESTS = 3  # times that what arrived had another hash
 _LEAST_PIECE = 1 << 14

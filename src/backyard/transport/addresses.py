@@ -5,11 +5,13 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import psutil
 
 LOOPBACK = "127.0.0.1"
+Reach = Literal["machine", "network", "internet"]
+_PRIVATE_NAMES = (".local", ".lan", ".home", ".internal", ".home.arpa")
 _INNER = (
     "docker",
     "br-",
@@ -32,6 +34,20 @@ class InterfaceAddress(NamedTuple):
     interface: str
     address: str
     is_up: bool
+
+
+def reach_of(host: str) -> Reach:
+    """From where machines reach an address or name, as far as it says so itself. Pure."""
+    plain = host.strip("[]").partition("%")[0].lower().rstrip(".")
+    try:
+        address = ipaddress.ip_address(plain.removeprefix("::ffff:"))
+    except ValueError:
+        if plain == "localhost":
+            return "machine"
+        return "network" if "." not in plain or plain.endswith(_PRIVATE_NAMES) else "internet"
+    if address.is_loopback or address.is_unspecified:
+        return "machine"
+    return "internet" if address.is_global else "network"
 
 
 def own_addresses() -> list[str]:

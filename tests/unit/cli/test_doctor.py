@@ -22,11 +22,13 @@ from backyard import __version__
 from backyard.agent import symptoms
 from backyard.agent.running import NOT_FOUND
 from backyard.cli import doctor
-from backyard.cli.examining import CHECKS, gathering, machine, network, reading
+from backyard.cli.examining import CHECKS, gathering, hubs, machine, network, reading
 from backyard.cli.examining.facts import (
     Bridge,
     Disk,
     Firewall,
+    Hub,
+    HubWay,
     Key,
     Nvidia,
     Port,
@@ -45,6 +47,14 @@ PAGES = Path(__file__).parents[3] / "docs" / "doctor"
 GOOD_TORCH = Torch(f"{TESTED_FIRST[0]}.{TESTED_FIRST[1]}.0+cu130", cuda="13.0")
 CPU_TORCH = Torch(f"{TESTED_FIRST[0]}.{TESTED_FIRST[1]}.0+cpu")
 NOW_S = 1.8e9
+
+OUTSIDE, HOME = "https://hub.example.org", "https://192.168.1.20:52480"
+SILENT, STRANGE = "it does not answer in time", "it answered 200, and the answer is not the hub's"
+
+
+def one_hub(*ways: HubWay, **facts: bool) -> Hub:
+    return Hub("friends", ways, **facts)
+
 
 Case = tuple[Callable[[], CheckRow | None], str, str]
 CASES: list[Case] = [
@@ -101,6 +111,28 @@ CASES: list[Case] = [
     (lambda: network.wsl(Wsl(2, "virtioproxy"), 52416), "warn", "virtioproxy"),
     (lambda: network.wsl(Wsl(1), 52416), "warn", "WSL1"),
     (lambda: network.local_network("macos", False), "ok", "only a running agent"),
+    (lambda: network.hub(one_hub(HubWay(OUTSIDE, answers=True)), "linux")[0], "ok", f"at {OUTSIDE} with"),
+    (lambda: network.hub(one_hub(HubWay(OUTSIDE, words=SILENT)), "linux")[0], "warn", SILENT),
+    (lambda: network.hub(one_hub(HubWay(OUTSIDE, words=STRANGE, other=True)), "linux")[0], "fail", STRANGE),
+    (
+        lambda: network.hub(
+            one_hub(HubWay(HOME, words=STRANGE, other=True), HubWay(OUTSIDE, answers=True)), "linux"
+        )[0],
+        "warn",
+        f"answers at {HOME} is not the hub of friends",
+    ),
+    (lambda: network.hub(one_hub(HubWay(HOME, words=SILENT), kept=True), "linux")[0], "ok", "not up"),
+    (lambda: network.hub(one_hub(HubWay(HOME, other=True), kept=True), "linux")[0], "ok", "not up"),
+    (
+        lambda: network.hub(one_hub(HubWay(HOME, words=SILENT), kept=True, up=True), "linux")[0],
+        "fail",
+        "does not answer where friends look",
+    ),
+    (
+        lambda: network.hub(one_hub(HubWay(OUTSIDE, words=SILENT), kept=True, up=True), "linux")[0],
+        "warn",
+        "does not answer where friends look",
+    ),
     (lambda: network.bridge([Bridge("br0", ("thunderbolt0",))]), "ok", "no loop"),
     (lambda: network.bridge([Bridge("br0", ("a", "b"), stp=True)]), "ok", "no loop"),
     (lambda: network.bridge([Bridge("bridge0", ("en2", "en3"))]), "warn", "ring of three"),
@@ -135,6 +167,37 @@ def test_what_is_nowhere_is_not_shown() -> None:
     assert network.local_network("linux", False) is None
     assert network.local_network("macos", True) is None
     assert machine.cloned_key(Key("/s/node.key", exists=False)) is None
+
+
+def test_a_hub_whose_address_means_nothing_elsewhere() -> None:
+    def judge(*addresses: str, **facts: bool) -> list[CheckRow]:
+        ways = (HubWay(address, answers=True) for address in addresses)
+        return network.hub(one_hub(*ways, **{"kept": True, **facts}), "linux")[1:]
+
+    (home,) = judge(HOME, "https://[fd00::2]:52480", "https://nas.local:52480")
+    assert (home.state, home.name, home.peer) == ("warn", "hub", "friends")
+    assert f"only machines of this network reach {HOME}, https://[fd00::2]:52480" in home.sentence
+    for word in ("forward", "tunnel", "server", "--address https://", "docs/friends.md"):
+        assert word in home.mend
+    for address in ("http://127.0.0.1:52480", "https://localhost:52480", "https://[::1]:52480"):
+        (alone,) = judge(address)
+        assert alone.sentence == f"only this machine itself reaches {address} (the hub of friends)"
+        assert "backyard hub up --plain --address" in alone.mend
+    assert judge(HOME, OUTSIDE) == []
+    assert judge("https://8.8.8.8:52480") == judge("https://[2606:4700::1]") == []
+    assert judge("https://100.64.0.7")[0].state == "warn", "an address that a provider shares among homes"
+    assert judge("https://[")[0].state == "warn"
+    assert judge(HOME, region=True) == judge(HOME, kept=False) == []
+
+
+def test_the_clock_of_a_hub() -> None:
+    for ahead, words in ((7200.0, "2 h ahead of"), (-300.0, "5 min behind")):
+        reached, clock = network.hub(one_hub(HubWay(OUTSIDE, answers=True, ahead_s=ahead)), "linux")
+        assert reached.state == "ok"
+        assert (clock.state, clock.name) == ("warn", "hub")
+        assert f"the clock of the hub of friends is {words} this machine's" in clock.sentence
+        assert "timedatectl" in clock.mend
+    assert len(network.hub(one_hub(HubWay(OUTSIDE, answers=True, ahead_s=-119.0)), "linux")) == 1
 
 
 @pytest.mark.parametrize("system", ["linux", "macos", "windows"])
@@ -615,6 +678,20 @@ def _linked_both_ways() -> symptoms.PeerFacts:
 
     knock = Knock("192.168.1.7", "answered", rtt_ms=0.4)
     return symptoms.PeerFacts("mac", ways=(symptoms.Way(knock),), back=(knock,))
+
+
+@pytest.mark.usefixtures("calm")
+def test_hubs_are_shown_where_there_are_some(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch) == 0
+    assert "hub" not in capsys.readouterr().out.split()
+    found = [one_hub(HubWay(HOME, words=SILENT), kept=True, up=True)]
+    monkeypatch.setattr(hubs, "hubs", lambda settings: found)
+    assert command(monkeypatch) == 1
+    out = capsys.readouterr().out
+    assert re.search("^FAIL  hub +the hub of friends is up here, but does not answer", out, re.MULTILINE)
+    assert "docs/doctor/hub.md" in out
 
 
 @pytest.mark.usefixtures("calm")

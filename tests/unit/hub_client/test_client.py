@@ -8,6 +8,7 @@ import hashlib
 import socket
 import ssl
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ def test_a_wrong_clock_is_set_right_once(tmp_path: Path) -> None:
     client.ask("GET", "/v1/run", Description)
     client.ask("GET", "/v1/run", Description)
     assert len(hub.requests) == 3
+
+
+def test_the_hubs_clock_is_known_by_its_answers(hub: StandIn) -> None:
+    for behind in (300.0, 100.0):  # too far for the hub, and not
+        client = client_of(hub, wall=lambda late=behind: time.time() - late)
+        client.ask("GET", "/v1/run", Description)
+        assert client.ahead_s is not None
+        assert abs(client.ahead_s - behind) < 30
 
 
 def test_the_second_address_is_used_and_remembered(hub: StandIn) -> None:
@@ -380,3 +389,18 @@ def test_a_server_that_took_the_hubs_place_later_hears_nothing(tmp_path: Path) -
     with pytest.raises(HubAway, match="does not have the hub's key"):
         ask_once(server.address, hub, PinnedContext.of(hub))
     assert server.heard == []
+
+
+def test_a_hub_behind_a_proxy_that_passes_tls_on_by_name_is_known_by_its_key(tmp_path: Path) -> None:
+    hub = NodeKey.generate()
+    for name in ("hub", "proxy"):
+        (tmp_path / name).mkdir()
+    behind, server = Server(hub, tmp_path / "hub"), Server(NodeKey.generate(), tmp_path / "proxy")
+
+    def by_name(talk: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        if name == "localhost":
+            talk.context = behind._context
+
+    server._context.sni_callback = by_name
+    with pytest.raises(HubAway, match="answered 204"):
+        ask_once(server.address.replace("127.0.0.1", "localhost"), hub.id)

@@ -1,7 +1,8 @@
 """What the doctor can see of this machine without its agent: facts, and checks that judge them.
 
-``gathering`` looks at the system with deadlines, ``reading`` makes facts of what its commands print, and
-``machine`` and ``network`` judge; only the first is not pure. May import ``agent``, ``local`` and below.
+``gathering`` and ``hubs`` look, with deadlines (``later``), ``reading`` makes facts of what commands print,
+and ``machine`` and ``network`` judge; the last three are pure. May import ``agent``, ``local`` and below;
+``hubs`` also what knows where the hubs of this machine are.
 """
 
 from backyard.cli.examining.facts import CHECKS

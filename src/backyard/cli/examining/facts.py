@@ -14,6 +14,7 @@ CHECKS = (
     "disk",
     "firewall",
     "gpu",
+    "hub",
     "key",
     "local-network",
     "network-disk",
@@ -120,3 +121,26 @@ class Bridge:
     name: str
     members: tuple[str, ...] = ()
     stp: bool = False
+
+
+@dataclass(frozen=True)
+class HubWay:
+    """An address of a hub, asked from here: whether the hub ``answers`` with its key, otherwise why not in
+    words, and whether some ``other`` answered."""
+
+    address: str
+    answers: bool = False
+    words: str = ""
+    other: bool = False
+    ahead_s: float | None = None  # its clock
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A hub that is ``kept`` here, or that this machine trains for."""
+
+    name: str
+    ways: tuple[HubWay, ...] = ()
+    kept: bool = False
+    up: bool = False  # a command keeps it now
+    region: bool = False

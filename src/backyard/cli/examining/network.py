@@ -1,14 +1,20 @@
-"""Judges how this machine stands in the network: port, agent, firewall, WSL, macOS, bridges. Pure."""
+"""Judges how this machine stands in the network: port, agent, firewall, WSL, macOS, bridges, hubs. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Literal
+from urllib.parse import urlsplit
 
-from backyard.agent.symptoms import firewall_mend
-from backyard.cli.examining.facts import Bridge, Firewall, Port, Running, Wsl
+from backyard.agent.symptoms import clock_mend, firewall_mend
+from backyard.cli.examining.facts import Bridge, Firewall, Hub, Port, Running, Wsl
 from backyard.core.errors import BackyardError
+from backyard.core.units import format_duration
 from backyard.local.questions import CheckRow
+from backyard.transport.addresses import reach_of
 
+State = Literal["ok", "warn", "fail"]
+_CLOCK_S = 120.0  # as hubs allow
 _WSL_CREATOR = "{40E0AC32-46A5-438A-A0B2-2B479E8F2E90}"
 
 
@@ -161,3 +167,95 @@ def bridge(found: Iterable[Bridge]) -> CheckRow | None:
             )
     members = [name for one in found for name in one.members]
     return CheckRow("bridge", "ok", f"no loop is possible through {', '.join(members)}") if members else None
+
+
+def hub(found: Hub, system: str) -> list[CheckRow]:
+    """Whether it answers with its key where friends look for it, and whether they can look there."""
+    rows = [_hub_reached(found)]
+    ahead = next((way.ahead_s for way in found.ways if way.ahead_s is not None), 0.0)
+    if abs(ahead) >= _CLOCK_S:
+        where = "ahead of" if ahead > 0 else "behind"
+        said = f"the clock of {_its(found)} is {format_duration(abs(ahead))} {where} this machine's"
+        rows.append(_hub_row(found, "warn", said, f"On the one that is wrong: {clock_mend(system)}"))
+    if found.kept and _is_up(found) and not found.region:
+        said, mend = hub_reach([way.address for way in found.ways])
+        rows += [_hub_row(found, "warn", f"{said} ({_its(found)})", mend)] if said else []
+    return rows
+
+
+def hub_reach(addresses: Sequence[str]) -> tuple[str, str]:
+    """What is wrong for friends who are elsewhere, and what to do; both empty if nothing is."""
+    reaches = [reach_of(_host(address)) for address in addresses]
+    if "internet" in reaches:
+        return "", ""
+    listed = ", ".join(addresses)
+    if "network" not in reaches:
+        return f"only this machine itself reaches {listed}", _SAY_PROXY
+    return f"only machines of this network reach {listed}; friends elsewhere do not", _SAY_WAY
+
+
+def _host(address: str) -> str:
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:  # what was typed is no address at all
+        return ""
+
+
+def _hub_reached(found: Hub) -> CheckRow:
+    its, others = _its(found), [way for way in found.ways if way.other]
+    answering = [way.address for way in found.ways if way.answers]
+    if found.kept and not _is_up(found):  # then another one may have its port
+        said = f"{its} is kept here and not up; `backyard hub up --name {found.name}` goes on with it"
+        return _hub_row(found, "ok", said)
+    if answering and not others:
+        return _hub_row(found, "ok", f"{its} answers at {answering[0]} with the right key")
+    words = "; ".join(way.words for way in others or found.ways)[:400]
+    if others:
+        there = ", ".join(way.address for way in others)
+        said = f"whoever answers at {there} is not {its}, or changes what it says: {words}"
+        mend = _OWN_WAY if found.kept else _NEW_INVITE
+        return _hub_row(found, "warn" if answering else "fail", said, mend)
+    if not found.kept:
+        return _hub_row(found, "warn", f"{its} does not answer: {words}", _WAIT)
+    said = f"{its} is up here, but does not answer where friends look for it: {words}"
+    is_outside = not hub_reach([way.address for way in found.ways])[0]
+    return _hub_row(found, "warn" if is_outside else "fail", said, _OUTSIDE if is_outside else _MOVED)
+
+
+def _its(found: Hub) -> str:
+    return f"the hub of {found.name}"
+
+
+def _is_up(found: Hub) -> bool:
+    return found.up or any(way.answers for way in found.ways)
+
+
+def _hub_row(found: Hub, state: State, sentence: str, mend: str = "") -> CheckRow:
+    return CheckRow("hub", state, sentence, mend, found.name)
+
+
+_SAY_WAY = (
+    "If friends are elsewhere: forward its TCP port at your router, use a tunnel (cloudflared, Tailscale "
+    "Funnel), or keep the hub on a server; then: backyard hub up --address https://... (docs/friends.md)"
+)
+_SAY_PROXY = (
+    "Say the address of the proxy or tunnel that stands before it: backyard hub up --plain --address "
+    "https://... (docs/friends.md); without one, leave out --plain"
+)
+_OWN_WAY = (
+    "Look at what listens there: a proxy must pass everything on to the hub unchanged (docs/hub.md). If the "
+    "hub was founded anew, make new invites: backyard invite"
+)
+_NEW_INVITE = "Ask the hub's owner what happened there, and for a new invite if its key or address changed"
+_WAIT = (
+    "Wait: what was trained is kept and sent when it answers. If it lasts, ask its owner, and look whether "
+    "this machine reaches the internet"
+)
+_OUTSIDE = (
+    "Ask a friend: some routers do not let their own network in that way. If it does not answer there "
+    "either, look at the forwarded port, the tunnel or the proxy (docs/friends.md)"
+)
+_MOVED = (
+    "If this machine's address has changed, say the new one: backyard hub up --address https://...; then "
+    "make new invites: backyard invite"
+)

@@ -1,0 +1,116 @@
+"""The doctor's look at hubs: real ones on loopback, kept here or joined, right, wrong and silent."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backyard.cli.examining import hubs, network
+from backyard.cli.examining.facts import Hub
+from backyard.cli.friend import SEAT
+from backyard.cli.hub_places import top_folder, top_room, write_addresses
+from backyard.core.config import load_settings
+from backyard.hub.founding import hub_key
+from backyard.hub.messages import Terms
+from backyard.hub.seating import Seat, write_seat
+from backyard.identity import NodeId, NodeKey
+from tests.unit.hub.hub_process import HubProcess
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def hub(_own_state: None) -> Iterator[HubProcess]:
+    """Kept on this machine, in a process that serves."""
+    process = HubProcess(top_folder(load_settings()) / "fireside", Terms())
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def make_room(name: str, pid: int, has: str) -> Path:
+    """Of a command with this pid."""
+    room = top_room(load_settings()) / f"{name}-0a1b2c3d-{pid}"
+    room.mkdir(parents=True)
+    if has:
+        (room / has).touch()
+    return room
+
+
+def look() -> list[Hub]:
+    return hubs.hubs(load_settings())
+
+
+def sit(pid: int, hub: NodeId, *addresses: str) -> None:
+    room = make_room("theirs", pid, "")
+    seat = Seat(addresses=addresses, hub=hub.raw, key=bytes(32), run="theirs", folder=str(room))
+    write_seat(seat, room / SEAT)
+
+
+def test_without_hubs_nothing_is_said() -> None:
+    assert look() == []
+
+
+def test_a_hub_that_is_kept_here(hub: HubProcess) -> None:
+    assert look() == [], "it has no address yet"
+    write_addresses(hub.directory, [hub.address])
+    (found,) = look()
+    (way,) = found.ways
+    assert (found.name, found.kept, found.up, found.region) == ("fireside", True, False, False)
+    assert (way.answers, way.other, way.words) == (True, False, "")
+    assert way.ahead_s is not None
+    assert abs(way.ahead_s) < 60
+    reached, alone = network.hub(found, "linux")
+    assert (reached.state, alone.state) == ("ok", "warn")
+    hub.kill()
+    (found,) = look()
+    assert not found.ways[0].answers
+    assert "not up" in network.hub(found, "linux")[0].sentence
+    room = make_room("fireside", os.getpid(), "hub.output")
+    (found,) = look()
+    assert found.up
+    assert network.hub(found, "linux")[0].state == "fail"
+    room.rename(room.with_name("fireside-0a1b2c3d-999999999"))
+    assert not look()[0].up, "whoever kept it has ended"
+
+
+def test_a_hub_that_this_machine_trains_for(hub: HubProcess) -> None:
+    right, wrong = hub_key(hub.directory).id, NodeKey.generate().id
+    sit(os.getpid(), wrong, hub.address)
+    (found,) = look()
+    assert (found.name, found.kept, found.ways[0].other) == ("theirs", False, True)
+    (row,) = network.hub(found, "linux")
+    assert row.state == "fail"
+    assert "not signed with the key of the invite" in row.sentence
+    (room,) = top_room(load_settings()).iterdir()
+    (room / SEAT).unlink()
+    room.rmdir()
+    sit(os.getpid(), right, "https://127.0.0.1:1", hub.address)
+    (found,) = look()
+    assert [way.answers for way in found.ways] == [False, True]
+    assert [row.state for row in network.hub(found, "linux")] == ["ok"]
+    write_addresses(hub.directory, [hub.address])
+    (found,) = look()
+    assert found.kept, "the host's own part in it is not another hub"
+
+
+def test_whoever_does_not_answer_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        sit(os.getpid(), NodeKey.generate().id, f"http://{address}", f"https://{address}")
+        began = time.monotonic()
+        (found,) = look()
+        assert time.monotonic() - began < 6.0
+    assert [(way.answers, way.other) for way in found.ways] == [(False, False)] * 2
+    assert all("in time" in way.words for way in found.ways)
+    assert network.hub(found, "linux")[0].state == "warn"

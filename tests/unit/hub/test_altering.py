@@ -1,0 +1,210 @@
+"""A proxy that changes what it carries, between a real hub and a real member: it is noticed, and named."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from backyard.core.errors import HubAway, HubError
+from backyard.hub.client import HubClient
+from backyard.hub.invites import Invite
+from backyard.hub.messages import Course, Description, Head, Join, Joined, LeaseRequest
+from backyard.identity import NodeKey
+from tests.unit.hub.hub_process import LAYOUT, Friend, HubProcess
+
+COURSE = Course(samples=1000, batch=10, seed=7)
+
+
+@dataclass(frozen=True)
+class Asked:
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Answered:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Evil:
+    """What it does with all that it carries, until it is told otherwise."""
+
+    request: Callable[[Asked], Asked] = field(default=lambda asked: asked)
+    answer: Callable[[Answered], Answered] = field(default=lambda answered: answered)
+    times: int = 1  # that each request is sent to the hub
+
+
+class Proxy(ThreadingHTTPServer):
+    """Passes requests on to a hub, as ``evil`` says."""
+
+    daemon_threads = True
+
+    def __init__(self, hub_port: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Carrier)
+        self.hub_port, self.evil, self.carried = hub_port, Evil(), 0
+        self.address = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def carry(self, asked: Asked) -> Answered:
+        asked = self.evil.request(asked)
+        for _ in range(self.evil.times):
+            line = http.client.HTTPConnection("127.0.0.1", self.hub_port, timeout=60)
+            line.request(asked.method, asked.target, asked.body or None, asked.headers)
+            heard = line.getresponse()
+            answered = Answered(heard.status, dict(heard.getheaders()), heard.read())
+            line.close()
+        self.carried += 1
+        return self.evil.answer(answered)
+
+
+class _Carrier(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Proxy
+
+    def _carry(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", "0")))
+        ours = ("content-length", "connection")
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in ours}
+        answered = self.server.carry(Asked(self.command, self.path, headers, body))
+        self.send_response_only(answered.status)
+        for name, value in answered.headers.items():
+            if name.lower() not in ours:
+                self.send_header(name, value)
+        self.send_header("content-length", str(len(answered.body)))
+        self.end_headers()
+        self.wfile.write(answered.body)
+
+    do_GET = do_POST = do_PATCH = _carry
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
+    process = HubProcess(tmp_path_factory.mktemp("altering") / "hub")
+    process.start()
+    owner = Friend(process.address, process.invite().hub_id, process.owner)
+    try:
+        owner.push_base(torch.randn(LAYOUT.numel), COURSE)
+        yield process
+    finally:
+        owner.close()
+        process.kill()
+
+
+@pytest.fixture
+def proxy(hub: HubProcess) -> Iterator[Proxy]:
+    made = Proxy(hub.port)
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.fixture
+def invite(hub: HubProcess, proxy: Proxy) -> Invite:
+    return msgspec.structs.replace(hub.invite(), addresses=(proxy.address,))
+
+
+@pytest.fixture
+def member(invite: Invite, proxy: Proxy) -> Iterator[HubClient]:
+    """Who has joined through the proxy while it was honest."""
+    client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate(), sleep=lambda seconds: None)
+    client.ask("POST", "/v1/members", Joined, Join(token=invite.token_text, name="ann"))
+    yield client
+    client.close()
+
+
+def _changed(headers: dict[str, str], name: str, value: str) -> dict[str, str]:
+    return {known: value if known.lower() == name else kept for known, kept in headers.items()}
+
+
+@pytest.mark.parametrize(
+    ("evil", "words"),
+    [
+        (Evil(answer=lambda it: replace(it, body=it.body.replace(b"fireside", b"evilside"))), "on its way"),
+        (Evil(answer=lambda it: replace(it, body=b"")), "was changed on its way"),
+        (Evil(answer=lambda it: replace(it, status=201)), "not signed with the key of the invite"),
+        (Evil(answer=lambda it: replace(it, headers={})), "is not the hub's"),
+        (Evil(answer=lambda it: Answered(502, {}, b"<h1>Bad Gateway</h1>")), "does not reach the hub"),
+        (Evil(answer=lambda it: Answered(413, {}, b"")), "client_max_body_size"),
+    ],
+)
+def test_a_changed_answer_is_no_answer(member: HubClient, proxy: Proxy, evil: Evil, words: str) -> None:
+    proxy.evil = evil
+    with pytest.raises(HubAway, match=words) as caught:
+        member.ask("GET", "/v1/run", Description)
+    assert proxy.address in caught.value.message
+    assert caught.value.answered == ("does not reach" not in words)
+
+
+@pytest.mark.parametrize(
+    ("evil", "words"),
+    [
+        (Evil(lambda it: replace(it, body=it.body + b" ")), "the body is not the one that was signed"),
+        (Evil(lambda it: replace(it, target=f"{it.target}?wait=1")), "does not belong to the request"),
+        (
+            Evil(lambda it: replace(it, headers=_changed(it.headers, "backyard-hub", "A" * 69))),
+            "meant for another hub",
+        ),
+        (Evil(times=2), "was here before"),
+    ],
+)
+def test_a_changed_request_is_named_with_where_it_passed(
+    member: HubClient, proxy: Proxy, evil: Evil, words: str
+) -> None:
+    proxy.evil = evil
+    carried = proxy.carried
+    with pytest.raises(HubAway, match=words) as caught:
+        member.ask("POST", "/v1/leases", LeaseRequest, LeaseRequest(samples_per_s=1.0, version=0))
+    assert f"on its way through {proxy.address}" in caught.value.message
+    assert proxy.carried == carried + 2, "it was signed and sent once more"
+
+
+def test_one_repeated_request_costs_one_more_signature(member: HubClient, proxy: Proxy) -> None:
+    """A proxy that lost its line to the hub may send again what the hub has heard."""
+
+    def only_now(asked: Asked) -> Asked:
+        proxy.evil.times = 2 if proxy.carried == carried else 1
+        return asked
+
+    carried = proxy.carried
+    proxy.evil = Evil(only_now)
+    assert member.ask("GET", "/v1/run", Description).name == "fireside"
+    assert proxy.carried == carried + 2
+
+
+def test_the_other_way_to_the_hub_is_taken(hub: HubProcess, proxy: Proxy) -> None:
+    invite = hub.invite()
+    proxy.evil = Evil(lambda it: replace(it, body=it.body + b" "))
+    client = HubClient([proxy.address, hub.address], invite.hub_id, NodeKey.generate())
+    joined = client.ask("POST", "/v1/members", Joined, Join(token=invite.token_text, name="bob"))
+    assert joined.role == "friend"
+    assert client.address == hub.address
+    client.close()
+
+
+def test_a_changed_blob_is_refused_by_its_name(member: HubClient, proxy: Proxy, tmp_path: Path) -> None:
+    step = member.ask("GET", "/v1/head", Head).steps[0]
+    proxy.evil = Evil(answer=lambda it: replace(it, body=it.body[:-1] + bytes([it.body[-1] ^ 1])))
+    with pytest.raises(HubError, match="has another content") as caught:
+        member.fetch(step.sha256, tmp_path / "base", size=step.size)
+    assert proxy.address in caught.value.message
+    assert list(tmp_path.iterdir()) == []
+    proxy.evil = Evil()
+    member.fetch(step.sha256, tmp_path / "base", size=step.size)
+    assert hashlib.sha256((tmp_path / "base").read_bytes()).hexdigest() == step.sha256
