@@ -187,7 +187,6 @@ def candidates(ranking: Ranking) -> list[Plan]:
     found: dict[tuple[object, ...], Plan] = {}
     for plan in ranking.plans:
         is_possible = len(plan.order) == everybody and (plan.kind != "local_steps" or plan.is_overlapped)
-        is_possible = is_possible and (plan.way != "sites" or plan.is_exact)
         if is_possible and plan.codec in ("exact", "int8"):
             found.setdefault((plan.kind, plan.codec), plan)
     exact = [plan for plan in found.values() if plan.is_exact]

@@ -2,9 +2,11 @@
 
     python -m benchmarks.sites --quick     one and two hosts a site, about 3 minutes
     python -m benchmarks.sites             one, two and three hosts a site
+    ... --codec int8                       sums in that form instead of exact ones
 
 Each site's hosts have 1 Gbit/s; one line of 20 Mbit/s and 20 ms joins the sites. Real machines pair, measure
-their links and train; the session finds the sites by itself. Flat is the same with the ring set by name.
+their links and train; the session finds the sites by itself. Flat is the same with the ring set by name; what
+is encoded then goes from each member to each other.
 The last line is one JSON object of figures.
 """
 
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backyard.planning import Cluster, Model, Options, StepProfile, make_plans
+from backyard.planning.codecs import EXACT
 from backyard.training.choosing import cluster_at
 from benchmarks.machines import Machines
 from benchmarks.plans import Bench
@@ -24,6 +27,7 @@ from lab import Lab
 
 PARAMETERS = 1_000_000
 BATCH, BATCHES, SAMPLE_S = 32, 10, 0.005
+FEW = 4  # batches of a shorter run: a session's first steps are exact, and its state has to be sent
 TRUNK_MBPS, TRUNK_MS = 20, 20
 
 
@@ -35,15 +39,15 @@ class Found(NamedTuple):
     crossing: float  # bytes of a step on the line between the sites, both ways
 
 
-def predicted(cluster: Cluster, way: str) -> float:
+def predicted(cluster: Cluster, way: str, codec: str) -> float:
     model, profile = Model(parameters=PARAMETERS), StepProfile(batch=BATCH, unit=BATCH // 4)
     plans = make_plans(cluster, model, profile, Options(is_given=True)).plans
     everybody = len(cluster.members)
-    same = [one for one in plans if one.is_exact and one.way == way and len(one.order) == everybody]
-    return same[0].step_s
+    same = [one for one in plans if (one.kind, one.codec, one.way) == ("every_step", codec, way)]
+    return next(one.step_s for one in same if len(one.order) == everybody)
 
 
-def measure(hosts: int) -> list[Found]:
+def measure(hosts: int, codec: str) -> list[Found]:
     found = []
     with (
         tempfile.TemporaryDirectory(prefix="by-sites-") as room,
@@ -56,13 +60,21 @@ def measure(hosts: int) -> list[Found]:
         graph = bench.graph()
         nodes = [facts.node for facts in graph.nodes]
         cluster = cluster_at(graph, Model(parameters=PARAMETERS), nodes, [1 / SAMPLE_S] * len(nodes))
-        given = {"PARAMETERS": str(PARAMETERS), "SAMPLE_S": str(SAMPLE_S), "BATCHES": str(BATCHES)}
         everybody = ",".join(f"h{one}" for one in range(2 * hosts))
-        for way, strategy in (("ring", "ring"), ("sites", "auto")) if hosts > 1 else (("ring", "ring"),):
+
+        def run(strategy: str, batches: int) -> tuple[float, int]:
+            """Seconds of a step, and all bytes on the line between the sites."""
+            given = {"PARAMETERS": str(PARAMETERS), "SAMPLE_S": str(SAMPLE_S), "BATCHES": str(batches)}
+            given["SYNC"] = EXACT if codec == EXACT else f"1:{codec}"
             before = lab.trunk_bytes()
             figures = bench.run("planned.py", everybody, BACKYARD_COLLECTIVES_STRATEGY=strategy, **given)
-            crossing = (lab.trunk_bytes() - before) / BATCHES
-            found.append(Found(hosts, way, predicted(cluster, way), figures["step_s"], crossing))
+            return figures["step_s"], lab.trunk_bytes() - before
+
+        for way, strategy in (("ring", "ring"), ("sites", "auto")) if hosts > 1 else (("ring", "ring"),):
+            first, most = (0, BATCHES) if codec == EXACT else (run(strategy, FEW)[1], FEW + BATCHES)
+            step_s, crossed = run(strategy, most)
+            crossing = (crossed - first) / BATCHES
+            found.append(Found(hosts, way, predicted(cluster, way, codec), step_s, crossing))
             print("  ", found[-1], flush=True)
     return found
 
@@ -70,9 +82,11 @@ def measure(hosts: int) -> list[Found]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--codec", default=EXACT)
     options = parser.parse_args()
     print(environment_line())
-    found = [one for hosts in ((1, 2) if options.quick else (1, 2, 3)) for one in measure(hosts)]
+    counts = (1, 2) if options.quick else (1, 2, 3)
+    found = [one for hosts in counts for one in measure(hosts, options.codec)]
     head = ["hosts a site", "way", "predicted s", "measured s", "MB across a step"]
     rows = [[one.hosts, one.way, one.predicted_s, one.step_s, one.crossing / 1e6] for one in found]
     print(table(head, rows))

@@ -150,6 +150,11 @@ class BackyardGroup(dist.ProcessGroup):
         """The ranks of each site along its chain, the leader first; every rank says the same."""
         self._issuer.sites = tuple(tuple(site) for site in sites)
 
+    @property
+    def sites(self) -> tuple[tuple[int, ...], ...]:
+        """As they were told; none where a strategy is set by name that does not know of them."""
+        return self._issuer.sites if self._issuer.may_use_sites else ()
+
     # what torch asks of every group
 
     def getBackendName(self) -> str:

@@ -66,6 +66,10 @@ class Issuer:
         self._sequence = 0
         self._lock = threading.Lock()
 
+    @property
+    def may_use_sites(self) -> bool:
+        return self._settings.strategy in ("auto", "sites")
+
     def collective(self, call: Call, timeout_s: float, *, waits: bool = False) -> BackyardWork:
         """``waits``: the caller will wait at once, and may read the reply itself."""
         self._check(call)

@@ -1,7 +1,8 @@
 """Sums over the members of a process group that travel encoded, and are the same bits on every member.
 
 A codec whose sums can be encoded again goes by `shards`. A sparse one is gathered: everybody gets all
-payloads and adds them in rank order. PowerSGD takes two exact sums of thin matrices.
+payloads and adds them in rank order. PowerSGD takes two exact sums of thin matrices. Where members are known
+to be at several sites, all of these go by `sites`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from backyard.compression.feedback import ErrorFeedback, Part
 from backyard.compression.fp32 import Fp32
 from backyard.compression.powersgd import PowerSGD
 from backyard.compression.shards import sum_in_shards
+from backyard.compression.sites import sum_through_sites
 from backyard.core.errors import CollectiveError, OperationMismatch, ProtocolError
 from backyard.core.units import counted, format_size
 
@@ -26,7 +28,7 @@ _FINE: list[Verdict] = []
 
 
 class Summed(NamedTuple):
-    """The sum, flat and in float32, and what it cost.
+    """The sum, flat and in float32, and what it cost: ``sent`` bytes, ``crossed`` of them to other sites.
 
     ``keep()`` stores what error feedback and PowerSGD have to remember. Call it once the step counts; a step
     that is repeated without it starts from the same state and sends the same bytes.
@@ -36,6 +38,7 @@ class Summed(NamedTuple):
     sent: int
     reason: str
     keep: Callable[[], None]
+    crossed: int = 0
 
 
 class _Outcome(NamedTuple):
@@ -53,29 +56,30 @@ def sum_over(
     parts: Sequence[Part] | None = None,
     feedback: ErrorFeedback | None = None,
     if_not_finite: Literal["refuse", "nan"] = "refuse",
+    sites: Sequence[Sequence[int]] = (),
 ) -> Summed:
-    """Sum a tensor over a group; all members call it with equal sizes, codecs and turns.
+    """Sum a tensor over a group; all members call it with equal sizes, codecs, turns and sites.
 
     ``parts``: the named tensors that lie in it one after the other, for residuals by name and for the
     matrices of PowerSGD; otherwise it is one part, ``turn.name``. If anybody's numbers are not finite, all
     members raise CollectiveError, or with ``if_not_finite="nan"`` get a sum of NaN, which a GradScaler knows
-    how to skip.
+    how to skip. ``sites``: the ranks at each site, if links between sites are slower than inside.
     """
     flat = as_flat(tensor, turn.name)
     named = [Part(turn.name, tuple(tensor.shape))] if parts is None else list(parts)
     if (given := sum(part.numel for part in named)) != flat.numel():
         raise OperationMismatch(f"the parts of {turn.name!r} have {given} numbers, it has {flat.numel()}")
-    exchange = Exchange(group)
+    exchange = Exchange(group, sites)
     keeps = feedback is not None
     values = flat if feedback is None else feedback.compensated(flat, named)
     if exchange.world == 1 or not flat.numel():
         outcome = _alone(values, keeps)
     elif isinstance(codec, PowerSGD):
         outcome = _by_factors(exchange, codec, turn, values, named, keeps)
-    elif codec.is_sparse:
+    elif codec.is_sparse and not exchange.sites:
         outcome = _by_gathering(exchange, codec, turn, values, keeps)
     else:
-        outcome = _Outcome(*sum_in_shards(exchange, codec, turn, values, keeps))
+        outcome = _Outcome(*_by_shards(exchange, codec, turn, values, keeps))
     bad = next((one for one in outcome.verdicts if one.kind is not Kind.FINE), None)
     if bad is not None:
         if if_not_finite == "refuse" or bad.kind is Kind.MALFORMED:
@@ -88,7 +92,15 @@ def sum_over(
         if feedback is not None and bad is None:
             feedback.keep(values, named)
 
-    return Summed(outcome.total, exchange.sent, _reason(codec, exchange, flat.numel()), keep)
+    reason = _reason(codec, exchange, flat.numel())
+    return Summed(outcome.total, exchange.sent, reason, keep, exchange.crossed)
+
+
+def _by_shards(
+    exchange: Exchange, codec: Codec, turn: Turn, values: torch.Tensor, keeps: bool
+) -> tuple[torch.Tensor, list[Verdict]]:
+    through = sum_through_sites if exchange.sites else sum_in_shards
+    return through(exchange, codec, turn, values, keeps)
 
 
 def _alone(values: torch.Tensor, keeps: bool) -> _Outcome:
@@ -116,11 +128,11 @@ def _by_gathering(
         sizes = [row[0] for row in exchange.share([payload.numel()], values.device)]
         if not all(0 <= size <= most for size in sizes):
             raise ProtocolError(f"a member announced more than the {most} bytes of {codec.name}")
-    arrived = exchange.gather(Message(verdict, payload), sizes).wait()
-    verdicts = [Verdict(message.verdict.kind, rank) for rank, message in arrived.items()]
+    arrived = [message for (message,) in exchange.gather(Message(verdict, payload), sizes).wait()]
+    verdicts = [Verdict(message.verdict.kind, rank) for rank, message in enumerate(arrived)]
     total = torch.zeros_like(values)
     if all(one.kind is Kind.FINE for one in verdicts):
-        for message in arrived.values():
+        for message in arrived:
             codec.add(total, message.payload, turn)
         if keeps:
             codec.add(values, payload, turn, sign=-1.0)
@@ -167,11 +179,11 @@ def _by_factors(
 def _exact(
     exchange: Exchange, turn: Turn, tensors: Sequence[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[Verdict]]:
-    """Several tensors summed as one in float32, in rank order."""
+    """Several tensors summed as one in float32, in an order that all members know."""
     if not tensors:
         return [], _FINE
     joined = torch.cat([one.reshape(-1) for one in tensors])
-    total, verdicts = sum_in_shards(exchange, Fp32(), turn, joined, keeps=False)
+    total, verdicts = _by_shards(exchange, Fp32(), turn, joined, keeps=False)
     pieces = torch.split(total, [one.numel() for one in tensors])
     return [piece.view(one.shape) for piece, one in zip(pieces, tensors, strict=True)], verdicts
 
@@ -199,6 +211,10 @@ def _error(
 def _reason(codec: Codec | PowerSGD, exchange: Exchange, numel: int) -> str:
     if not exchange.sent:
         return f"{codec.name}: nothing travels, there is only one member or nothing to sum"
+    if exchange.sites:
+        where = f"{counted(exchange.world, 'member')} at {counted(len(exchange.sites), 'site')}"
+        sent, crossed = format_size(exchange.sent), format_size(exchange.crossed)
+        return f"{codec.name} over {where}: {sent} leave this one, {crossed} of it for other sites"
     plain = 8 * numel * (exchange.world - 1) / exchange.world
     return (
         f"{codec.name} over {counted(exchange.world, 'member')}: {format_size(exchange.sent)} leave each, "

@@ -6,7 +6,7 @@ or, by hand, ``ddp.register_comm_hook(GradientHook(ddp.module, "int8", group), a
 """
 
 # Annotations are not postponed here: DDP looks at those of a hook and refuses mere strings.
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -41,6 +41,7 @@ class GradientHook:
         decay: float = 1.0,
         overlaps: bool = False,
         if_not_finite: Literal["refuse", "nan"] = "refuse",
+        sites: Sequence[Sequence[int]] = (),
     ) -> None:
         self.codec = codec_named(codec) if isinstance(codec, str) else codec
         self.feedback = ErrorFeedback(decay) if error_feedback else None
@@ -50,6 +51,7 @@ class GradientHook:
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._thread = ThreadPoolExecutor(1, "backyard-sums") if overlaps else None
         self._if_not_finite = if_not_finite
+        self._sites = sites
 
     def sum(self, buffer: torch.Tensor, parts: list[Part], turn: Turn) -> torch.Tensor:
         """The mean over all members, in the buffer's own dtype."""
@@ -61,6 +63,7 @@ class GradientHook:
             parts=parts,
             feedback=self.feedback,
             if_not_finite=self._if_not_finite,
+            sites=self._sites,
         )
         summed.keep()
         self.last = summed
@@ -128,8 +131,13 @@ def compress_gradients(
     decay: float = 1.0,
     overlaps: bool = False,
     if_not_finite: Literal["refuse", "nan"] = "refuse",
+    sites: Sequence[Sequence[int]] = (),
 ) -> GradientHook:
-    """Register the hook; save the state with the model's, one for each member."""
+    """Register the hook; save the state with the model's, one for each member.
+
+    ``sites``: the group's ranks at each site, the same on every member; what is encoded crosses between sites
+    once, and inside of them sums are exact.
+    """
     state = GradientHook(
         ddp.module,
         codec,
@@ -138,6 +146,7 @@ def compress_gradients(
         decay=decay,
         overlaps=overlaps,
         if_not_finite=if_not_finite,
+        sites=sites,
     )
     ddp.register_comm_hook(state, average)
     return state

@@ -81,9 +81,10 @@ class _Piece:
             payloads = [
                 None if rank == me else self._nothing(shard) for rank, shard in enumerate(self._shards)
             ]
-        messages = [None if one is None else Message(self._verdict, one) for one in payloads]
-        expected = self._sizes_for_me([0 if one is None else one.numel() for one in payloads])
-        self._arriving = self._exchange.spread(messages, expected)
+        messages = [[] if one is None else [Message(self._verdict, one)] for one in payloads]
+        sizes = self._sizes_for_me([0 if one is None else one.numel() for one in payloads])
+        expected = [[] if rank == me else [size] for rank, size in enumerate(sizes)]
+        self._arriving = self._exchange.spread(messages, expected, self._values.device)
 
     def send_sum(self) -> None:
         assert self._arriving is not None
@@ -95,7 +96,7 @@ class _Piece:
             if rank == me:
                 total.add_(self._values[self._own])
             else:
-                found = self._added(total, shares[rank], rank)
+                found = self._added(total, shares[rank][0], rank)
                 verdict = found if verdict.kind is Kind.FINE else verdict
         payload = self._nothing(self._own)
         if verdict.kind is Kind.FINE:
@@ -110,11 +111,11 @@ class _Piece:
 
     def finish(self) -> list[Verdict]:
         assert self._arriving is not None
-        sums = self._arriving.wait()
-        for rank, (verdict, payload) in sums.items():
+        sums = [message for (message,) in self._arriving.wait()]
+        for shard, turn, (verdict, payload) in zip(self._shards, self._turns, sums, strict=True):
             if verdict.kind is Kind.FINE:
-                self._codec.add(self._total[self._shards[rank]], payload, self._turns[rank])
-        return [one.verdict for one in sums.values()]
+                self._codec.add(self._total[shard], payload, turn)
+        return [one.verdict for one in sums]
 
     def _encode(self, values: torch.Tensor, turn: Turn) -> torch.Tensor:
         payload = self._codec.encode(values, turn)

@@ -61,8 +61,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ``speed_per_loss``: how much faster a plan has to be to be worth its expected loss. 10: a plan that costs
     1 % of the loss counts as if it were 10 % slower, since about 10 % more samples would win that 1 % back.
     ``most_plans``: how many of the plans are shown at most. ``is_given``: the group is, all its machines
-    take part. ``is_flat``: through sites only exact sums, as sessions do it. ``overlaps``: whether a round's
-    changes travel while the next one is computed; None: whichever is better.
+    take part. ``is_flat``: as sessions do it, each machine takes local steps by itself, and what is encoded
+    goes through sites just where links tell them apart. ``overlaps``: whether a round's changes travel while
+    the next one is computed; None: whichever is better.
     """
 
     sync: Sync = "exact"

@@ -1,6 +1,7 @@
 """Plans of local steps: in which form a round's changes travel, and what that costs. Pure.
 
-A worker is one machine, or the machines of one site, which share every step.
+A worker is one machine, or the machines of one site, which share every step. In a session it is one machine,
+also where the changes are summed through sites.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from backyard.planning.routing import Router
 
 
 class _Case(NamedTuple):
-    """A group, the way of its rounds, an inner step of each worker, and how long rounds keep them busy."""
+    """A group, the way of its rounds, an inner step of each worker, and how long rounds keep them busy.
+
+    ``raw``: the bytes of a machine's own change inside of sites; 0 if the machines of one share every step.
+    """
 
     group: Group
     way: Way
@@ -27,6 +31,7 @@ class _Case(NamedTuple):
     busy: Times
     inner_batch: int
     fixed: int | None
+    raw: float
 
 
 def local_prices(question: Question, router: Router, group: Group) -> list[Price]:
@@ -37,7 +42,9 @@ def local_prices(question: Question, router: Router, group: Group) -> list[Price
         level = levels.across if way == "sites" else levels.inside
         if level.period == 1 or level.codec == question.exact.name:
             continue
-        crews = router.route(group, way, question.exact).sites or tuple((one,) for one in group)
+        is_flat = question.options.is_flat
+        sites = () if is_flat else router.route(group, way, question.exact).sites
+        crews = sites or tuple((one,) for one in group)
         batch = max(1, round(question.profile.batch / len(crews)))
         inner = _inner_steps(question, router, crews, batch)
         if inner is None:
@@ -46,7 +53,9 @@ def local_prices(question: Question, router: Router, group: Group) -> list[Price
         if level.codec != AUTO:
             codecs = tuple(codec for codec in question.options.codecs if codec.name == level.codec)
         busy = busy_times([price.step_s for price in inner])
-        case = _Case(group, way, inner, busy, batch, None if level.period == "auto" else level.period)
+        fixed = None if level.period == "auto" else level.period
+        raw = question.model.gradient_bytes if is_flat else 0.0
+        case = _Case(group, way, inner, busy, batch, fixed, raw)
         for overlapped in (True, False):
             found += _walk(question, router, case, codecs, overlapped)
     return found
@@ -54,7 +63,7 @@ def local_prices(question: Question, router: Router, group: Group) -> list[Price
 
 def _ways(question: Question, router: Router, group: Group) -> list[Way]:
     """Of ring, star and tree the quickest; sites besides, since its workers are others."""
-    ways = router.ways(group)
+    ways = router.encoded_ways(group)
     flat = [way for way in ways if way != "sites"]
     payload = question.payload(question.exact)
 
@@ -94,7 +103,7 @@ def _walk(
 
 
 def _price(question: Question, case: _Case, route: Route, codec: Codec, overlapped: bool) -> Price | None:
-    transfer = round_seconds(route, question.wires, question.payload(codec))
+    transfer = round_seconds(route, question.wires, question.payload(codec), case.raw)
     if transfer == float("inf"):
         return None
     codec_s, overhead = question.codec_s(codec), question.profile.overhead_s

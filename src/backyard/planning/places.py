@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
 
 from backyard.planning.cluster import cluster_of
 from backyard.planning.inputs import Model
-from backyard.planning.wires import STEP, Wires, sites_of
+from backyard.planning.wires import Wires, are_apart, sites_of
 from backyard.topology.graph import Graph, build_graph
 
 Sites = tuple[tuple[int, ...], ...]
@@ -38,10 +37,7 @@ def _sites_of_machines(graph: Graph, machines: Sequence[str]) -> list[list[str]]
     cluster = cluster_of(there, Model(parameters=1), dict.fromkeys(machines, 1.0))
     wires = Wires(cluster)
     found = sites_of(cluster, wires)
-    inside = [wires.both(a, b) for site in found for a, b in combinations(site, 2)]
-    between = [wires.both(a, b) for one, other in combinations(found, 2) for a in one for b in other]
-    # A longer way alone is no reason: then a ring through all of them uses every port evenly.
-    if not inside or not between or min(inside) < STEP * max(between):
+    if not are_apart(found, wires):
         return [list(machines)]
 
     def outward(site: tuple[int, ...], one: int) -> float:

@@ -93,11 +93,14 @@ def _prices(question: Question, groups: Sequence[Group]) -> Iterator[Price]:
     for group in sorted(groups, key=lambda group: (-question.speed(group), group)):
         work = question.work(group, question.profile.batch)
         fastest = 0.0 if work is None else question.profile.batch / work.longest_s
+        encoded_ways = router.encoded_ways(group)
         for way in router.ways(group) if work is not None else ():
             level = options.levels.across if way == "sites" else options.levels.inside
             if level.period not in (AUTO, 1):
                 continue
             for codec in _codecs(question, level.codec):
+                if not codec.is_exact and way not in encoded_ways:
+                    continue
                 limit = fastest / (1 + options.speed_per_loss * codec.step_cost)
                 known = best.get(("every_step", way, codec.name, False, True), 0.0)
                 hopeless = limit <= known and not (codec.is_exact and way == "ring")
@@ -131,8 +134,6 @@ def _codecs(question: Question, fixed: str) -> tuple[Codec, ...]:
 def _is_allowed(question: Question, price: Price) -> bool:
     options = question.options
     if options.is_given and len(price.group) < len(question.everybody):
-        return False
-    if options.is_flat and price.route.way == "sites" and not price.is_exact:
         return False
     if price.kind == "local_steps" and options.overlaps not in (None, price.overlapped):
         return False

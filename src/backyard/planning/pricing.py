@@ -58,6 +58,11 @@ class Price(NamedTuple):
         return self.kind != "local_steps" and self.codec.is_exact
 
     @property
+    def shares_inside(self) -> bool:
+        """Whether workers of local steps are sites, whose machines share every step."""
+        return any(len(one.group) > 1 for one in self.inner)
+
+    @property
     def traffic(self) -> Traffic | None:
         if self.kind == "alone":
             return None

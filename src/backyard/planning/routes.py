@@ -44,11 +44,10 @@ class Flow(NamedTuple):
 
 
 def seconds(route: Route, wires: Wires, payload: Payload, raw: float) -> float:
-    """Until all have the sum. ``raw``: the bytes of exact gradients, which travel inside of sites."""
+    """Until all have the sum. ``raw``: the bytes of exact gradients, which travel to the leaders of sites."""
     if route.way == "sites":
         inside = [rooted_seconds(site, route.reduce, wires, raw, 0.0) for site in route.sites]
-        back = [rooted_seconds(site, route.broadcast, wires, 0.0, raw) for site in route.sites]
-        return max(inside) + summed_seconds(route.order, route.across, wires, payload) + max(back)
+        return max(inside) + round_seconds(route, wires, payload)
     if route.way == "none":
         return 0.0
     return summed_seconds(route.order, route.way, wires, payload)
@@ -60,25 +59,27 @@ def flows(route: Route, payload: Payload, raw: float) -> list[Flow]:
         return []
     if route.way != "sites":
         return list(_summed_flows(route.order, route.way, payload))
-    found = list(_summed_flows(route.order, route.across, payload))
+    found = round_flows(route, payload)
     for site in route.sites:
         found += _rooted_flows(site, route.reduce, raw, 0.0)
-        found += _rooted_flows(site, route.broadcast, 0.0, raw)
     return found
 
 
-def round_seconds(route: Route, wires: Wires, payload: Payload) -> float:
-    """Until all have what a round changed. Inside of a site all have the same, so it only comes back."""
-    if route.way != "sites":
-        return seconds(route, wires, payload, payload.size)
+def round_seconds(route: Route, wires: Wires, payload: Payload, raw: float = 0.0) -> float:
+    """Until all have what a round changed. ``raw``: of each machine's own change, as in `seconds`.
+
+    Without it, all machines of a site have the same, so the sum only comes back.
+    """
+    if route.way != "sites" or raw:
+        return seconds(route, wires, payload, raw)
     merged = payload.merged(len(route.sites))
     back = [rooted_seconds(site, route.broadcast, wires, 0.0, merged) for site in route.sites]
     return summed_seconds(route.order, route.across, wires, payload) + max(back)
 
 
-def round_flows(route: Route, payload: Payload) -> list[Flow]:
-    if route.way != "sites":
-        return flows(route, payload, payload.size)
+def round_flows(route: Route, payload: Payload, raw: float = 0.0) -> list[Flow]:
+    if route.way != "sites" or raw:
+        return flows(route, payload, raw)
     found = list(_summed_flows(route.order, route.across, payload))
     for site in route.sites:
         found += _rooted_flows(site, route.broadcast, 0.0, payload.merged(len(route.sites)))

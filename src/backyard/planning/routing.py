@@ -13,6 +13,7 @@ from backyard.planning.levels import AUTO, SHAPES, Shape, Strategy
 from backyard.planning.question import Group, Question
 from backyard.planning.rings import MOST_EXACT
 from backyard.planning.routes import Route, Way, rooted_seconds, seconds, summed_seconds
+from backyard.planning.wires import are_apart
 
 _FEWEST_IN_TREE = 4
 _ROOTS = 2
@@ -49,6 +50,14 @@ class Router:
         if len(sites) > 1 and len(sites) < len(group) and exact_inside:
             ways.append("sites")
         return tuple(ways)
+
+    def encoded_ways(self, group: Group) -> tuple[Way, ...]:
+        """Of these ways, those that sums in a codec's form can take."""
+        ways = self.ways(group)
+        if not self._question.options.is_flat:
+            return ways
+        through = "sites" in ways and are_apart(self._sites(group), self._question.wires)
+        return tuple(way for way in ways if (way == "sites") == through)
 
     def route(self, group: Group, way: Way, codec: Codec) -> Route:
         """The best one found; it takes for ever where a path is missing."""

@@ -6,7 +6,7 @@ Only ratios decide what a site is, so a network that is twice as fast everywhere
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy
 
@@ -75,6 +75,16 @@ def sites_of(cluster: Cluster, wires: Wires) -> tuple[tuple[int, ...], ...]:
             site = [new if one == old else one for one in site]
     found = (tuple(one for one in range(count) if site[one] == name) for name in dict.fromkeys(site))
     return tuple(sorted(found))
+
+
+def are_apart(sites: Sequence[Sequence[int]], wires: Wires) -> bool:
+    """Whether all links inside of sites are much faster than those between: then sums go through sites.
+
+    A longer way alone is no reason: then a ring through all of them uses every port evenly.
+    """
+    inside = [wires.both(a, b) for site in sites for a, b in combinations(site, 2)]
+    between = [wires.both(a, b) for one, other in combinations(sites, 2) for a in one for b in other]
+    return bool(inside and between) and min(inside) >= STEP * max(between)
 
 
 def _far(wires: Wires, a: int, b: int) -> float:

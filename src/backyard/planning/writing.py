@@ -17,10 +17,9 @@ def flows_of(question: Question, price: Price) -> list[Flow]:
     raw = question.model.gradient_bytes
     if price.kind != "local_steps":
         return flows(price.route, question.payload(price.codec), raw)
-    found = [
-        flow._replace(size=flow.size / price.period)
-        for flow in round_flows(price.route, question.payload(price.codec))
-    ]
+    payload = question.payload(price.codec)
+    changed = round_flows(price.route, payload, 0.0 if price.shares_inside else raw)
+    found = [flow._replace(size=flow.size / price.period) for flow in changed]
     for count, inner in zip(price.counts, price.inner, strict=True):
         for flow in flows(inner.route, question.payload(question.exact), raw):
             found.append(flow._replace(size=flow.size * count / price.period))
@@ -80,14 +79,14 @@ def levels_of(price: Price) -> tuple[LevelPlan, ...]:
         return ()
     if route.way != "sites":
         return (LevelPlan(level="inside", codec=codec, period=price.period, all_reduce=route.way),)
-    local = price.kind == "local_steps"
+    shared = price.shares_inside
     return (
         LevelPlan(
             level="inside",
             codec="exact",
-            period=1,
-            all_reduce=_inner_way(price) if local else None,
-            reduce=None if local else route.reduce,
+            period=1 if shared else price.period,
+            all_reduce=_inner_way(price) if shared else None,
+            reduce=None if shared else route.reduce,
             broadcast=route.broadcast,
         ),
         LevelPlan(level="across", codec=codec, period=price.period, all_reduce=route.across),

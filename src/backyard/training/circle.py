@@ -24,20 +24,19 @@ from backyard.local.board_messages import Scope
 from backyard.local.client import ListenerClient
 from backyard.local.questions import decode_told, encode
 from backyard.local.run_questions import CircleAsk, CircleTold, GraphAsk, GraphTold
-from backyard.planning.places import Sites, ranks_by_site
 from backyard.topology.graph import Graph, decode_graph
 from backyard.training.healing import Wire
 from backyard.training.nursery import Room
 from backyard.training.room import GroupRoom
 from backyard.training.squeeze import CodedReducer, Encoding
 from backyard.training.sums import Reducer, Travelling
+from backyard.training.whereabouts import Whereabouts
 
 log = logging.getLogger("backyard.training")
 
 _ASK_S = 5.0
 _MEET_S = 30.0
 _SAY_S = 10.0
-_SURVEY_S = 300.0
 _CLOSE_S = 5.0
 _OPERATION_S = 3600.0  # a slow member is waited for; a dead one is noticed by its links
 
@@ -211,8 +210,7 @@ class AgentsCircle:
         self._last_nursery = self._broken_nursery = 0
         self._nurseries: dict[int, GroupRoom | None] = {}  # those that are open; None: about to be
         self._closing = False
-        self._surveyed: tuple[Graph, str] | None = None
-        self._survey_again = 0.0
+        self._whereabouts = Whereabouts(self.survey)
         self._sites_open = False  # whether this group has yet to agree on them
         self._told: CircleTold | None = None
         self._changed = threading.Condition()
@@ -257,23 +255,6 @@ class AgentsCircle:
                 log.info("generation %d did not come about: %s", told.generation, error)
                 self._complain(error)
 
-    def _sites(self) -> Sites:
-        """From what was measured a while ago, if it knows these machines: a group must not wait for it."""
-        machines = self.machines()
-        try:
-            known, until = self._surveyed, self._survey_again
-            if known is None or time.monotonic() > until or not _knows(known[0], machines):
-                self._surveyed = known = self.survey()
-                self._survey_again = time.monotonic() + _SURVEY_S
-            graph, this = known
-            sites = ranks_by_site(graph, [node or this for node in machines])
-        except BackyardError as error:
-            log.info("sites are not told apart: %s", error.message)
-            return ()
-        if sites:
-            log.info("sums go through %d sites, ranks %s", len(sites), " and ".join(map(str, sites)))
-        return sites
-
     def gather(self, word: bytes) -> list[bytes]:
         return [word] if self._room is None else self._room.gather(word)
 
@@ -284,15 +265,19 @@ class AgentsCircle:
     def begin_sum(self, tensor: torch.Tensor) -> Travelling:
         if self._room is None:
             return _Arrived()
-        # With the first sum and not before: a group that only meets to see that all is done must not wait.
-        if self._sites_open:
-            self._sites_open = False
-            self._room.agree_on_sites(self._sites() if self.rank == 0 else ())
+        self._agree_on_sites(self._room)
         return self._room.begin_sum(tensor)
 
     def sum_coded(self, mine: Encoding) -> tuple[torch.Tensor, Callable[[], None]]:
         assert self._room is not None
+        self._agree_on_sites(self._room)
         return self._room.sum_coded(mine)
+
+    def _agree_on_sites(self, room: GroupRoom) -> None:
+        """With the first sum and not before: who only meet to see that all is done must not wait."""
+        if self._sites_open:
+            self._sites_open = False
+            room.agree_on_sites(self._whereabouts.sites(self.machines()) if self.rank == 0 else ())
 
     def begin_send(self, tensor: torch.Tensor, to: int) -> Travelling:
         assert self._room is not None
@@ -432,11 +417,6 @@ class AgentsCircle:
             except BackyardError as error:
                 self._failure = error.message
                 time.sleep(0.2)
-
-
-def _knows(graph: Graph, machines: Sequence[str]) -> bool:
-    known = {facts.node for facts in graph.nodes}
-    return all(machine in known for machine in machines if machine)
 
 
 def _make_room(

@@ -63,7 +63,14 @@ class GroupRoom:
     def sum_coded(self, mine: Encoding) -> tuple[torch.Tensor, Callable[[], None]]:
         tensor, codec, turn, parts, feedback = mine
         found = sum_over(
-            self._group, tensor, codec, turn, parts=parts, feedback=feedback, if_not_finite="nan"
+            self._group,
+            tensor,
+            codec,
+            turn,
+            parts=parts,
+            feedback=feedback,
+            if_not_finite="nan",
+            sites=self._group.sites,
         )
         return found.values, found.keep
 

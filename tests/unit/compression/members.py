@@ -36,6 +36,8 @@ WORLD = 4
 CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "topk", "randomk:every=8", "int4+zlib", "topk+zlib")
 LONG = ("fp32", "int4", "topk:k=128,block=1024", "powersgd:rank=1")
 HOOKS = ("int8", "topk:k=256,block=1024", "powersgd:rank=2")
+SITES = {"even": [[0, 1], [2, 3]], "uneven": [[2, 0, 3], [1]], "three": [[3], [0, 2], [1]]}
+LED_BY_OTHERS = [[1, 0], [3, 2]]
 PARTS = (Part("weight", (96, 300)), Part("bias", (300,)), Part("odd", (1237,)), Part("nothing", (0, 3)))
 SIZE = sum(part.numel for part in PARTS)
 
@@ -71,6 +73,76 @@ def one_sum(groups: Groups, rank: int) -> dict[str, Any]:
             assert summed.values.dtype == torch.float32
             assert summed.values.shape == (SIZE,)
             assert summed.reason.startswith(name.split("+")[0].split(":")[0])
+    return found
+
+
+def through_sites(groups: Groups, rank: int) -> dict[str, Any]:
+    """Each codec through sites of several forms: the sum, the bytes, and those that left a member's site."""
+    found: dict[str, Any] = {}
+    for name in (*CODECS, "powersgd:rank=4"):
+        for form, sites in SITES.items():
+            codec, turn = codec_named(name), Turn("g", 7)
+            mine = gradient(rank)
+            summed = sum_over(groups[4], mine, codec, turn, parts=PARTS, sites=sites)
+            assert torch.equal(mine, gradient(rank))
+            right = torch.stack([gradient(one).double() for one in range(4)]).sum(0)
+            found[f"{name}/{form}"] = [
+                digest(summed.values),
+                off(summed.values, right),
+                summed.sent,
+                summed.crossed,
+            ]
+            assert f"at {len(sites)} sites" in summed.reason
+    return found
+
+
+def tiny(groups: Groups, rank: int) -> list[float]:
+    """Fewer numbers than there are lanes and shards."""
+    mine = torch.full((3,), float(rank))
+    summed = sum_over(groups[4], mine, codec_named("int8"), Turn("t"), sites=SITES["uneven"])
+    values: list[float] = summed.values.tolist()
+    return values
+
+
+def paid_back(groups: Groups, rank: int) -> dict[str, Any]:
+    """What a codec lost through sites is all in the next sum, whoever leads then, or if sites are unknown."""
+    found: dict[str, Any] = {}
+    right = torch.stack([gradient(one).double() for one in range(4)]).sum(0)
+    for name in ("int4", "topk:k=16,block=1024", "randomk:every=8"):
+        for following, sites in (("same", SITES["even"]), ("others", LED_BY_OTHERS), ("flat", [])):
+            feedback, codec = ErrorFeedback(), codec_named(name)
+            for again in range(2):  # the first is as if it had broken
+                lossy = sum_over(
+                    groups[4],
+                    gradient(rank),
+                    codec,
+                    Turn("g"),
+                    parts=PARTS,
+                    feedback=feedback,
+                    sites=SITES["even"],
+                )
+                if not again:
+                    first = digest(lossy.values)
+            assert digest(lossy.values) == first
+            lossy.keep()
+            owed = torch.cat(list(feedback.state_dict()["residuals"].values()))
+            rest = sum_over(
+                groups[4],
+                torch.zeros(SIZE),
+                codec_named("fp32"),
+                Turn("g", 1),
+                parts=PARTS,
+                feedback=feedback,
+                sites=sites,
+            )
+            rest.keep()
+            left = torch.cat(list(feedback.state_dict()["residuals"].values()))
+            found[f"{name}/{following}"] = [
+                off(lossy.values, right),
+                off(lossy.values + rest.values, right),
+                int(owed.count_nonzero()),
+                float(left.abs().max()),
+            ]
     return found
 
 
@@ -130,11 +202,19 @@ def refusals(groups: Groups, rank: int) -> dict[str, Any]:
         found[f"{name}/nan"] = bool(nan.values.isnan().all())
         good = sum_over(groups[3], gradient(rank), codec_named(name), turn, parts=PARTS)
         found[f"{name}/after"] = digest(good.values)
+        try:
+            sum_over(groups[3], bad, codec_named(name), turn, parts=PARTS, sites=[[0], [1, 2]])
+        except BackyardError as error:
+            found[f"{name}/sites"] = f"{error.code}: {error.message}"
     large = torch.full((500,), 3e38)
     try:
         sum_over(groups[3], large, codec_named("bf16"), Turn("large"))
     except BackyardError as error:
         found["large"] = error.message
+    try:
+        sum_over(groups[3], large, codec_named("bf16"), Turn("large"), sites=[[0], [1, 2]])
+    except BackyardError as error:
+        found["large/sites"] = error.message
     power = PowerSGD(rank=2, seed=rank)
     try:
         sum_over(groups[3], gradient(rank), power, Turn("g"), parts=PARTS)
@@ -146,13 +226,14 @@ def refusals(groups: Groups, rank: int) -> dict[str, Any]:
 def training(groups: Groups, rank: int) -> dict[str, Any]:
     """A small model, plain and with hooks: first and last loss, and the bits of the parameters."""
     found: dict[str, Any] = {}
-    for number, name in enumerate((None, *HOOKS)):
+    for number, name in enumerate((None, *HOOKS, "int8+zlib")):
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
         ddp = DistributedDataParallel(model, process_group=groups[3], bucket_cap_mb=0.016)
         state = None
         if name is not None:
-            state = compress_gradients(ddp, name, overlaps=number % 2 == 0)
+            sites = [[0, 2], [1]] if name == "int8+zlib" else []
+            state = compress_gradients(ddp, name, overlaps=number % 2 == 0, sites=sites)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         source = torch.Generator().manual_seed(rank)
         losses = []
@@ -183,7 +264,8 @@ def member(backend: str, rank: int, room: Path) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=WORLD, timeout=limit)
     groups = {world: dist.new_group(list(range(world))) for world in (2, 3, 4)}
     whole, shards.PIECE = shards.PIECE, 17_000  # one piece and a short one
-    found: dict[str, Any] = {"one_sum": one_sum(groups, rank)}
+    found: dict[str, Any] = {"one_sum": one_sum(groups, rank), "through_sites": through_sites(groups, rank)}
+    found["tiny"], found["paid_back"] = tiny(groups, rank), paid_back(groups, rank)
     shards.PIECE = whole
     found["long_run"] = long_run(groups, rank)
     found["repeated_step"] = repeated_step(groups, rank)

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from backyard.compression import ErrorFeedback, GradientHook, Part, Turn, codec_named, sum_over
+from backyard.compression.exchange import Exchange
 from backyard.compression.shards import cut
+from backyard.compression.sites import lanes_of
 from backyard.core.errors import CollectiveError, OperationMismatch, ProtocolError, RunError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -66,6 +68,37 @@ def test_all_members_hold_the_same_bits_and_the_error_does_not_grow(found: Found
     assert sent["fp32"] / sent["topk"] > 80
 
 
+def test_through_sites_all_hold_the_same_bits_and_more_hosts_cross_no_more(found: Found) -> None:
+    flat, sums = [one["one_sum"] for one in found], [one["through_sites"] for one in found]
+    assert [one["tiny"] for one in found] == [pytest.approx([6.0, 6.0, 6.0], abs=0.05)] * 4
+    for key in sums[0]:
+        name, _, form = key.rpartition("/")
+        assert len({one[key][0] for one in sums}) == 1, key
+        if not name.startswith("powersgd"):
+            # The members of a site are added exactly: the error is that of one member for each site.
+            two = flat[0][f"{name}/2"][1]
+            assert sums[0][key][1] <= two * (1.25 if form == "three" else 1.05) + 1e-6, key
+    for name in ("fp32", "int8", "int4", "topk", "randomk:every=8", "powersgd:rank=4"):
+        # With one host at each of two sites, all that they send crosses.
+        alone = sum(one[f"{name}/2"][2] for one in flat[:2])
+        for form in ("even", "uneven"):
+            crossed = sum(one[f"{name}/{form}"][3] for one in sums)
+            assert alone * 0.9 < crossed < alone * 1.05 + 400, f"{name}/{form}: {crossed}, {alone} with two"
+    # Without sites, two of a member's three receivers are at the other one.
+    assert sum(one["int8/even"][3] for one in sums) < 0.55 * sum(one["int8/4"][2] for one in flat) * 2 / 3
+
+
+def test_what_was_lost_between_sites_is_paid_whoever_leads_next(found: Found) -> None:
+    for key, (once, together, _, _) in found[0]["paid_back"].items():
+        assert once > 0.01, key
+        assert together < 1e-6, key
+    for key in found[0]["paid_back"]:
+        assert all(one["paid_back"][key][3] == 0.0 for one in found), key
+        # Only leaders keep what was lost, each of its lane.
+        kept = [one["paid_back"][key][2] for one in found]
+        assert all(0 < one <= 0.55 * 30_337 for one in kept), key
+
+
 def test_feedback_makes_up_for_both_roundings_and_for_members_that_leave(found: Found) -> None:
     runs = [one["long_run"] for one in found[:3]]
     for name, (_, mended, plain) in runs[0].items():
@@ -88,7 +121,8 @@ def test_one_members_nan_is_everybodys_error_and_nobody_waits(found: Found) -> N
         assert said[0][name] == said[2][name] == "collective: rank 1 holds numbers of 'g' that are not finite"
         assert all(one[f"{name}/nan"] for one in said)
         assert len({one[f"{name}/after"] for one in said}) == 1
-    assert all("too large" in one["large"] for one in said)
+        assert [one[f"{name}/sites"] for one in said] == [one[name] for one in said]
+    assert all("too large" in one["large"] and one["large"] == one["large/sites"] for one in said)
     assert all(one["factors"] == "operation-mismatch" for one in said)
 
 
@@ -102,7 +136,7 @@ def test_ddp_trains_as_well_with_codecs(found: Found) -> None:
 
     plain, begin = loss("plain", 2), loss("plain", 1)
     assert plain < begin / 3
-    for name, factor in (("int8", 1.05), ("powersgd:rank=2", 1.3)):
+    for name, factor in (("int8", 1.05), ("int8+zlib", 1.05), ("powersgd:rank=2", 1.3)):
         assert loss(name, 2) < plain * factor, name
     assert loss("topk:k=256,block=1024", 2) < begin / 2.5
 
@@ -115,6 +149,11 @@ class Alone:
 
     def size(self) -> int:
         return 1
+
+
+class Three(Alone):
+    def size(self) -> int:
+        return 3
 
 
 def test_alone_nothing_is_lost_and_what_was_owed_is_paid() -> None:
@@ -133,16 +172,16 @@ def test_alone_nothing_is_lost_and_what_was_owed_is_paid() -> None:
 
 
 class Liar:
-    """The other one of two, who sends whatever it likes."""
+    """All others, who send whatever they like."""
 
-    def __init__(self, data: st.DataObject, keeps_header: bool) -> None:
-        self._data, self._keeps_header = data, keeps_header
+    def __init__(self, data: st.DataObject, keeps_header: bool, world: int) -> None:
+        self._data, self._keeps_header, self._world = data, keeps_header, world
 
     def rank(self) -> int:
         return 0
 
     def size(self) -> int:
-        return 2
+        return self._world
 
     def wait(self) -> None:
         return
@@ -176,12 +215,16 @@ class Liar:
         ["fp32", "bf16", "int8", "int4", "topk:k=2,block=32", "randomk", "int8+zlib", "topk+zlib"]
     ),
     st.booleans(),
+    st.sampled_from([(), ((0, 1), (2,)), ((1,), (0, 2)), ((0,), (1, 2))]),
     st.data(),
 )
-def test_whatever_the_other_member_sends(name: str, keeps_header: bool, data: st.DataObject) -> None:
-    feedback, liar = ErrorFeedback(), Liar(data, keeps_header)
+def test_whatever_the_other_members_send(
+    name: str, keeps_header: bool, sites: tuple[tuple[int, ...], ...], data: st.DataObject
+) -> None:
+    feedback, liar = ErrorFeedback(), Liar(data, keeps_header, 3 if sites else 2)
+    ones, codec = torch.ones(70), codec_named(name)
     try:
-        summed = sum_over(liar, torch.ones(70), codec_named(name), Turn("w"), feedback=feedback)  # type: ignore[arg-type]
+        summed = sum_over(liar, ones, codec, Turn("w"), feedback=feedback, sites=sites)  # type: ignore[arg-type]
     except (ProtocolError, CollectiveError):
         assert feedback.state_dict()["residuals"] == {}
         return
@@ -195,6 +238,31 @@ def test_shards_cover_everything_once_and_begin_at_blocks() -> None:
             assert [one.start for one in shards] == [0, *(one.stop for one in shards[:-1])]
             assert shards[-1].stop == numel
             assert all(one.start % 256 == 0 or one.start == numel for one in shards)
+
+
+def test_every_member_leads_a_lane_and_a_lane_has_one_leader_at_each_site() -> None:
+    for sites in (((0, 1), (2, 3)), ((4, 0, 2), (1,), (3, 5))):
+        for numel in (0, 3, 5000, 10_000):
+            lanes = lanes_of(numel, sites, 256)
+            assert {leader for lane in lanes for leader in lane.leaders} == {
+                one for site in sites for one in site
+            }
+            covered = [shard for lane in lanes for shard in lane.shards]
+            assert [one.start for one in covered] == [0, *(one.stop for one in covered[:-1])]
+            assert covered[-1].stop == numel
+            assert all(one.start % 256 == 0 or one.start == numel for one in covered)
+            for lane in lanes:
+                assert (lane.shards[0].start, lane.shards[-1].stop) == (lane.whole.start, lane.whole.stop)
+                assert all(leader in site for leader, site in zip(lane.leaders, sites, strict=True))
+
+
+def test_sites_name_every_rank_once() -> None:
+    for bad in ([[0], [1]], [[0, 1], [1, 2]], [[0, 1, 2], []]):
+        with pytest.raises(OperationMismatch, match="do not name each of 3 ranks once"):
+            Exchange(Three(), bad)  # type: ignore[arg-type]
+    assert Exchange(Three(), [[0, 1, 2]]).sites == ()  # type: ignore[arg-type]
+    assert Exchange(Three(), [[2], [1], [0]]).sites == ()  # type: ignore[arg-type]
+    assert Exchange(Three(), [[2, 1], [0]]).site == 1  # type: ignore[arg-type]
 
 
 def test_a_hooks_state_is_of_one_codec() -> None:

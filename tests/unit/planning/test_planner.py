@@ -197,6 +197,46 @@ def test_sites_share_every_step_inside_and_rounds_across() -> None:
     assert steps["m00"] == steps["m01"], "machines of a site are one worker"
 
 
+def test_in_a_session_what_is_encoded_goes_through_sites_where_links_tell_them_apart() -> None:
+    options = Options(sync="auto", is_given=True, is_flat=True)
+    profile = StepProfile(batch=640, unit=10)
+
+    def encoded(between: float) -> list[Plan]:
+        cluster = mesh([10] * 4, lambda a, b: 900.0 if a // 2 == b // 2 else between)
+        plans = make_plans(cluster, MODEL, profile, options).plans
+        found = [plan for plan in plans if not plan.is_exact]
+        assert {plan.kind for plan in found} == {"every_step", "local_steps"}
+        return found
+
+    apart = encoded(20.0)
+    assert {plan.way for plan in apart} == {"sites"}
+    for plan in apart:
+        inside, across = plan.levels
+        assert (inside.codec, across.codec) == ("exact", plan.codec)
+        assert inside.period == across.period == plan.period, "machines of a site do not share every step"
+        assert inside.reduce is not None
+        assert plan.kind == "every_step" or len({part.inner_steps for part in plan.parts}) == 1
+        assert plan.slowest_link is not None
+        if plan.codec in ("fp16", "bf16", "int8", "int4"):  # smaller ones may take less than what is inside
+            assert plan.slowest_link.mbps == pytest.approx(20)
+    assert {plan.way for plan in encoded(300.0)} <= {"ring", "star", "tree"}
+
+
+def test_more_machines_at_a_site_cross_no_more() -> None:
+    """The bytes of an int8 step on the slow link, with two and with four machines at each of two sites."""
+    options = Options(sync="auto", is_given=True, is_flat=True)
+    crossing = []
+    for each in (2, 4):
+        cluster = mesh([10] * 2 * each, lambda a, b, each=each: 900.0 if a // each == b // each else 20.0)
+        plans = make_plans(cluster, MODEL, StepProfile(batch=640, unit=10), options).plans
+        int8 = next(plan for plan in plans if plan.kind == "every_step" and plan.codec == "int8")
+        assert int8.slowest_link is not None
+        crossing.append(int8.slowest_link.bytes_per_step)
+        # To the leader exactly, across and back as int8: 3.6 s and 40 s and 0.9 s, and the links' own factor.
+        assert int8.wire.transfer_s == pytest.approx(3.556 + 40 + 0.889, rel=0.01)
+    assert crossing == [pytest.approx(100e6)] * 2
+
+
 def test_lossy_plans_are_shown_with_their_cost_and_only_chosen_if_allowed() -> None:
     shown = make_plans(mesh([10] * 4, 100.0), MODEL, PROFILE)
     names = {plan.codec for plan in shown.plans if plan.kind == "every_step"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from backyard.planning import Calibration, Member, Model, Path, both_ways, build_cluster
 from backyard.planning.codecs import Payload, exact_codec, payload
 from backyard.planning.rings import MOST_EXACT, RingTable, ring_order
-from backyard.planning.routes import Route, flows, ring_hop_s, seconds
+from backyard.planning.routes import Route, flows, ring_hop_s, round_seconds, seconds
 from backyard.planning.sharing import deal, deal_samples
 from backyard.planning.wires import Wires, sites_of
 from backyard.runs.leases import Course, lease
@@ -97,18 +97,23 @@ def test_a_star_shares_its_roots_port_and_a_tree_its_inner_ones() -> None:
     assert sum(flow.size for flow in sent if flow.source == 0) == pytest.approx(6 * 125 * MB)
 
 
-def test_sites_send_exact_gradients_inside_and_the_codec_across() -> None:
+def test_sites_send_exact_gradients_to_their_leaders_and_the_codec_across_and_back() -> None:
     cluster = mesh([1] * 4, lambda a, b: 1000.0 if a // 2 == b // 2 else 100.0, latency_s=0.0)
     wires = Wires(cluster)
     route = Route("sites", (0, 2), ((0, 1), (2, 3)))
     across = Payload(25 * MB)
     taken = seconds(route, wires, across, raw=100 * MB)
-    assert taken == pytest.approx(0.8 + 25 * MB / (100e6 / 8) + 0.8)
+    assert taken == pytest.approx(0.8 + 25 * MB / (100e6 / 8) + 0.2)
     sent = {(flow.source, flow.target): flow.size for flow in flows(route, across, 100 * MB)}
-    assert sent == {(1, 0): 100 * MB, (0, 1): 100 * MB, (3, 2): 100 * MB, (2, 3): 100 * MB} | {
+    assert sent == {(1, 0): 100 * MB, (0, 1): 25 * MB, (3, 2): 100 * MB, (2, 3): 25 * MB} | {
         (0, 2): 25 * MB,
         (2, 0): 25 * MB,
     }
+    # What a round changed is each machine's own, or the same on all machines of a site.
+    assert round_seconds(route, wires, across, raw=100 * MB) == taken
+    assert round_seconds(route, wires, across) == pytest.approx(taken - 0.8)
+    exact = seconds(route, wires, Payload(100 * MB), raw=100 * MB)
+    assert exact == pytest.approx(0.8 + 100 * MB / (100e6 / 8) + 0.8)
 
 
 def test_each_direction_and_each_port_has_its_own_rate() -> None:

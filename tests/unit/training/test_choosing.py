@@ -57,6 +57,15 @@ def test_slow_links_get_rounds_that_a_session_can_run(mbps: float) -> None:
     assert slower.period > found.sync.period or slower.codec != found.sync.codec
 
 
+def test_between_sites_codecs_are_proposed_for_sessions() -> None:
+    cluster = mesh(SPEEDS, lambda a, b: 940.0 if a // 2 == b // 2 else 20.0)
+    found = choose(cluster, MODEL, PROFILE, "auto", Calibration())
+    assert found.plan.way == "sites"
+    assert found.sync.is_encoded
+    assert found.sync.codec == found.plan.levels[1].codec
+    assert found.sync.inner == PROFILE.batch // 4, "each machine is a worker"
+
+
 def test_a_measured_step_calibrates_the_rest() -> None:
     cluster = mesh(SPEEDS, 200.0)
     exact = make_plans(cluster, MODEL, PROFILE, Options(is_given=True, is_flat=True)).chosen

@@ -1,0 +1,45 @@
+"""Which ranks of a group are at one site, by what the agents have measured."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from backyard.core.errors import BackyardError
+from backyard.planning.places import Sites, ranks_by_site
+from backyard.topology.graph import Graph
+
+log = logging.getLogger("backyard.training")
+
+_SURVEY_S = 300.0
+
+
+class Whereabouts:
+    """Remembers what was measured for a while: a group must not wait for it."""
+
+    def __init__(self, survey: Callable[[], tuple[Graph, str]]) -> None:
+        self._survey = survey
+        self._known: tuple[Graph, str] | None = None
+        self._survey_again = 0.0
+
+    def sites(self, machines: Sequence[str]) -> Sites:
+        """``machines``: of every rank; this one's is empty. None where nothing can be told apart."""
+        try:
+            known = self._known
+            if known is None or time.monotonic() > self._survey_again or not _knows(known[0], machines):
+                self._known = known = self._survey()
+                self._survey_again = time.monotonic() + _SURVEY_S
+            graph, this = known
+            sites = ranks_by_site(graph, [node or this for node in machines])
+        except BackyardError as error:
+            log.info("sites are not told apart: %s", error.message)
+            return ()
+        if sites:
+            log.info("sums go through %d sites, ranks %s", len(sites), " and ".join(map(str, sites)))
+        return sites
+
+
+def _knows(graph: Graph, machines: Sequence[str]) -> bool:
+    known = {facts.node for facts in graph.nodes}
+    return all(machine in known for machine in machines if machine)

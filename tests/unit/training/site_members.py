@@ -1,0 +1,163 @@
+"""Four real processes at two sites that train with a codec; run by test_sites.py, each writes what it found.
+
+They meet by a file instead of an agent, and everybody knows who will be in which group. In the first training
+members go ahead while sums travel, in the second a ring is set by name, and in the last a leader dies in the
+middle of a sum.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from backyard.collectives.backend import create_group
+from backyard.compression import sites as sites_module
+from backyard.core.errors import CollectiveError
+from backyard.topology.graph import Graph, LinkFacts, NodeFacts, build_graph
+from backyard.training import room as room_module
+from backyard.training.circle import AgentsCircle, Place
+from backyard.training.nursery import Room
+from backyard.training.room import GroupRoom
+from backyard.training.sync import Sync
+from tests.unit.training.test_rounds import Training
+
+MACHINES = "abcd"  # a and b are at one site; a has the better line to the other one, so it leads
+DIES_AT = 5
+
+
+def surveyed() -> Graph:
+    def rate(one: str, other: str) -> float:
+        if (one in "ab") == (other in "ab"):
+            return 940.0
+        return 21.0 if "a" in (one, other) else 19.0
+
+    links = [LinkFacts(a=a, b=b, rtt_s=0.001, mbps=rate(a, b)) for a, b in combinations(MACHINES, 2)]
+    return build_graph([NodeFacts(node=name, name=f"m{name}") for name in MACHINES], links)
+
+
+class FileCircle(AgentsCircle):
+    """Groups whose members are given beforehand."""
+
+    def __init__(self, machine: str, room: Path, groups: list[str]) -> None:
+        super().__init__(Place("run-1", 0, 1, room / "state"))
+        self._machine, self._folder, self._groups = machine, room, groups
+        self._members = ""
+
+    def machines(self) -> tuple[str, ...]:
+        return tuple("" if one == self._machine else one for one in self._members)
+
+    def survey(self) -> tuple[Graph, str]:
+        return surveyed(), self._machine
+
+    def newest(self) -> int:
+        return self.generation
+
+    def await_nursery(self) -> Room | None:
+        return None
+
+    def meet(self, broken: CollectiveError | None) -> None:
+        if self._room is not None:
+            self._room.close()
+        self._members = self._groups[self.generation]
+        self.generation += 1
+        self.rank, self.world = self._members.index(self._machine), len(self._members)
+        store = dist.FileStore(str(self._folder / f"{self._groups[0]}-{self.generation}"), self.world)
+        group = create_group(store, self.rank, self.world, 60.0, self.generation)
+        self._room = GroupRoom(group, self.rank, self.world, self.world)
+        self._sites_open = self.world > 2
+
+    def leave(self) -> None:
+        if self._room is not None:
+            self._room.close()
+
+
+def noting(crossed: list[list[int]]) -> Callable[..., Any]:
+    """Every encoded sum: how many sites it went through, and the bytes that left this one's."""
+    real = room_module.sum_over
+
+    def noted(*given: Any, **more: Any) -> Any:
+        found = real(*given, **more)
+        crossed.append([len(more["sites"]), found.crossed])
+        return found
+
+    return noted
+
+
+def die_in_the_middle() -> None:
+    """After the shares of a sum have left, and before its result."""
+    real = sites_module._Piece.send_sums
+
+    def send_sums(piece: Any) -> None:
+        if piece._turn.step == DIES_AT:
+            os._exit(0)
+        real(piece)
+
+    sites_module._Piece.send_sums = send_sums  # type: ignore[method-assign]
+
+
+def found_of(one: Training, crossed: list[list[int]], circle: FileCircle) -> dict[str, Any]:
+    squeeze, sums = one.run._steps._squeeze, one.run._steps._sums
+    own = squeeze._feedback.state_dict()["residuals"]
+    pooled = squeeze.pooled(circle, sums.parts())
+    return {
+        "hashes": one.hashes,
+        "counts": one.counts,
+        "parameters": one.flat.tolist(),
+        "crossed": crossed,
+        "generation": circle.generation,
+        "own": torch.cat([own[name] for name in sorted(own)]).tolist(),
+        "pooled": torch.cat([pooled[name] for name in sorted(pooled)]).tolist(),
+    }
+
+
+def member(machine: str, room: Path) -> None:
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    crossed: list[list[int]] = []
+    room_module.sum_over = noting(crossed)  # type: ignore[assignment]
+    ahead = FileCircle(machine, room, [MACHINES])
+    found["rounds"] = found_of(Training(ahead, Sync(period=3, codec="int4")).train(3), crossed[:], ahead)
+    ahead.leave()
+    crossed.clear()
+    os.environ["BACKYARD_COLLECTIVES_STRATEGY"] = "ring"
+    flat = FileCircle(machine, room, ["bacd"])
+    found["ring"] = found_of(Training(flat, Sync(codec="int8")).train(1), crossed[:], flat)
+    flat.leave()
+    crossed.clear()
+    del os.environ["BACKYARD_COLLECTIVES_STRATEGY"]
+    if machine == "a":
+        die_in_the_middle()
+    broken = FileCircle(machine, room, ["".join(reversed(MACHINES)), "dcb"])
+    found["broken"] = found_of(Training(broken, Sync(codec="int8")).train(2), crossed, broken)
+    broken.leave()
+    (room / f"{machine}.json").write_text(json.dumps(found))
+
+
+def main() -> int:
+    room = Path(sys.argv[1])
+    children = []
+    for machine in MACHINES:
+        child = os.fork()
+        if child == 0:
+            try:
+                member(machine, room)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+            os._exit(1)
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
