@@ -15,12 +15,13 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from backyard.planning import Level, Levels, Model, Options, Plan, StepProfile, make_plans
+from msgspec.structs import replace
+
+from backyard.planning import Codec, Level, Levels, Model, Options, Plan, StepProfile, make_plans
 from backyard.runs.leases import Course
 from backyard.training.sync import Sync
 from benchmarks.report import REPOSITORY, environment_line, last_line, table
@@ -36,27 +37,32 @@ from benchmarks.simulation.figures import (
 )
 from benchmarks.simulation.picture import Bar, Dot, draw
 from benchmarks.simulation.sweep import swept
-from benchmarks.simulation.training import Costs, Ledger, Training
+from benchmarks.simulation.training import Costs, Training
 from benchmarks.simulation.worlds import Churn, World, homes, lab_world
 
 PARAMETERS = 20_000_000
 MODEL = Model(parameters=PARAMETERS)
-BATCH, UNIT, SAMPLE_S = 32, 2, 0.125
+BATCH, UNIT, SAMPLE_S = 32, 8, 0.125
 HOSTS = 4
 COURSE = Course(samples=BATCH << 20, batch=BATCH, unit=UNIT, seed=0)
 PROFILE = StepProfile(batch=BATCH, unit=UNIT)
-# (Mbit/s of each host, way of staying together, batches)
+# (Mbit/s of each host, way of staying together, batches). Rounds overlap: the line sets the time of those of
+# two batches in bf16, and of eight at 20 Mbit/s; computing that of the others.
 LAB = (
     (200, "exact", 8),
     (200, "1:int8", 12),
+    (200, "2:bf16", 14),
+    (200, "4:int8", 22),
     (200, "8:bf16", 34),
-    (20, "exact", 3),
     (20, "8:bf16", 18),
-    (20, "64:int4", 130),
+    (20, "16:int4", 34),
+    (20, "exact", 3),
 )
 FITTED = (200, "8:bf16")  # shows what machines need for a unit besides its computing
 MEASURED = REPOSITORY / "docs" / "benchmarks" / "simulation.json"
 SWEEP = REPOSITORY / "docs" / "benchmarks" / "strategies.json"
+ROUND, LONG_ROUND = 8, 16  # batches: of the first, a thousand machines compute less long than they sum
+_AS_THEY_ARE = Codec(name="fp32", bytes_per_parameter=4.0)
 STATE_BYTES = 12.0  # of a parameter: weights and two moments
 SAMPLES_EACH = 8  # of a step, for each machine
 
@@ -111,7 +117,7 @@ def fitted(measured_s: float | None) -> Costs:
 def planned_s(mbps: int, sync: Sync) -> float:
     """What the planner predicts for it, before it has learnt anything."""
     level = Level(codec=sync.codec, period=sync.period)
-    options = Options(sync="auto", is_given=True, is_flat=True, overlaps=False, levels=Levels(inside=level))
+    options = Options(sync="auto", is_given=True, is_flat=True, overlaps=True, levels=Levels(inside=level))
     return make_plans(lab_world(HOSTS, mbps, 0, 1 / SAMPLE_S).cluster, MODEL, PROFILE, options).chosen.step_s
 
 
@@ -126,13 +132,15 @@ def left_to_the_planner(mbps: int) -> tuple[Figures, float]:
 
 
 def measure(path: Path) -> None:
-    """The same on real hosts, with real sessions."""
+    """The same on real hosts, with real sessions: all that the file does not have yet."""
     from benchmarks.machines import Machines
     from benchmarks.plans import Bench
     from lab import Lab
 
-    found: list[dict[str, Any]] = []
-    for mbps in dict.fromkeys(mbps for mbps, _, _ in LAB):
+    found: list[dict[str, Any]] = known_in(path)
+    known = {(one["mbps"], one["sync"]) for one in found}
+    missing = [one for one in LAB if one[:2] not in known]
+    for mbps in dict.fromkeys(mbps for mbps, _, _ in missing):
         with (
             tempfile.TemporaryDirectory(prefix="by-sim-") as room,
             Lab(hosts=HOSTS, rate=f"{mbps}mbit") as lab,
@@ -140,14 +148,18 @@ def measure(path: Path) -> None:
         ):
             machines.form()
             bench = Bench(machines, Path(room))
-            for sync, batches in [(sync, batches) for rate, sync, batches in LAB if rate == mbps]:
-                begin = time.monotonic()
+            for sync, batches in [(sync, batches) for rate, sync, batches in missing if rate == mbps]:
+                where = environment_line()
                 hosts = ",".join(f"h{one}" for one in range(HOSTS))
-                got = bench.run("planned.py", hosts, SYNC=sync, BATCHES=str(batches))
-                found.append({"mbps": mbps, "sync": sync, **got})
-                took = time.monotonic() - begin
-                print(f"{mbps} Mbit/s, {sync}: {got['step_s']:.3f} s a batch ({took:.0f} s)", flush=True)
-                path.write_text(json.dumps({"environment": environment_line(), "measured": found}, indent=1))
+                got = bench.run("planned.py", hosts, SYNC=sync, BATCHES=str(batches), UNIT=str(UNIT))
+                found.append({"mbps": mbps, "sync": sync, "environment": where, **got})
+                print(f"{mbps} Mbit/s, {sync}: {got['step_s']:.3f} s a batch", flush=True)
+                path.write_text(json.dumps({"measured": found}, indent=1) + "\n")
+
+
+def known_in(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text())["measured"] if path.exists() else []
+    return found
 
 
 def single_sums(dots: list[Dot]) -> dict[str, Any]:
@@ -190,7 +202,7 @@ class Thousand:
         self.sites, self.machines = sites, machines
         self.batch = SAMPLES_EACH * sites * machines
         self.world, self.training = self._new()
-        self.ledgers: list[Ledger] = []
+        self.trainings: list[Training] = []
         self.found: list[Many] = []
 
     def _new(self) -> tuple[World, Training]:
@@ -198,27 +210,48 @@ class Thousand:
         course = Course(samples=self.batch << 20, batch=self.batch, unit=SAMPLES_EACH // 2, seed=0)
         return world, train(world, course, PARAMETERS, Costs())
 
-    def plan(self) -> Plan:
-        """Of all sites, each taken for one machine: planners know 256 at most."""
+    def plan(self, period: int = 1) -> Plan:
+        """Of all sites, each taken for one machine: planners know 256 at most.
+
+        In rounds, changes are sent as they are: through sites nothing else can be.
+        """
         profile = StepProfile(batch=self.batch, unit=SAMPLES_EACH // 2)
         options = Options(is_given=True, is_flat=True)
-        return make_plans(self.world.cluster, MODEL, profile, options).chosen
-
-    def undisturbed(self, period: int) -> None:
-        """Exact steps, and then rounds of the same training."""
-        plan = self.plan()
+        if period > 1:
+            level = Level(codec=_AS_THEY_ARE.name, period=period)
+            options = replace(
+                options,
+                sync="auto",
+                overlaps=self.training.overlaps,
+                codecs=(_AS_THEY_ARE,),
+                levels=Levels(inside=level),
+            )
+        plan = make_plans(self.world.cluster, MODEL, profile, options).chosen
         print(f"The planner, of {self.sites} sites as machines: {plan.name}, {plan.step_s:.1f} s", flush=True)
-        self._follow(plan)
-        self._begin()
+        return plan
+
+    def undisturbed(self) -> None:
+        """Exact steps, and then rounds of the same training, which go ahead from the second kind on."""
+        self._follow(self.plan())
+        self.begin()
         self._until(1)
         self._note("every step", 1, None)
+        self.training.overlaps = False
+        for period in (ROUND, ROUND, LONG_ROUND):
+            self._change(period)
+            words = "overlapped" if self.training.overlaps else "not overlapped"
+            self._note(f"rounds of {period}, {words}", 1, self.plan(period).step_s)
+            self.training.overlaps = True
+
+    def _change(self, period: int) -> None:
+        """Until the first of these rounds is over: while that was computed, nothing was summed."""
         self.training.wanted = Sync(period=period)
+        self.world.clock.run_until(lambda: self.training.sync.period == period)
         self._until(1)
-        self._note(f"rounds of {period} steps", 1, None)
 
     def _follow(self, plan: Plan) -> None:
         """As the plan says it, which is more than the session can do yet."""
-        self._begin()
+        self.begin()
         order = [int(name.removeprefix("site ")) for name in plan.order]
         sites = tuple(self.world.links.sites[site] for site in order)
         shape = plan.levels[0].all_reduce
@@ -226,16 +259,17 @@ class Thousand:
         self._until(1)
         self._note(f"every step, sites in a {shape}", 1, plan.step_s)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         self.world, self.training = self._new()
-        self.ledgers.append(self.training.ledger)
+        self.trainings.append(self.training)
         self.training.begin()
 
     def with_deaths(self, life_s: float, commits: int) -> None:
-        self._begin()
-        state = STATE_BYTES * PARAMETERS
-        churn = Churn(self.world, self.training, 2, life_s, life_s / 20, state)
-        self._note(f"every step, machines live {life_s / 3600:g} h", commits, None, churn)
+        """The same training goes on, and machines die from now on."""
+        period = self.training.sync.period
+        churn = Churn(self.world, self.training, 2, life_s, life_s / 20, STATE_BYTES * PARAMETERS)
+        name = "every step" if period == 1 else f"rounds of {period}, overlapped"
+        self._note(f"{name}, machines live {life_s / 3600:g} h", commits, None, churn)
 
     def _until(self, more: int) -> None:
         wanted = len(self.training.commits) + more
@@ -263,7 +297,9 @@ class Thousand:
         )
 
     def figures(self) -> dict[str, Any]:
-        planned, exact, rounds = self.found[:3]
+        planned, exact, apart, rounds, long_rounds = self.found[:5]
+        ledgers = [training.ledger for training in self.trainings]
+        again = [one.ledger.computed - one.ledger.once - one.in_hand for one in self.trainings]
         link, share = fullest(self.world.wires, exact.carried, exact.elapsed_s)
         return {
             "nodes": len(self.world.speeds),
@@ -271,16 +307,20 @@ class Thousand:
             "step_s": exact.figures.step_s,
             "planned_step_s": planned.predicted_s,
             "planned_step_s_simulated": planned.figures.step_s,
+            "round_step_s_not_overlapped": apart.figures.step_s,
             "round_step_s": rounds.figures.step_s,
+            "round_step_s_planned": rounds.predicted_s,
+            "long_round_step_s": long_rounds.figures.step_s,
+            "long_round_step_s_planned": long_rounds.predicted_s,
             "uplink_bytes_per_step": statistics.median(exact.carried) / exact.commits,
             "limits": link.name,
             "limit_mbps": link.rate * 8e-6,
             "limit_busy": share,
-            **{f"{one.name}: s a step": one.figures.step_s for one in self.found[3:]},
+            **{f"{one.name}: s a step": one.figures.step_s for one in self.found[5:]},
             "deaths": sum(one.deaths for one in self.found),
-            "units_lost": sum(ledger.lost for ledger in self.ledgers),
-            "units_doubled": sum(ledger.doubled for ledger in self.ledgers),
-            "units_computed_again": sum(ledger.computed - ledger.once for ledger in self.ledgers),
+            "units_lost": sum(ledger.lost for ledger in ledgers),
+            "units_doubled": sum(ledger.doubled for ledger in ledgers),
+            "units_computed_again": sum(again),
         }
 
 
@@ -292,7 +332,7 @@ def main() -> int:
     parser.add_argument("--only", choices=["four", "homes"])
     parser.add_argument("--sites", type=int, default=50)
     parser.add_argument("--machines", type=int, default=20, help="of each site")
-    parser.add_argument("--measure", type=Path, metavar="FILE", help="measure in the lab, and nothing else")
+    parser.add_argument("--measure", type=Path, metavar="FILE", help="measure in the lab what FILE has not")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="an SVG of both parts")
     parser.add_argument("--against", type=Path, metavar="FILE", default=MEASURED, help="what was measured")
     options = parser.parse_args()
@@ -302,19 +342,19 @@ def main() -> int:
         return 0
     result: dict[str, Any] = {}
     dots: list[Dot] = []
-    if options.only != "homes":
-        known = json.loads(options.against.read_text())["measured"] if options.against.exists() else []
-        result |= four_hosts(known, dots)
+    bars: list[Bar] = []
     if options.only != "four":
         thousand = Thousand(options.sites, options.machines)
-        thousand.undisturbed(period=8)
+        thousand.undisturbed()
         thousand.with_deaths(24 * 3600.0, 2 if options.quick else 10)
-        if not options.quick:
-            thousand.with_deaths(6 * 3600.0, 2)
+        thousand.begin()
+        thousand.with_deaths(24 * 3600.0, 2 if options.quick else 10)
         result |= thousand.figures()
-        if options.picture and dots:
-            bars = [Bar(one.name, one.figures.step_s, one.figures.busy_s) for one in thousand.found]
-            draw(options.picture, dots, bars)
+        bars = [Bar(one.name, one.figures.step_s, one.figures.busy_s) for one in thousand.found]
+    if options.only != "homes":
+        result |= four_hosts(known_in(options.against), dots)
+    if options.picture and dots and bars:
+        draw(options.picture, dots, bars)
     last_line(result)
     return 0
 

@@ -1,8 +1,10 @@
 """Trainings on machines and links that are not there: the real decisions, on a fake clock.
 
-What decides is Backyard's own: plans (``planning``), who computes which units (``runs.leases``), whether a
-step counts when members die (``runs.commit``), shares that follow speeds (``training.pace``), the way that is
-chosen while training runs (``training.choosing``), and each rank's messages of a sum
-(``collectives.strategies``, ``collectives.costs``). Simulated are computing, which is a wait, and links.
+What decides is Backyard's own: plans (``planning``), who computes which units (``runs.leases``,
+``training.dealing``), what a member has of the step at hand and ahead of it (``training.at_hand``), whether a
+step counts when members die (``runs.commit``, ``training.held``), shares that follow speeds
+(``training.pace``), the way that is chosen while training runs (``training.choosing``, ``training.sync``),
+and each rank's messages of a sum (``collectives.strategies``, ``collectives.costs``). Simulated are
+computing, which is a wait, and links.
 May import Backyard and the fake clock; nothing imports it but benchmarks and tests.
 """

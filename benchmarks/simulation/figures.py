@@ -92,8 +92,9 @@ def chosen_while_training(
     def want(sync: Sync) -> None:
         training.wanted = sync
 
-    # What is simulated does not go ahead while a round is summed.
-    chooser = PlanningAtOnce(lambda: (graph, nodes[0]), model, profile, wish, want, overlaps=False)
+    chooser = PlanningAtOnce(
+        lambda: (graph, nodes[0]), model, profile, wish, want, overlaps=training.overlaps
+    )
 
     def note(made: Committed) -> None:
         speeds = tuple(training.pace.shares) if training.pace.is_known else ()
@@ -101,7 +102,11 @@ def chosen_while_training(
         chooser.note(Seen(training.generation, training.sync, speeds, machines, made.seconds / made.batches))
 
     training.on_commit.append(note)
-    with mock.patch.object(choosing, "time", SimpleNamespace(monotonic=lambda: training.clock.now)):
+    # Codecs are as fast on simulated machines as the planner believes at first, whatever this one does.
+    with (
+        mock.patch.object(choosing, "time", SimpleNamespace(monotonic=lambda: training.clock.now)),
+        mock.patch.object(choosing, "measured_codecs", lambda codecs: codecs),
+    ):
         yield
 
 

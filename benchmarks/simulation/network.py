@@ -57,11 +57,14 @@ class Network:
         self._streams: dict[Hashable, dict[tuple[int, int], _Stream]] = {}
         self._loads: dict[int, tuple[dict[Link, int], float]] = {}
         self._exchanges: set[Hashable] = set()
+        self._dropped: set[Hashable] = set()
 
     def send(
         self, owner: Hashable, source: int, target: int, size: float, arrived: Callable[[], None]
     ) -> None:
         """``owner``: for whom; see `drop`."""
+        if owner in self._dropped:
+            return
         streams = self._streams.setdefault(owner, {})
         stream = streams.get((source, target))
         if stream is None:
@@ -74,7 +77,8 @@ class Network:
             self._share(stream.way.links)
 
     def drop(self, owner: Hashable) -> None:
-        """What was sent for somebody and has not left yet never does."""
+        """What was sent for somebody and has not left yet never does, and nothing more is sent."""
+        self._dropped.add(owner)
         self._exchanges.discard(owner)
         for stream in self._streams.pop(owner, {}).values():
             if stream.waiting:

@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 from benchmarks.plot import opening
 
 _SIDE, _LEFT, _TOP = 300.0, 60.0, 50.0
-_BARS_LEFT, _BAR, _LONGEST = 640.0, 20.0, 220.0
+_BARS_LEFT, _BAR, _LONGEST = 680.0, 20.0, 220.0
 _COLOURS = {"taken": "#1f77b4", "other": "#bbbbbb", "session": "#d62728"}
 
 

@@ -1,56 +1,44 @@
-"""A session of many simulated machines: the steps of ``training.steps`` with waits for the computing.
+"""A session of many simulated machines: ``training.steps`` with waits for the computing.
 
-One object stands for all members, since each of them concludes the same from the same words. A ledger counts
-in which sums each unit was when its step was committed.
+Each machine is a member of its own, with what it has of the step at hand (``training.at_hand``). What all of
+them conclude alike from the same words is concluded once. A ledger counts in which sums each unit was when
+its step was committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from backyard.runs.commit import Word, conclude
+from backyard.runs.commit import Verdict, Word, conclude
 from backyard.runs.leases import Course, Unit, cut, lease
+from backyard.training.at_hand import AtHand, Deal, may_go_ahead
+from backyard.training.dealing import Leased, deal_to_all
+from backyard.training.held import Held, is_outdated
 from backyard.training.pace import Pace
-from backyard.training.sync import Sync
+from backyard.training.sync import Sync, heard
 from benchmarks.fake_clock import FakeClock
+from benchmarks.simulation.flights import Flight, Setting, StepSum
 from benchmarks.simulation.network import Network
-from benchmarks.simulation.operations import Operation
-from benchmarks.simulation.sums import MANY, Links, Summing, all_gather, make_sum
-
-_WORD_BYTES = 1024  # a member's row in a gathering of words
-_RESULT = b"r"
-
-
-@lru_cache(maxsize=16)
-def leased(
-    span: int,
-    unit: int,
-    claimed: tuple[tuple[int, frozenset[int]], ...],
-    shares: tuple[float, ...],
-    tried: frozenset[int],
-) -> tuple[tuple[int, ...], ...]:
-    """`lease` of a step or round of so many samples: kept, as thousands of members take it seconds."""
-    return lease(cut(0, span, unit), dict(claimed), shares, tried)
+from benchmarks.simulation.sums import Links
 
 
 class Costs(NamedTuple):
     """Seconds of a machine besides computing samples, and of a group.
 
-    ``unit_s``: to take a unit's gradients; ``inner_s``: of a local step; ``commit_s``: to apply a result.
-    ``notice_s``: from a death until the others' operations fail; ``meet_s``: until they are in a new group.
+    ``unit_s``: to take a unit's gradients; ``commit_s``: to apply a result. ``notice_s``: from a death until
+    the others' operations fail; ``meet_s``: until they are in a new group.
     """
 
     unit_s: float = 0.0
-    inner_s: float = 0.0
     commit_s: float = 0.002
     notice_s: float = 0.05
     meet_s: float = 0.4
 
 
 class Committed(NamedTuple):
-    """A commit: of how many batches, by how many members, and what it took since the one before."""
+    """A commit, when the first member makes it: of how many batches, by how many, and since the last one."""
 
     at: float
     batches: int
@@ -61,12 +49,15 @@ class Committed(NamedTuple):
 
 
 class Ledger:
-    """Units by how often they were in a committed sum, and how often they were computed."""
+    """Units by how often they were in a committed sum, and how often they were computed.
+
+    ``ahead``: of those, how often while the sum of the step before was on its way.
+    """
 
     def __init__(self) -> None:
-        self.once = self.lost = self.doubled = self.computed = 0
+        self.once = self.lost = self.doubled = self.computed = self.ahead = 0
 
-    def commit(self, units: tuple[Unit, ...], sums: Mapping[int, set[int]]) -> None:
+    def commit(self, units: tuple[Unit, ...], sums: Mapping[int, frozenset[int]]) -> None:
         counts = dict.fromkeys((unit.number for unit in units), 0)
         for numbers in sums.values():
             for number in numbers:
@@ -76,8 +67,51 @@ class Ledger:
         self.doubled += sum(count > 1 for count in counts.values())
 
 
+class _State(NamedTuple):
+    """What all have after so many commits."""
+
+    covered: int = 0  # batches
+    sync: Sync = Sync()
+    coming: Sync | None = None
+
+
+class _Member:
+    """A machine while it lives."""
+
+    def __init__(self, machine: int) -> None:
+        self.machine = machine
+        self.at_hand = AtHand()
+        self.is_alive = self.is_fresh = True
+        self.done = 0
+        self.flight: Flight | None = None
+        self.is_waiting = False  # for what is on its way
+        self.told = 0.0  # its speed, as the others know it
+        self.busy_s, self.samples = 0.0, 0  # since the last commit
+
+    @property
+    def speed(self) -> float:
+        """Without what adding up has rounded: steps that are dealt alike are dealt once."""
+        return float(f"{self.samples / self.busy_s:.9g}") if self.busy_s else self.told
+
+    def word(self, done: int) -> Word:
+        """``done``: commits that a newcomer has followed."""
+        hand = self.at_hand
+        return Word(
+            fresh=self.is_fresh,
+            done=done if self.is_fresh else self.done,
+            held=hand.held,
+            units=tuple(sorted(hand.claimed)),
+            nursed=self.is_fresh,
+            speed=self.speed,
+            ahead=tuple(sorted(hand.ahead)),
+        )
+
+
 class Training:
-    """``speeds``: samples per second of each machine; ``begin`` starts it, the clock does the rest."""
+    """``speeds``: samples per second of each machine; ``begin`` starts it, the clock does the rest.
+
+    ``overlaps``: whether members may go ahead in rounds; with batch norms, sessions do not.
+    """
 
     def __init__(
         self,
@@ -91,7 +125,7 @@ class Training:
     ) -> None:
         self.clock, self.network, self.links = clock, network, links
         self.speeds, self.course, self.numbers, self.costs = dict(speeds), course, numbers, costs
-        self.sync = Sync()
+        self.overlaps = True
         self.wanted: Sync | None = None
         self.commits: list[Committed] = []
         self.ledger = Ledger()
@@ -99,210 +133,290 @@ class Training:
         self.pace = Pace()
         self.generation = 0
         self.members: list[int] = []
-        self.holders: set[int] = set()  # who has the result of the step at hand
-        self._alive = set(speeds)
+        self._machines = {machine: _Member(machine) for machine in speeds}
+        self._group: list[_Member] = []  # by rank
+        self._ranks: dict[int, int] = {}
         self._comers = set(speeds)  # who will be in the next group, if they live
-        self._with_state: set[int] = set()
-        self._told: dict[int, float] = {}  # speeds
-        self._done = self._covered = 0
-        self._units: tuple[Unit, ...] = ()
-        self._claimed: dict[int, set[int]] = {}
-        self._ready: set[int] = set()
-        self._busy: dict[int, tuple[float, int]] = {}  # seconds and samples of each in this step
+        self._came: set[int] = set()  # who waits for it
+        self._states = {0: _State()}  # by commits; the last two
+        self._sums: dict[int, StepSum] = {}  # by step, in this group
+        self._dealt: dict[int, Leased] = {}  # the same
         self._computing_s = 0.0
-        self._sum: Summing | None = None
-        self._wish: Sync | None = None
         self._is_broken = self._is_meeting = False
         self._last_commit = 0.0
 
+    @property
+    def sync(self) -> Sync:
+        """How the members stay together now."""
+        return self._states[self._done].sync
+
+    @property
+    def holders(self) -> set[int]:
+        """Who has the result of the step at hand."""
+        return {one.machine for one in self._group if one.at_hand.held}
+
+    @property
+    def in_hand(self) -> int:
+        """Units that the living have computed and that no commit has counted yet."""
+        hands = [(one.at_hand, one.done == self._done) for one in self._living()]
+        return sum(len(hand.ahead) + len(hand.claimed) * is_newest for hand, is_newest in hands)
+
+    @property
+    def _done(self) -> int:
+        return max(self._states)
+
     def begin(self) -> None:
         self._last_commit = self.clock.now
-        self._meet()
+        self._form()
 
     # what happens to machines
 
     def die(self, machine: int) -> None:
-        self._alive.discard(machine)
+        self._machines[machine].is_alive = False
         self._comers.discard(machine)
-        self._with_state.discard(machine)
         if machine in self.members:
             self.clock.later(self.costs.notice_s, partial(self._break, self.generation))
 
     def come(self, machine: int) -> None:
         """A machine that was healed beside the others; it is let in after a commit."""
-        self._alive.add(machine)
+        self._machines[machine] = _Member(machine)
         self._comers.add(machine)
 
     def _break(self, generation: int) -> None:
         if generation != self.generation:
             return
         self._is_broken = True
+        self._seal()
+        self._form_when_all_came()
+
+    def _seal(self) -> None:
+        """Nothing of this group arrives any more, also not what is still in the air."""
         self.network.drop(self._owner)
-        self._meet_when_all_came()
+        for one in self._group:
+            if one.flight is not None and not one.flight.has_ended:
+                one.flight.has_failed = True
+                self._wake(one)
 
     @property
     def _owner(self) -> tuple[str, int]:
         return ("sum", self.generation)
 
+    def _living(self) -> list[_Member]:
+        return [one for one in self._group if one.is_alive]
+
     # groups
 
-    def _meet_when_all_came(self) -> None:
+    def _meet(self, one: _Member) -> None:
+        one.at_hand.leave_group()
+        self._came.add(one.machine)
+        self._form_when_all_came()
+
+    def _form_when_all_came(self) -> None:
         """Whoever still computes is waited for."""
-        living = [one for one in self.members if one in self._alive]
-        if self._is_broken and not self._is_meeting and all(one in self._ready for one in living):
-            self._meet_soon()
+        if not self._is_meeting and all(one.machine in self._came for one in self._living()):
+            self._is_meeting = True
+            self.clock.later(self.costs.meet_s, self._form)
 
-    def _meet_soon(self) -> None:
-        self._is_meeting = True
-        self.clock.later(self.costs.meet_s, self._meet)
-
-    def _meet(self) -> None:
+    def _form(self) -> None:
+        self._seal()
         self.generation += 1
         self._is_broken = self._is_meeting = False
+        self._came = set()
         self.members = sorted(self._comers)
-        if not self._with_state & self._comers and self._done:
+        self._ranks = {machine: rank for rank, machine in enumerate(self.members)}
+        self._group = [self._machines[machine] for machine in self.members]
+        if self._done and all(one.is_fresh for one in self._group):
             raise RuntimeError("everybody who had the state is gone; checkpoints are not simulated")
-        words = [
-            Word(
-                fresh=one not in self._with_state,
-                done=self._done,
-                held=_RESULT if one in self.holders else b"",
-                units=tuple(sorted(self._claimed.get(one, ()))),
-                nursed=one not in self._with_state,
-                speed=self._told.get(one, 0.0),
-            )
-            for one in self.members
-        ]
-        verdict = conclude(words)
+        verdict = conclude([one.word(self._done) for one in self._group])
+        for one in self._group:
+            if verdict.apply and not one.is_fresh and one.done < verdict.done:
+                self._apply(one, (), _nothing)
         self.pace.begin_group(verdict.speeds)
-        was_fresh = not self._with_state
-        if verdict.apply:
-            self._commit(None)
+        self._sums, self._dealt = {}, {}
+        for rank, one in enumerate(self._group):
+            self._take_up(one, rank, verdict)
+        for one in self._group:
+            self._go_on(one)
+
+    def _take_up(self, one: _Member, rank: int, verdict: Verdict) -> None:
+        one.is_fresh, one.done, one.at_hand.held = False, verdict.done, b""
+        one.at_hand.take_up(verdict, rank)
+        units = self._units(self._states[one.done])
+        one.at_hand.begin(units, dict(enumerate(verdict.claimed)), partial(self._deal, one.done, rank))
+
+    # units
+
+    def _units(self, state: _State) -> tuple[Unit, ...]:
+        return _units(self.course, state.covered, state.sync.period)
+
+    def _deal(
+        self, step: int, rank: int, units: Sequence[Unit], claimed: Mapping[int, frozenset[int]]
+    ) -> list[Unit]:
+        """The same for all: whoever comes first has it found out."""
+        if step not in self._dealt:
+            world = len(self.members)
+            self._dealt[step], _ = deal_to_all(units, claimed, self.pace, world, _remembered_lease)
+        return [units[number] for number in self._dealt[step][rank]]
+
+    def _go_on(self, one: _Member) -> None:
+        """As `Session.units_of`."""
+        if not one.at_hand.pending:
+            self._finish(one)
             return
-        self._with_state |= set(self.members)
-        kept = {one: set(verdict.claimed[rank]) for rank, one in enumerate(self.members)}
-        self._claimed = {one: units for one, units in kept.items() if units}
-        self._deal(is_new=was_fresh)
+        unit = one.at_hand.pending[0]
+        seconds = unit.size / self.speeds[one.machine] + self.costs.unit_s
+        self.clock.later(seconds, partial(self._computed, one, unit, seconds))
+
+    def _computed(self, one: _Member, unit: Unit, seconds: float) -> None:
+        if not one.is_alive:
+            return
+        self.ledger.computed += 1
+        self.ledger.ahead += one.at_hand.is_ahead
+        one.at_hand.claim(unit.number)
+        self._computing_s += seconds
+        one.busy_s += seconds
+        one.samples += unit.size
+        if one.at_hand.is_due(has_landed=one.flight is not None and one.flight.has_ended):
+            self._finish(one)
+        else:
+            self._go_on(one)
 
     # steps
 
-    def _deal(self, *, is_new: bool) -> None:
-        if is_new or not self._units:
-            self._units = self.course.units(self._covered, self.sync.period)
-        world = len(self.members)
-        claimed = {
-            rank: frozenset(self._claimed[one])
-            for rank, one in enumerate(self.members)
-            if one in self._claimed
-        }
-        first, last = self.course.span(self._covered, self.sync.period)
-        shares = self.pace.shares if len(self.pace.shares) == world else [1.0] * world
-        held = tuple(claimed.items())
-        dealt = leased(last - first, self.course.unit, held, tuple(shares), self.pace.due(world))
-        self.pace.dealt([len(dealt[rank]) + len(claimed.get(rank, ())) for rank in range(world)])
-        self._ready, self.holders = set(), set()
-        self._sum = None
-        for rank, one in enumerate(self.members):
-            samples = sum(self._units[number].size for number in dealt[rank])
-            seconds = samples / self.speeds[one] + len(dealt[rank]) * self.costs.unit_s
-            if self.sync.is_local and samples:
-                seconds += max(1, samples // max(1, self.sync.inner)) * self.costs.inner_s
-            computed = partial(self._computed, self.generation, one, dealt[rank], samples, seconds)
-            self.clock.later(seconds, computed)
+    def _finish(self, one: _Member) -> None:
+        """As `Steps.finish`."""
+        if one.flight is None:
+            self._depart(one)
+        else:
+            self._await(one, one.flight)
 
-    def _computed(
-        self, generation: int, machine: int, numbers: tuple[int, ...], samples: int, seconds: float
-    ) -> None:
-        if generation != self.generation or machine not in self._alive:
-            return
-        self._claimed.setdefault(machine, set()).update(numbers)
-        self.ledger.computed += len(numbers)
-        self._computing_s += seconds
-        before = self._busy.get(machine, (0.0, 0))
-        self._busy[machine] = (before[0] + seconds, before[1] + samples)
-        self._ready.add(machine)
+    def _depart(self, one: _Member) -> None:
+        state, rank = self._states[one.done], self._ranks[one.machine]
+        one.flight = flight = Flight()
         if self._is_broken:
-            self._meet_when_all_came()
-            return
-        if self._sum is None:
-            self._wish = self.wanted if self.pace.is_known else None
-            self._sum = make_sum(
-                self.sync,
-                self.clock,
-                self.network,
-                self._owner,
-                self.members,
-                partial(self._held, self.generation),
-                self.links,
-                self.numbers,
+            flight.has_failed = True
+        else:
+            step_sum = self._sum_of(one, state.sync)
+            if rank == 0 and self.wanted is not None and self.pace.is_known:
+                step_sum.wish = self.wanted.dealt(self.course.batch, len(self.members))
+            step_sum.begin(rank, flight, frozenset(one.at_hand.claimed), one.speed)
+        following = self._after(state)
+        if self._may_go_ahead(state, following):
+            one.at_hand.go_ahead(self._units(following), partial(self._deal, one.done + 1, rank))
+            self._go_on(one)
+        else:
+            self._await(one, flight)
+
+    def _may_go_ahead(self, state: _State, following: _State) -> bool:
+        is_possible = may_go_ahead(world=len(self.members), sync=state.sync, coming=state.coming)
+        return self.overlaps and is_possible and self.course.may_go_ahead(following.covered)
+
+    def _after(self, state: _State, word: Sync | None = None) -> _State:
+        """``word``: of the first member, in the sum that is committed."""
+        due, coming = heard(state.sync, state.coming, word)
+        covered = state.covered + self.course.steps(state.covered, state.sync.period)
+        return _State(covered, due or state.sync, coming)
+
+    def _sum_of(self, one: _Member, sync: Sync) -> StepSum:
+        """That of the step at hand; the first member who is ready begins it."""
+        if one.done not in self._sums:
+            setting = Setting(self.clock, self.network, self.links, self._owner, self.members)
+            units = one.at_hand.units
+            self._sums[one.done] = StepSum(
+                setting, one.done, units, sync, self.numbers, self._hold, self._landed
             )
-        self._sum.begin(self.members.index(machine))
+        return self._sums[one.done]
 
-    def _held(self, generation: int, rank: int) -> None:
-        if generation != self.generation or self._is_broken:
+    def _hold(self, step_sum: StepSum, rank: int) -> None:
+        one = self._group[rank]
+        one.at_hand.held = step_sum.digest
+        newest = self.generation + (set(self.members) != self._comers)
+        step_sum.say(rank, newest)
+
+    def _landed(self, rank: int) -> None:
+        self._wake(self._group[rank])
+
+    def _await(self, one: _Member, flight: Flight) -> None:
+        one.is_waiting = True
+        if flight.has_ended:
+            self._wake(one)
+
+    def _wake(self, one: _Member) -> None:
+        """What it waits for has ended; whoever computes will see it after the unit."""
+        if one.is_waiting and one.is_alive and one.flight is not None:
+            self._settle(one, one.flight)
+
+    def _settle(self, one: _Member, flight: Flight) -> None:
+        """As `Steps.settle`."""
+        one.flight, one.is_waiting = None, False
+        if flight.has_failed:
+            self._meet(one)
             return
-        self.holders.add(self.members[rank])
-        if len(self.holders) == len(self.members):
-            self._say_words()
+        rank = self._ranks[one.machine]
+        self._apply(one, flight.words, partial(self._deal, one.done + 1, rank))
+        one.told, one.busy_s, one.samples = flight.words[rank].speed, 0.0, 0
+        self.clock.later(self.costs.commit_s, partial(self._follow_up, one, flight.words))
 
-    def _say_words(self) -> None:
-        """Each tells that it holds the result, and more; all hear all."""
-        if len(self.members) > MANY:
-            self.network.exchange(self._owner, self.members, _WORD_BYTES, self._all_heard)
+    def _follow_up(self, one: _Member, words: Sequence[Held]) -> None:
+        if not one.is_alive:
             return
-        missing = len(self.members)
+        if is_outdated(words, self.generation):
+            self._meet(one)
+        else:
+            self._go_on(one)
 
-        def heard(_: int) -> None:
-            nonlocal missing
-            missing -= 1
-            if not missing:
-                self._all_heard()
+    def _apply(self, one: _Member, words: Sequence[Held], deal: Deal) -> None:
+        """``words``: as this member has heard them; none if its group broke before that."""
+        if one.done + 1 not in self._states:
+            self._count(self._sums[one.done], words)
+        one.done += 1
+        one.at_hand.commit(partial(self._units, self._states[one.done]), deal)
 
-        programs = all_gather(_WORD_BYTES, self.members, self.links)
-        operation = Operation(self.network, self._owner, self.members, programs, heard)
-        for rank in range(len(self.members)):
-            operation.begin(rank)
-
-    def _all_heard(self) -> None:
-        if not self._is_broken:
-            self._commit(self._speeds())
-
-    def _speeds(self) -> list[float]:
-        found = []
-        for one in self.members:
-            seconds, samples = self._busy.get(one, (0.0, 0))
-            found.append(samples / seconds if seconds else self._told.get(one, 0.0))
-        return found
-
-    def _commit(self, speeds: list[float] | None) -> None:
-        """``speeds``: as all have heard them; None if a group broke before that."""
-        self.ledger.commit(self._units, self._claimed)
-        if speeds is not None:
-            self._told.update(zip(self.members, speeds, strict=True))
-            self.pace.learn(speeds, 0)
-        batches = self.course.steps(self._covered, self.sync.period)
-        now = self.clock.now
+    def _count(self, step_sum: StepSum, words: Sequence[Held]) -> None:
+        """The first member commits it: from here on the step counts."""
+        self.ledger.commit(step_sum.units, step_sum.parts)
+        if words:
+            self.pace.learn([word.speed for word in words], 0)
+        step, state = step_sum.step, self._states[step_sum.step]
+        self._states = {step: state, step + 1: self._after(state, step_sum.wish)}
+        del self._sums[step]
+        now, batches = self.clock.now, self._states[step + 1].covered - state.covered
         made = Committed(
-            now, batches, len(self.members), self.sync, now - self._last_commit, self._computing_s
+            now, batches, len(self.members), state.sync, now - self._last_commit, self._computing_s
         )
         self._last_commit, self._computing_s = now, 0.0
-        self._covered += batches
-        self._done += 1
-        self._claimed, self.holders, self._busy = {}, set(), {}
-        self._with_state |= set(self.members)
-        if self._wish is not None:
-            self.sync = self._wish.dealt(self.course.batch, len(self.members))
         self.commits.append(made)
         for notice in self.on_commit:
             notice(made)
-        self._units = ()
-        self.clock.later(self.costs.commit_s, partial(self._go_on, self.generation))
 
-    def _go_on(self, generation: int) -> None:
-        if generation != self.generation:
-            return
-        if self._is_broken or set(self.members) != self._comers:
-            if not self._is_meeting:
-                self._meet_soon()
-            return
-        self._deal(is_new=True)
+
+@lru_cache(maxsize=4)
+def _units(course: Course, covered: int, period: int) -> tuple[Unit, ...]:
+    return course.units(covered, period)
+
+
+def _remembered_lease(
+    units: Sequence[Unit],
+    claimed: Mapping[int, frozenset[int]],
+    shares: Sequence[float],
+    tried: frozenset[int],
+) -> Leased:
+    """`lease`, of which thousands of members take seconds: the next step is often dealt like the last."""
+    span = units[-1].last - units[0].first
+    return _leased(span, units[0].size, tuple(claimed.items()), tuple(shares), tried)
+
+
+@lru_cache(maxsize=16)
+def _leased(
+    span: int,
+    unit: int,
+    claimed: tuple[tuple[int, frozenset[int]], ...],
+    shares: tuple[float, ...],
+    tried: frozenset[int],
+) -> Leased:
+    return lease(cut(0, span, unit), dict(claimed), shares, tried)
+
+
+def _nothing(units: Sequence[Unit], claimed: Mapping[int, frozenset[int]]) -> list[Unit]:
+    """Dealt by a member that is between two groups: the next one deals."""
+    return []

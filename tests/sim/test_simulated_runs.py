@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from backyard.collectives.program import Kind, Layout
+from backyard.core.errors import ProtocolError, RunError
 from backyard.planning import Model, StepProfile
+from backyard.runs.commit import Verdict, Word, conclude
 from backyard.runs.leases import Course
+from backyard.training.at_hand import AtHand
 from backyard.training.sync import Sync
 from benchmarks.fake_clock import FakeClock
-from benchmarks.simulation.figures import chosen_while_training, figures, graph_of, run, sync_named, train
+from benchmarks.simulation import training as simulated
+from benchmarks.simulation.figures import (
+    Figures,
+    chosen_while_training,
+    figures,
+    graph_of,
+    run,
+    sync_named,
+    train,
+)
 from benchmarks.simulation.network import Link, Network, Way
 from benchmarks.simulation.operations import Operation, compiled
 from benchmarks.simulation.training import Costs, Training
-from benchmarks.simulation.worlds import Churn, World, homes, lab_world
+from benchmarks.simulation.worlds import Churn, Lines, World, homes, lab_world
 
 NUMBERS = 240_000
 COURSE = Course(samples=1 << 30, batch=32, unit=2, seed=0)
@@ -93,14 +107,40 @@ def test_a_step_is_computing_then_the_sum() -> None:
     assert figures(training.commits, 1.0).step_s == pytest.approx(1.0 + line, rel=0.01)
 
 
-def test_a_round_sends_once_for_all_its_batches() -> None:
-    training = begun(lab_world(4, 100, 0, 8.0), "8:bf16", numbers=20_000_000)
-    run(training, 2 + 3 * 8)
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("period", [2, 8])
+def test_a_round_sends_once_for_all_its_batches(period: int, *, overlaps: bool) -> None:
+    training = begun(lab_world(4, 100, 0, 8.0), f"{period}:bf16", numbers=20_000_000)
+    training.overlaps = overlaps
+    run(training, 2 + 4 * period)
     found = figures(training.commits, 1.0)
-    assert found.sync.period == 8
-    line = 1.5 * 40e6 / (100e6 / 8 * 0.956)
-    assert found.step_s == pytest.approx(1.0 + line / 8, rel=0.02)
+    assert found.sync.period == period
+    line = 1.5 * 40e6 / (100e6 / 8 * 0.956)  # 5 s: two batches do not hide it, eight do
+    expected = max(1.0, line / period) if overlaps else 1.0 + line / period
+    assert found.step_s == pytest.approx(expected, rel=0.04)
     assert (training.ledger.lost, training.ledger.doubled) == (0, 0)
+    assert (training.ledger.ahead > 0) == overlaps
+
+
+def test_a_change_of_rounds_waits_until_nobody_is_ahead() -> None:
+    training = begun(lab_world(4, 100, 0, 8.0), "4:exact")
+    run(training, 2 + 2 * 4)
+    training.wanted = sync_named("2:exact")
+    training.clock.run_until(lambda: training.sync.period == 2)
+    # The third round has the word in its sum. When it is committed, all are ahead of it in one of four.
+    assert [one.sync.period for one in training.commits] == [1, 1, 4, 4, 4, 4]
+    assert training.in_hand == 0
+    run_on(training, 2)
+    assert training.ledger.once == 16 * covered(training)
+
+
+def run_on(training: Training, commits: int) -> None:
+    wanted = len(training.commits) + commits
+    training.clock.run_until(lambda: len(training.commits) >= wanted)
+
+
+def covered(training: Training) -> int:
+    return sum(one.batches for one in training.commits)
 
 
 def carried(machines: int) -> set[int]:
@@ -122,12 +162,29 @@ def test_what_crosses_between_sites_does_not_depend_on_how_many_machines_they_ha
 def test_the_units_of_the_dead_are_computed_again_and_no_others(during: str) -> None:
     world = lab_world(4, 100, 0, 8.0)
     training = begun(world, numbers=20_000_000)
-    world.clock.later(0.5 if during == "computing" else 3.0, lambda: training.die(2))
+    world.clock.later(0.6 if during == "computing" else 3.0, lambda: training.die(2))
     run(training, 1)
     ledger = training.ledger
     assert (ledger.once, ledger.lost, ledger.doubled) == (16, 0, 0)
-    assert ledger.computed == 16 if during == "computing" else 20
+    assert ledger.computed == 16 + (2 if during == "computing" else 4)
     assert training.members == [0, 1, 3]
+
+
+def test_what_was_computed_ahead_outlives_a_death() -> None:
+    """What all others have of the round on its way, and of the next, is not computed again."""
+    world = lab_world(4, 100, 0, 8.0)
+    training = begun(world, "2:exact", numbers=20_000_000)
+    run(training, 2 + 2)
+    ledger = training.ledger
+    before = ledger.ahead
+    # The next sum takes ten seconds; each member has eight units of a quarter of a second to go ahead with.
+    world.clock.run_until(lambda: ledger.ahead == before + 4 * 5 + 1)
+    training.die(2)
+    run_on(training, 3)
+    assert training.members == [0, 1, 3]
+    assert ledger.once == 16 * covered(training)
+    assert (ledger.lost, ledger.doubled) == (0, 0)
+    assert ledger.computed - ledger.once - training.in_hand == 8 + 5  # those of the dead one, of both rounds
 
 
 def test_a_death_after_all_hold_the_result_costs_nothing() -> None:
@@ -143,7 +200,7 @@ def test_a_death_after_all_hold_the_result_costs_nothing() -> None:
     assert training.ledger.once == 48
 
 
-@pytest.mark.parametrize("sync", ["exact", "4:exact", "4:int8"])
+@pytest.mark.parametrize("sync", ["exact", "4:exact", "4:int8", "2:exact"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_unit_counts_exactly_once_whoever_dies(seed: int, sync: str) -> None:
     world = homes(3, 3, seed=seed)
@@ -152,10 +209,64 @@ def test_every_unit_counts_exactly_once_whoever_dies(seed: int, sync: str) -> No
     run(training, 30)
     ledger = training.ledger
     assert (ledger.lost, ledger.doubled) == (0, 0)
-    assert ledger.once == 16 * sum(one.batches for one in training.commits)
+    assert ledger.once == 16 * covered(training)
     assert churn.deaths > 2
     assert ledger.computed > ledger.once
     assert min(one.members for one in training.commits) < 9
+    assert (ledger.ahead > 0) == (sync != "exact")
+
+
+def slow_homes(seed: int) -> World:
+    """Whose words are long on their way: members hear them at different times, some of them never."""
+    return homes(3, 2, seed=seed, speed=4.0, lines=Lines(up_mbps=(2.0, 20.0), delay_s=(0.05, 1.0)))
+
+
+def test_deaths_at_every_moment_of_rounds_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups break before the sum, within it, while words are heard, and when only some have committed."""
+    said: list[Verdict] = []
+
+    def listening(words: Sequence[Word]) -> Verdict:
+        said.append(conclude(words))
+        return said[-1]
+
+    monkeypatch.setattr(simulated, "conclude", listening)
+    for seed in range(12):
+        world = slow_homes(seed)
+        training = begun(world, "2:exact")
+        Churn(world, training, seed, life_s=60.0, away_s=8.0, state_bytes=1e5)
+        run(training, 40)
+        assert (training.ledger.lost, training.ledger.doubled) == (0, 0)
+        assert training.ledger.once == 16 * covered(training)
+    whys = " ".join(verdict.why for verdict in said)
+    for what in ("applied by one survivor", "every survivor holds", "is repeated"):
+        assert what in whys
+    repeated = [verdict for verdict in said if not verdict.apply and any(verdict.ahead)]
+    assert repeated  # and some had gone ahead of what was repeated
+
+
+def _others_are_not_asked(hand: AtHand, verdict: Verdict, rank: int) -> None:
+    """Wrong: what others have computed ahead would be dealt again."""
+    hand.claimed, hand.ahead = set(verdict.claimed[rank]), set(verdict.ahead[rank])
+
+
+def _both_steps_are_one(hand: AtHand, number: int) -> None:
+    """Wrong: what is computed ahead is not of the step at hand."""
+    hand.claimed.add(number)
+    hand.pending = [one for one in hand.pending if one.number != number]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("take_up", _others_are_not_asked), ("claim", _both_steps_are_one)]
+)
+def test_a_wrong_rule_is_found(
+    name: str, wrong: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AtHand, name, wrong)
+    world = slow_homes(1)
+    training = begun(world, "2:exact")
+    Churn(world, training, 1, life_s=60.0, away_s=8.0, state_bytes=1e5)
+    with pytest.raises((RunError, ProtocolError, ValueError)):
+        run(training, 60)
 
 
 def test_the_same_seed_gives_the_same_training() -> None:
@@ -177,13 +288,20 @@ def test_shares_follow_speeds() -> None:
     assert slow.commits[-1].seconds == pytest.approx(32 / 26, rel=0.25)
 
 
-def test_the_sessions_own_planner_takes_rounds_where_the_line_is_slow() -> None:
+def planned(*, overlaps: bool) -> Figures:
     world = lab_world(4, 200, 0, 8.0)
     training = begun(world, numbers=20_000_000)
+    training.overlaps = overlaps
     model, profile = Model(parameters=20_000_000), StepProfile(batch=32, unit=2)
     with chosen_while_training(training, model, profile, "auto", graph_of(world)):
         run(training, 200)
-    found = figures(training.commits, 1.0)
     assert training.commits[0].sync == Sync()
-    assert found.sync.is_local
-    assert found.utilisation > 0.9
+    return figures(training.commits, 1.0)
+
+
+def test_the_sessions_own_planner_takes_rounds_where_the_line_is_slow() -> None:
+    apart, together = planned(overlaps=False), planned(overlaps=True)
+    assert apart.sync.is_local
+    assert together.sync.is_local
+    assert min(apart.utilisation, together.utilisation) > 0.9
+    assert together.sync.period < apart.sync.period / 2  # shorter ones are enough if they overlap

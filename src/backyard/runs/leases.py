@@ -59,6 +59,10 @@ class Course(NamedTuple):
         _, within = self.place(step)
         return min(period, self.steps_per_epoch - within)
 
+    def may_go_ahead(self, step: int) -> bool:
+        """Within an epoch: between two of them the script may do something else."""
+        return self.place(step)[1] > 0
+
     def span(self, step: int, period: int = 1) -> tuple[int, int]:
         """The positions in its epoch's order that a step, or a round of them, covers."""
         _, within = self.place(step)

@@ -113,8 +113,7 @@ class Units:
         return self.course.steps(step, period)
 
     def may_go_ahead(self, step: int) -> bool:
-        """Within an epoch: between two of them the script may do something else."""
-        return self.course.place(step)[1] > 0
+        return self.course.may_go_ahead(step)
 
     def is_over(self, epoch: int, done: int) -> bool:
         return done >= (epoch + 1) * len(self)

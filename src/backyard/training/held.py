@@ -56,3 +56,8 @@ def read_held(words: Sequence[bytes], *, step: int, units: int, mixed: bool) -> 
             "differently on their processors, call backyard.init(mixed=True).",
         )
     return said
+
+
+def is_outdated(words: Sequence[Held], generation: int) -> bool:
+    """Whether one of them knows of a newer group: all go there after this commit."""
+    return max(word.newest for word in words) > generation

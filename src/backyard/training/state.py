@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from backyard.checkpoint.state import Parts, as_bytes, assemble, dismantle
 from backyard.core.errors import RunError
-from backyard.training.sync import Sync
+from backyard.training.sync import Sync, heard
 
 _WINDOW_BYTES = 256 << 10
 _MOST_BESIDES = 64 << 20
@@ -63,16 +63,8 @@ class TrainingState:
         return {**state, "state": {}} if self.sync.is_local else state
 
     def hear(self, word: Sync | None) -> Sync | None:
-        """What the first member said with the sum of this commit; returns what is adopted now, if anything.
-
-        In rounds it is adopted one commit later: members may have begun with the next round already.
-        """
-        due, self.coming = self.coming, None
-        if due is None and word is not None and word != self.sync:
-            if not self.sync.is_local:
-                due = word
-            else:
-                self.coming = word
+        """What the first member said with the sum of a commit; returns what is adopted now, if anything."""
+        due, self.coming = heard(self.sync, self.coming, word)
         if due is not None:
             self.adopt(due)
         return due

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -25,12 +25,13 @@ from backyard.core.units import counted
 from backyard.runs.commit import Verdict, Word, conclude
 from backyard.runs.leases import Unit, fingerprint
 from backyard.training.anchoring import ADOPT_EVERY
+from backyard.training.at_hand import AtHand, may_go_ahead
 from backyard.training.beyond import Outward
 from backyard.training.circle import Circle
 from backyard.training.dealing import deal
 from backyard.training.flight import Flight
 from backyard.training.healing import give_state, receive_state, same_as
-from backyard.training.held import UNREADABLE, Held, read_held
+from backyard.training.held import UNREADABLE, Held, is_outdated, read_held
 from backyard.training.journal import Journal
 from backyard.training.nurse import Nurse, be_nursed
 from backyard.training.nursery import Healed, Newcomer, Result
@@ -48,13 +49,12 @@ _END_S = 5.0
 
 
 class Steps:
-    """``pending`` are the units that this member has still to compute for the step at hand."""
+    """Of one member."""
 
     def __init__(
         self, circle: Circle, saving: Saving, training: Training, journal: Journal, pace: Pace
     ) -> None:
         self.done = 0  # steps that are committed
-        self.pending: list[Unit] = []
         self.clip: float | None = None
         self.wanted: Sync | None = None  # how the first member would have all stay together
         self.on_commit: list[Callable[[], None]] = []
@@ -67,18 +67,18 @@ class Steps:
         self._journal = journal
         self._pace = pace
         self._fresh = True
-        self._held = b""
-        self._claimed: set[int] = set()
-        self._units: tuple[Unit, ...] = ()
+        self._at_hand = AtHand()
         self._flight: Flight[list[Held]] | None = None
-        self._next_units: tuple[Unit, ...] = ()  # while it is on its way
-        self._ahead: set[int] = set()  # of them, those that this member has computed
-        self._aheads: dict[int, frozenset[int]] = {}  # of every rank, from an earlier group
         self._window = b""
         self.deals = 0  # how often units were dealt anew because a group had changed
         self._nurse = Nurse(circle)
         self._newcomer = Newcomer()
         self._trace = Trace()
+
+    @property
+    def pending(self) -> list[Unit]:
+        """The units that this member has still to compute."""
+        return self._at_hand.pending
 
     def claim(self, unit: Unit, weight: float, *, is_whole: bool = True) -> None:
         """Its gradients are there: they count from now on, and nobody else's for it.
@@ -92,14 +92,13 @@ class Steps:
         if not is_whole:
             return
         self._norms.end(unit.number)
-        (self._claimed if self._flight is None else self._ahead).add(unit.number)
-        self.pending = [one for one in self.pending if one.number != unit.number]
+        self._at_hand.claim(unit.number)
         if self._rounds.is_on:
             self._rounds.note(unit.size, is_last=not self.pending, clip=self.clip)
 
     def begin_epoch(self) -> None:
         """Where a stream ended, the step at hand had no units yet."""
-        if not self._units:
+        if not self._at_hand.units:
             self._deal({})
 
     def want(self, sync: Sync) -> None:
@@ -109,7 +108,7 @@ class Steps:
     @property
     def is_due(self) -> bool:
         """Whether there is something to finish."""
-        return not self.pending or (self._flight is not None and self._flight.has_ended)
+        return self._at_hand.is_due(has_landed=self._flight is not None and self._flight.has_ended)
 
     @property
     def at(self) -> tuple[int, int]:
@@ -149,9 +148,9 @@ class Steps:
         if self._may_go_ahead():
             self._flight = Flight(work)
             self._rounds.go_ahead()
-            self._next_units = self._training.data.units(self.at[1], self._state.sync.period)
-            self.pending = self._dealt(self._next_units, self._aheads)
-            self._aheads = {}
+            self._at_hand.go_ahead(
+                self._training.data.units(self.at[1], self._state.sync.period), self._dealt
+            )
             return
         try:
             words = work()
@@ -191,7 +190,7 @@ class Steps:
             log.info("after step %d: %s", self.done, error.message)
             self.meet(error)
             return
-        if max(word.newest for word in words) > self._circle.generation:
+        if is_outdated(words, self._circle.generation):
             self.meet()
             return
         self._rounds.go_on()
@@ -203,14 +202,15 @@ class Steps:
 
     def _may_go_ahead(self) -> bool:
         """From what all members know alike."""
-        if self._circle.world == 1 or not self._rounds.is_on or not self.overlaps or self._state.coming:
+        way, coming = self._state.sync, self._state.coming
+        if not self.overlaps or not may_go_ahead(world=self._circle.world, sync=way, coming=coming):
             return False
         return self._training.data.may_go_ahead(self._state.covered + self._batches_at_hand())
 
     def _departing(self) -> Callable[[], list[Held]]:
         """Sums what was handed in, and returns what every member says of it; from any thread."""
         self._rounds.hand_in(self.clip)
-        self._table = self._norms.packed(len(self._units))
+        self._table = self._norms.packed(len(self._at_hand.units))
         sync = self._state.sync
         wish = None
         if self._circle.rank == 0 and self.wanted is not None and self._pace.is_known:
@@ -224,19 +224,19 @@ class Steps:
             dict(self._journal.of_step(self.done - 1)),
             self._saving.is_due(),
             self._window if self._rounds.is_on else self._state.window(self.done),
-            sum(unit.size for unit in self._units),
+            sum(unit.size for unit in self._at_hand.units),
             self._saving.keeps,
-            units=fingerprint(self._claimed),
+            units=fingerprint(self._at_hand.claimed),
         )
 
         def work() -> list[Held]:
             self._sums.reduce(self._circle, self._table, coded, wish)
-            self._held = self._sums.digest(self.done)
-            self._trace.hold(self._circle, len(self._units))
+            self._at_hand.held = self._sums.digest(self.done)
+            count, mixed = len(self._at_hand.units), self._anchoring.mixed
+            self._trace.hold(self._circle, count)
             newest, nursery = self._circle.newest(), self._circle.nursery()
-            mine = msgspec.structs.replace(word, digest=self._held, newest=newest, nursery=nursery)
+            mine = msgspec.structs.replace(word, digest=self._at_hand.held, newest=newest, nursery=nursery)
             said = self._circle.gather(msgspec.msgpack.encode(mine))
-            count, mixed = len(self._units), self._anchoring.mixed
             return read_held(said, step=self.done, units=count, mixed=mixed)
 
         return work
@@ -250,7 +250,7 @@ class Steps:
         self._nurse.note(lambda: self._result(batches))
         self._squeeze.keep()
         self._take_effect(self.clip, batches)
-        units = self._claimed
+        units = self._at_hand.claimed
         if words:
             self._pace.learn([one.speed for one in words], self._circle.rank)
             self._journal.learn([one.logged for one in words], self.done)
@@ -315,25 +315,22 @@ class Steps:
 
     def _forget_step(self) -> None:
         """The next one is at hand; this member may be in the midst of it."""
-        self._held, self._claimed, self._ahead = b"", self._ahead, set()
         self._rounds.forget()
         self._sums.clear()
         self._see_window()
-        if self._next_units:
-            self._units, self._next_units = self._next_units, ()
-        else:
-            self._deal(self._aheads)
-            self._aheads = {}
+        self._at_hand.commit(self._units_at_hand, self._dealt)
 
     def _see_window(self) -> None:
         """Of what is committed, as long as the model is that."""
         self._window = self._state.window(self.done) if self._rounds.is_on else b""
 
-    def _deal(self, claimed: dict[int, frozenset[int]]) -> None:
-        self._units = self._training.data.units(self._state.covered, self._state.sync.period)
-        self.pending = self._dealt(self._units, claimed)
+    def _deal(self, claimed: Mapping[int, frozenset[int]]) -> None:
+        self._at_hand.begin(self._units_at_hand(), claimed, self._dealt)
 
-    def _dealt(self, units: Sequence[Unit], claimed: dict[int, frozenset[int]]) -> list[Unit]:
+    def _units_at_hand(self) -> tuple[Unit, ...]:
+        return self._training.data.units(self._state.covered, self._state.sync.period)
+
+    def _dealt(self, units: Sequence[Unit], claimed: Mapping[int, frozenset[int]]) -> list[Unit]:
         return deal(units, claimed, self._pace, self._circle.world, self._circle.rank)
 
     # groups
@@ -341,7 +338,7 @@ class Steps:
     def meet(self, broken: CollectiveError | None = None) -> None:
         """Until a group holds in which everybody has concluded the same and has the state."""
         self.deals += 1
-        self._next_units = ()
+        self._at_hand.leave_group()
         self._norms.end(None)
         self._sums.forget_unit()
         self._rounds.set_aside()
@@ -359,16 +356,16 @@ class Steps:
             return
 
     def _conclude(self) -> Verdict:
-        units = tuple(sorted(self._claimed))
+        at_hand = self._at_hand
         word = Word(
             self._fresh,
             self.done,
-            self._held,
-            units,
+            at_hand.held,
+            tuple(sorted(at_hand.claimed)),
             nursed=self._newcomer.done >= 0,
             speed=self._pace.speed(),
             arithmetic=self._anchoring.arithmetic,
-            ahead=tuple(sorted(self._ahead)),
+            ahead=tuple(sorted(at_hand.ahead)),
             epoch=(self._state.epoch, self._state.epoch_began),
         )
         said = self._circle.gather(msgspec.msgpack.encode(word))
@@ -379,7 +376,7 @@ class Steps:
             if verdict.apply and self.done < verdict.done:
                 self._apply(())
             elif not verdict.apply:
-                self._held = b""
+                at_hand.held = b""
         self._pace.begin_group(verdict.speeds)  # after all that only some members do
         return verdict
 
@@ -417,16 +414,15 @@ class Steps:
         self._fresh = False
         if verdict.epoch > (self._state.epoch, self._state.epoch_began):  # others have begun another one
             self._state.epoch, self._state.epoch_began = verdict.epoch
-        claimed = dict(enumerate(verdict.claimed))
         self._squeeze.begin_group()
-        self._claimed, self._ahead = set(claimed[mine]), set(verdict.ahead[mine])
-        self._aheads = dict(enumerate(verdict.ahead))
+        at_hand = self._at_hand
+        at_hand.take_up(verdict, mine)
         self._see_window()
-        self._rounds.take_up(goes_on=bool(self._claimed), is_ahead=bool(self._ahead))
-        if not self._claimed:
+        self._rounds.take_up(goes_on=bool(at_hand.claimed), is_ahead=bool(at_hand.ahead))
+        if not at_hand.claimed:
             self._sums.clear()
             self._norms.units.clear()
-        self._deal(claimed)
+        self._deal(dict(enumerate(verdict.claimed)))
 
     # newcomers
 

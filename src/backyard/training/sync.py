@@ -91,3 +91,14 @@ class Sync(msgspec.Struct, frozen=True, kw_only=True):
             f"the mean of what they changed is {form} and applied with rate {self.rate:g}, "
             f"momentum {self.momentum:g}"
         )
+
+
+def heard(sync: Sync, coming: Sync | None, word: Sync | None) -> tuple[Sync | None, Sync | None]:
+    """What is adopted at a commit, and what will be at the next, if anything.
+
+    ``coming``: what was to be adopted now; ``word``: what the first member said with the sum of this commit.
+    In rounds it is adopted one commit later: members may have begun with the next round already.
+    """
+    if coming is not None or word is None or word == sync:
+        return coming, None
+    return (None, word) if sync.is_local else (word, None)

@@ -145,7 +145,7 @@ def test_faster_machines_take_more_steps_of_a_round() -> None:
     assert sum(steps) == 3 * plan.period
     assert plan.utilisation >= 0.9
     assert plan.outer is not None
-    assert plan.outer.momentum == 0.7
+    assert plan.outer.momentum == 0.5
 
 
 def test_costs_follow_the_points_and_shrink_with_size() -> None:

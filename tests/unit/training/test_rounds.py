@@ -147,7 +147,7 @@ def test_what_is_saved_is_what_was_committed() -> None:
     for x, y in one.batches:
         torch.nn.functional.mse_loss(one.net(x), y).backward()
         one.optimizer.step()
-        if one.run.sync.is_local and len(one.run._steps._claimed) == 8:  # in the middle of a round
+        if one.run.sync.is_local and len(one.run._steps._at_hand.claimed) == 8:  # in the middle of a round
             here = one.flat.clone()
             assert one.run.state_digest() == one.hashes[-1]
             with one.run._steps.committed():
