@@ -34,7 +34,7 @@ FROZEN = {
     "hub take-over": {"word", "--name"},
     "id": set(),
     "invite": {"--name", "--uses", "--for", "--stranger", "--mirror", "--region", "--address"},
-    "join": {"code", "--at", "--guest", "--invite", "--yes", "--name", "--keep", "--quiet", *_JSON},
+    "join": {"code", "--at", "--guest", "--invite", "--yes", "--name", "--keep", "--quiet", "--site", *_JSON},
     "leave": {"--yes", *_JSON},
     "listen": {"--port", "--trust", "--until-idle"},
     "logs": {"run", "--rank", "--all", "-f", "--follow"},

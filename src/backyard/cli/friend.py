@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from backyard.agent.naming import machine_name
+from backyard.cli.asking import ask
 from backyard.cli.hub_places import is_in_use, top_room
 from backyard.cli.identity import machine_key
 from backyard.cli.kept import LEFT, Kept, say, until_left
 from backyard.core.config import Settings, load_settings
 from backyard.core.errors import HubError
 from backyard.core.units import counted
+from backyard.local.questions import StatusAsk, StatusTold
 from backyard.shipping import Manifest, Store, changed_since, folder_limits, pack, unpack_into
 from backyard.shipping.disk import remove_tree
 
@@ -32,21 +34,24 @@ if TYPE_CHECKING:
     from backyard.cli.hub_code import Offered
     from backyard.hub.client import HubClient
     from backyard.hub.invites import Invite
+    from backyard.hub.seating import Seat
 
 _PATIENCE_S = 30.0
 SEAT = "seat"  # in the room of a command that trains
+MANNERS = "BACKYARD_CONTRIBUTING_"  # how settings begin in the environment that are about a hub
 
 
 class Seated(NamedTuple):
-    """A machine that may begin: its files are laid out, and its seat is written."""
+    """A machine that may begin: its files are laid out, and it has a seat."""
 
     room: Path
     folder: Path
     command: tuple[str, ...]
     manifest: Manifest
+    seat: Seat
 
 
-def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool) -> int:
+def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, site: bool) -> int:
     require_hub_parts()
     from backyard.cli.hub_code import look, shown
     from backyard.hub.invites import read_invite
@@ -54,15 +59,20 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool) ->
 
     found = read_invite(invite)
     settings = load_settings()
+    machines = _machines_of_site() if site else ()
     client = client_of(found, settings)
     with room(settings, found.run) as place:
         description = client.patiently("GET", "/v1/run", Description, patience_s=_PATIENCE_S)
         offered = look(client, description, place, settings)
-        click.echo(shown(offered))
-        if not yes and not click.confirm("Run it here?", default=False):
+        click.echo(shown(offered, machines))
+        if not yes and not click.confirm("Run it there?" if site else "Run it here?", default=False):
             click.echo("Nothing was started, and nothing is kept.")
             return 1
         seated = take_seat(client, found, offered, place, settings, name=name)
+        if site:
+            from backyard.cli.site import train_site  # which takes a while to load, and one machine needs not
+
+            return train_site(client, seated, settings, keep=keep, quiet=quiet)
         client.close()
         say("training; Ctrl-C leaves at once, and leaves nothing behind")
         code = until_left(_train(seated, quiet))
@@ -71,6 +81,13 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool) ->
     if code == LEFT:
         say("this machine has left; nothing of the run is kept here")
     return code
+
+
+def _machines_of_site() -> tuple[str, ...]:
+    """Those that a run would be started on: who is here, works and is an owner's."""
+    told = ask(StatusAsk(), StatusTold)
+    here = [one for one in told.nodes if one.seniority is not None and one.works and one.role == "owner"]
+    return tuple(one.name for one in here)
 
 
 def require_hub_parts() -> None:
@@ -104,7 +121,7 @@ def take_seat(
     """Become a member, and have everything here that the script's process needs."""
     from backyard.cli.hub_code import lay_out
     from backyard.hub.messages import Join, Joined
-    from backyard.hub.seating import Seat, member_secret, write_seat
+    from backyard.hub.seating import Seat, member_secret
 
     asked = Join(token=invite.token_text, name=fit_name(name or machine_name()))
     joined = client.patiently("POST", "/v1/members", Joined, asked, patience_s=_PATIENCE_S)
@@ -122,16 +139,17 @@ def take_seat(
         is_owner=joined.role == "owner",
         only_begins=only_begins,
     )
-    write_seat(seat, place / SEAT)
     say(f"this machine is {asked.name} in {invite.run}")
-    command = (sys.executable, offered.code.entry, *offered.code.arguments)
-    return Seated(place, folder, command, offered.manifest)
+    return Seated(place, folder, (offered.code.entry, *offered.code.arguments), offered.manifest, seat)
 
 
 async def start_script(seated: Seated, *, quiet: bool = False) -> Kept:
+    from backyard.hub.seating import write_seat
+
+    write_seat(seated.seat, seated.room / SEAT)
     return await Kept.start(
         "script",
-        seated.command,
+        (sys.executable, *seated.command),
         room=seated.room,
         folder=seated.folder,
         environment=_environment(seated),
@@ -189,7 +207,7 @@ def keep_results(seated: Seated, target: Path, settings: Settings) -> None:
 
 
 def _environment(seated: Seated) -> dict[str, str]:
-    kept = ("BACKYARD_CONTRIBUTING_", "BACKYARD_CONFIG")
+    kept = (MANNERS, "BACKYARD_CONFIG")
     given = {
         name: value
         for name, value in os.environ.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -39,15 +39,18 @@ def look(client: HubClient, description: Description, room: Path, settings: Sett
     return Offered(description, code, files_of(code, listed, folder_limits(settings)))
 
 
-def shown(offered: Offered) -> str:
+def shown(offered: Offered, machines: Sequence[str] = ()) -> str:
     """For the person at this machine, before anything is fetched. Every word of it is the hub's: the command
-    line is quoted, so that one argument cannot look like two, and nothing can overwrite what is said here."""
+    line is quoted, so that one argument cannot look like two, and nothing can overwrite what is said here.
+
+    ``machines``: where it would start, if not on this one alone."""
+    where = f"{', '.join(machines)} (this cluster)" if machines else "this machine"
     description, code, manifest = offered
     files = sorted(manifest.files, key=lambda entry: (entry.path != code.entry, -entry.size))
     rest = files[_SHOWN_FILES:]
     command = shlex.join(printable(part) for part in ("python", code.entry, *code.arguments))
     lines = [
-        f"The run {description.name} of the hub {description.hub[:9]} would start on this machine:",
+        f"The run {description.name} of the hub {description.hub[:9]} would start on {where}:",
         f"  {command}",
         f"from {counted(len(files), 'file')}, {format_size(manifest.size)}:",
         *(f"  {format_size(entry.size):>9}  {printable(entry.path)}" for entry in files[:_SHOWN_FILES]),

@@ -23,6 +23,7 @@ class Options(NamedTuple):
     name: str
     keep: Path | None
     quiet: bool
+    site: bool
     as_json: bool
 
 
@@ -31,6 +32,11 @@ def run(code: str | None, options: Options) -> int:
         raise PairingError(
             "there must be either a code or an invite",
             hint="Type `backyard join CODE` for a machine at home, `backyard join --invite TEXT` for a hub.",
+        )
+    if options.site and options.invite is None:
+        raise PairingError(
+            "--site is about a hub's run, and there is no invite",
+            hint="Type `backyard join --site --invite TEXT`; to pair with a machine say its CODE alone.",
         )
     if options.invite is not None:
         from backyard.cli import friend  # which takes a while to load, and a code does not need
@@ -41,6 +47,7 @@ def run(code: str | None, options: Options) -> int:
             name=options.name,
             keep=options.keep,
             quiet=options.quiet,
+            site=options.site,
         )
     assert code is not None
     return _pair(code, at=options.at, guest=options.guest, as_json=options.as_json)

@@ -107,6 +107,7 @@ def _pair(guest: bool, wait: bool, as_json: bool) -> int:
     "--keep", type=click.Path(path_type=Path), metavar="FOLDER", help="With --invite: what the script writes."
 )
 @_flag("--quiet", "With --invite: leave the machine usable (lowest priority, one core free).")
+@_flag("--site", "With --invite: train on all machines of this cluster, which count as one there.")
 @_as_json
 def _join(code: str | None, **options: Any) -> int:
     """Join the cluster of the machine that shows CODE, or a friend's run with --invite."""

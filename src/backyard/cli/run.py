@@ -74,7 +74,7 @@ def run(script: str, arguments: Sequence[str], options: Options) -> int:
     store = Store(store_directory(state_directory(settings)))
     folder, command = _command(script, arguments, options.folder)
     packed = pack(folder, store, folder_limits(settings))
-    needs = _needs(store, packed.manifest, command)
+    needs = needs_in(store, packed.manifest, command)
     if options.dry_run:
         _check_session(store, packed.manifest, script)
     data = tuple(_data(text, store, settings) for text in options.data)
@@ -107,7 +107,7 @@ def run(script: str, arguments: Sequence[str], options: Options) -> int:
         return 0
     if options.dry_run:
         row = watch(started.run, everybody=options.all_output, stops=True, echo=partial(click.echo, err=True))
-        code = _say_end(row)
+        code = say_end(row)
         return code or run_measured(_profile(row, store), on=options.on, wishes=options.wishes)
     row = watch(started.run, everybody=options.all_output, stops=True)
     return conclude(row, store, folder)
@@ -115,11 +115,11 @@ def run(script: str, arguments: Sequence[str], options: Options) -> int:
 
 def conclude(row: RunRow, store: Store, folder: Path) -> int:
     """Bring the results, say how it ended; returns the exit code."""
-    bring_results(row.run, store, folder)
-    return _say_end(row)
+    bring_results(row.run, store, folder / RESULTS / row.run)
+    return say_end(row)
 
 
-def _say_end(row: RunRow) -> int:
+def say_end(row: RunRow) -> int:
     if row.code == 0:
         click.echo(f"backyard: run {row.run}: {row.sentence}", err=True)
         return 0
@@ -134,14 +134,13 @@ def _say_end(row: RunRow) -> int:
     return row.code or 1
 
 
-def bring_results(run: str, store: Store, folder: Path) -> None:
-    """What rank 0 wrote goes into the folder's ``backyard-runs``."""
+def bring_results(run: str, store: Store, target: Path) -> None:
+    """What rank 0 wrote."""
     told = ask(ResultsAsk(run), ResultsTold, timeout_s=600.0, offer_start=False)
     if not told.manifest:
         if told.sentence:
             click.echo(f"backyard: {told.sentence}", err=True)
         return
-    target = folder / RESULTS / run
     count = unpack_into(store, told.manifest, target)
     where = os.path.relpath(target)
     click.echo(f"backyard: {counted(count, 'file')} written by the script: {where}", err=True)
@@ -207,7 +206,7 @@ def _command(script: str, arguments: Sequence[str], folder: Path | None) -> tupl
     return root, [inside.as_posix(), *arguments]
 
 
-def _needs(store: Store, manifest: Manifest, command: Sequence[str]) -> Needs:
+def needs_in(store: Store, manifest: Manifest, command: Sequence[str]) -> Needs:
     if command[0] == "-m":
         return Needs()
     sources = read_files(store, manifest, lambda path: path.endswith(".py"))

@@ -43,7 +43,7 @@ _BLAMED = ("schema", "not-finite", "norm", "copy", "unlike", "held-out", "size")
 
 
 class Contributor:
-    """One member. ``folder`` is for files that are on their way; nothing in it outlives the process."""
+    """One member. ``folder`` is for files that are on their way; each is removed when it has arrived."""
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class Contributor:
         self._version: int | None = None  # that the state is at
         self._residual: torch.Tensor | None = None
         self._lease: Lease | None = None
+        self._others: Lease | None = None  # that another process of this member got
         self._speed = 0.0
         self.contributed = 0  # rounds
         self.samples = 0
@@ -86,6 +87,13 @@ class Contributor:
         if known.layout is not None:
             return known
         return self._push_base(known, layout, course, state) if self._is_owner else self._await_base()
+
+    def go_on(self, layout: Layout, course: Course, lease: Lease) -> None:
+        """With a lease that another process of this member got. If that one delivered it, it counts once."""
+        self._wait_politely()
+        self._description, self._layout = self._client.patiently("GET", "/v1/run", Description), layout
+        _compare(self._description, layout, course)
+        self._version, self._lease, self._others = lease.version, lease, lease
 
     def exchange(
         self, change: torch.Tensor, state: torch.Tensor, *, samples: int, loss: float | None, speed: float
@@ -206,7 +214,10 @@ class Contributor:
             except HubRefused as error:
                 if error.kind not in (*_DROPPED, *_BLAMED):
                     raise
-                log.warning("what was trained in this round does not count: %s", error.message)
+                if error.kind == "lease-over" and lease == self._others:
+                    log.warning("the lease that was taken over is delivered already, or over")
+                else:
+                    log.warning("what was trained in this round does not count: %s", error.message)
                 return False
         self._residual = residual
         if progress.clipped < 1.0:

@@ -1,12 +1,14 @@
-"""A machine's seat at a hub: the key it has there, and the file that lets a script's process speak for it.
+"""A machine's seat at a hub: the key it has there, and how a script's process comes to speak for it.
 
 The key is made from the machine's own and the hub's name. So it is the same whenever this machine comes back,
 nothing must be kept for that, two hubs cannot tell that it is the same machine, and the script that a hub
-sends never holds the key that opens this machine's cluster.
+sends never holds the key that opens this machine's cluster. That is why all machines of a site, which may run
+code on each other anyway, can share one.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +25,10 @@ from backyard.identity.node_id import NodeId
 from backyard.identity.private_file import load_or_create_private
 
 VARIABLE = "BACKYARD_HUB"  # in the script's environment: the path of its seat
+SITE_VARIABLE = "BACKYARD_SITE"  # on every machine of a site: the seat itself
 _KEY_BYTES = 32
+_UNREADABLE = "this machine's seat at the hub cannot be read"
+_HINT = "Join again: `backyard join --invite ...`."
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +38,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     hub: Annotated[bytes, Meta(min_length=32, max_length=32)]
     key: Annotated[bytes, Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES)]
     run: Name
-    folder: Annotated[str, Meta(max_length=4096)]  # for files on their way
+    folder: Annotated[str, Meta(max_length=4096)] = ""  # for files on their way; of a site, each has its own
     is_owner: bool = False
     only_begins: bool = False  # the owner's model becomes the first version, and nothing is trained here
 
@@ -65,11 +70,29 @@ def write_seat(seat: Seat, path: Path) -> None:
 
 
 def read_seat(path: Path) -> Seat:
-    hint = "Join again: `backyard join --invite ...`."
     try:
-        return decode(_decoder, path.read_bytes(), "this machine's seat at the hub cannot be read", hint=hint)
-    except (OSError, ProtocolError) as error:
-        raise HubError(f"this machine's seat at the hub cannot be read: {error}", hint=hint) from error
+        return _decoded(path.read_bytes())
+    except OSError as error:
+        raise HubError(f"{_UNREADABLE}: {error}", hint=_HINT) from error
+
+
+def seat_text(seat: Seat) -> str:
+    """For the environment of a site's workers."""
+    return base64.urlsafe_b64encode(_encoder.encode(seat)).decode()
+
+
+def read_seat_text(text: str) -> Seat:
+    try:
+        return _decoded(base64.b64decode(text, altchars=b"-_", validate=True))
+    except ValueError as error:
+        raise HubError(f"{_UNREADABLE}: {error}", hint=_HINT) from error
+
+
+def _decoded(data: bytes) -> Seat:
+    try:
+        return decode(_decoder, data, _UNREADABLE, hint=_HINT)
+    except ProtocolError as error:
+        raise HubError(f"{_UNREADABLE}: {error}", hint=_HINT) from error
 
 
 def _key(secret: bytes) -> NodeKey:

@@ -1,26 +1,24 @@
-"""Training with more than this group: what a session needs of a hub, and how its rounds follow one.
+"""Training with more than this group: what a session needs of a hub, and the samples that one leases.
 
-A round of the hub is one step of the session, as any round of local steps is. Its units are those that the
-hub has leased to us, and what we changed is not applied here but handed over: the model then becomes what
-everybody has made of it.
+A group, of one machine or of all machines of a home, trains the samples of a lease in steps of its own, as
+exact as any. What they changed is then handed over, and the model becomes what everybody has made of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
 import torch
 from torch.utils.data import DataLoader
 
 from backyard.core.errors import RunError
-from backyard.runs.leases import Unit, cut
+from backyard.runs.leases import Course, Unit, cut
 from backyard.training.data import Units, seed_unit
-from backyard.training.state import TrainingState
 from backyard.training.sums import Sums
-from backyard.training.sync import Sync
+
+_FINEST = 8  # units of a step, so that a home's machines can share it by their speed
 
 
 class Entry(NamedTuple):
@@ -56,6 +54,7 @@ class Task(NamedTuple):
     spans: tuple[Span, ...]
     covered: int  # samples that everybody together has behind them
     members: int  # who train at the same time
+    token: bytes = b""  # with which another process can go on with it
 
 
 class Handed(NamedTuple):
@@ -76,15 +75,34 @@ class Beyond(Protocol):
     def exchange(self, handed: Handed, state: torch.Tensor) -> Task:
         """``state`` becomes what everybody made of it."""
 
+    def go_on(self, form: Form, task: Task) -> None:
+        """Another process of this group was given the task at hand."""
+
+
+def within(spans: Sequence[Span], place: int, count: int) -> tuple[Span, ...]:
+    """Of all positions of these spans, one after the other: ``count`` of them, from ``place`` on."""
+    found = []
+    for epoch, first, last in spans:
+        begin, end = first + max(0, place), min(last, first + place + count)
+        if begin < end:
+            found.append(Span(epoch, begin, end))
+        place -= last - first
+    return tuple(found)
+
 
 class Leased(Units):
-    """Units of the spans that were leased. Positions are counted over all epochs; steps mean nothing."""
+    """Units of the spans that were leased. Positions are counted over all epochs; steps mean nothing.
 
-    def __init__(self, loader: DataLoader[Any], unit: int, seed: int) -> None:
+    ``place``: how many samples of the lease are committed. ``is_fine``: a step has enough units to share.
+    """
+
+    def __init__(self, loader: DataLoader[Any], unit: int, seed: int, *, is_fine: bool = False) -> None:
         super().__init__(loader, unit, seed)
-        self.task = Task((), 0, 1)
+        self._is_fine = is_fine
+        self.task: Task | None = None  # None: nobody has asked for one yet
+        self.place = 0
 
-    def take(self, task: Task) -> None:
+    def check(self, task: Task) -> None:
         samples, end = self.course.samples, (-1, 0)
         for epoch, first, last in sorted(task.spans):
             if (epoch, first) < end or not 0 <= first < last <= samples:
@@ -94,26 +112,48 @@ class Leased(Units):
                     hint="Ask whoever hosts the hub to run the same version of Backyard.",
                 )
             end = (epoch, last)
-        self.task = task
 
     @property
     def epoch(self) -> int | None:
         """None: nothing is left."""
-        return min((span.epoch for span in self.task.spans), default=None)
+        return min((span.epoch for span in self.task.spans), default=None) if self.task is not None else 0
 
     @property
     def leased(self) -> int:
-        return sum(span.last - span.first for span in self.task.spans)
+        return sum(span.last - span.first for span in self.task.spans) if self.task is not None else 0
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the others are to be asked what is next."""
+        return self.task is None or 0 < self.leased <= self.place
+
+    @property
+    def _step(self) -> int:
+        """Samples of a step. So many that all who train at the same time take a batch together."""
+        members = self.task.members if self.task is not None else 1
+        unit = self.course.unit
+        return unit * -(-max(1, self.course.batch // max(1, members)) // unit)
+
+    def go_forward(self) -> None:
+        """A step is committed."""
+        self.place = min(self.leased, self.place + self._step)
 
     def units(self, step: int, period: int = 1) -> tuple[Unit, ...]:
         found: list[Unit] = []
-        for epoch, first, last in self.task.spans:
+        if self.task is None:
+            return ()
+        size = min(self.course.unit, -(-self._step // _FINEST)) if self._is_fine else self.course.unit
+        for epoch, first, last in within(self.task.spans, self.place, self._step):
             begin = epoch * self.course.samples
-            found += cut(begin + first, begin + last, self.course.unit)
+            found += cut(begin + first, begin + last, size)
         return tuple(one._replace(number=number) for number, one in enumerate(found))
 
     def steps(self, step: int, period: int) -> int:
-        return max(1, self.leased // self.course.batch)
+        """Schedules move when everybody's samples are known, and not with a step of this group."""
+        return 0
+
+    def may_go_ahead(self, step: int) -> bool:
+        return False
 
     def is_over(self, epoch: int, done: int) -> bool:
         return self.epoch is None or self.epoch > epoch
@@ -122,8 +162,8 @@ class Leased(Units):
         samples = self.course.samples
         for epoch, some in groupby(units, lambda unit: unit.first // samples):
             begin = epoch * samples
-            within = [one._replace(first=one.first - begin, last=one.last - begin) for one in some]
-            yield from super().batches(epoch * len(self), within)
+            inside = [one._replace(first=one.first - begin, last=one.last - begin) for one in some]
+            yield from super().batches(epoch * len(self), inside)
 
     def seed_unit(self, step: int, unit: Unit, part: int = 0) -> None:
         """By its place in the order: others compute units with the same numbers."""
@@ -131,65 +171,43 @@ class Leased(Units):
         seed_unit(self.course.seed, epoch, unit._replace(number=first), part)
 
 
-class Outward:
-    """The model's side of it: flat and back, and what a lease means for the session's own state."""
+class Flat:
+    """All that is exchanged, as one vector of float32 numbers and back."""
 
-    def __init__(
-        self,
-        beyond: Beyond,
-        sums: Sums,
-        data: Leased,
-        state: TrainingState,
-        speed: Callable[[], float],
-    ) -> None:
-        self._beyond, self._sums, self._data, self._state = beyond, sums, data, state
-        self._speed = speed
-        self.loss: Callable[[], float | None] = lambda: None
-        self._tensors = _exchanged(state.model, sums)
-        self._parameters = {id(one) for one in sums.parameters}
-        size = sum(tensor.numel() for _, tensor in self._tensors)
-        self._flat = torch.empty(size, dtype=torch.float32)
-        self._change = torch.empty_like(self._flat)
+    def __init__(self, model: torch.nn.Module, sums: Sums) -> None:
+        self._tensors = _exchanged(model, sums)
+        self._sizes = [tensor.numel() for _, tensor in self._tensors]
+        self.size = sum(self._sizes)
 
-    def begin(self) -> int:
-        """How many batches everybody has behind them."""
-        course = self._data.course
+    def form(self, course: Course) -> Form:
         layout = tuple(
             Entry(name, tuple(one.shape), str(one.dtype).removeprefix("torch."))
             for name, one in self._tensors
         )
-        form = Form(layout, course.samples, course.batch, course.seed, course.shuffle, course.drop_last)
-        for part, (_, tensor) in zip(self._parts(self._flat), self._tensors, strict=True):
+        return Form(layout, course.samples, course.batch, course.seed, course.shuffle, course.drop_last)
+
+    def read(self) -> torch.Tensor:
+        """Of the model as it is."""
+        found = torch.empty(self.size, dtype=torch.float32)
+        for part, (_, tensor) in zip(torch.split(found, self._sizes), self._tensors, strict=True):
             part.copy_(tensor.detach().reshape(-1))
-        self._take(self._beyond.begin(form, self._flat))
-        self._state.epoch = self._data.epoch or 0
-        return self._data.task.covered // course.batch
+        return found
 
-    def exchange(self) -> int:
-        """The gradients are the mean change of our group; returns how many batches have gone by elsewhere."""
-        was = self._data.task.covered // self._data.course.batch
-        both = zip(self._parts(self._change), self._parts(self._flat), self._tensors, strict=True)
-        for part, base, (_, tensor) in both:
-            if id(tensor) in self._parameters:
-                assert tensor.grad is not None
-                part.copy_(tensor.grad.detach().reshape(-1))
-            else:
-                torch.sub(base, tensor.detach().reshape(-1).to(base), out=part)
-        handed = Handed(self._change, self._data.leased, self.loss(), self._speed())
-        self._take(self._beyond.exchange(handed, self._flat))
-        return max(0, self._data.task.covered // self._data.course.batch - was)
+    def change(self, base: torch.Tensor) -> torch.Tensor:
+        """By how much the model is lower than ``base`` was when it was written into it."""
+        found = torch.empty(self.size, dtype=torch.float32)
+        both = zip(torch.split(found, self._sizes), torch.split(base, self._sizes), strict=True)
+        for (part, before), (_, tensor) in zip(both, self._tensors, strict=True):
+            now = tensor.detach().reshape(-1).cpu()
+            wide = torch.promote_types(now.dtype, torch.float32)
+            part.copy_(before.to(now.dtype).to(wide) - now.to(wide))
+        return found
 
-    def _take(self, task: Task) -> None:
-        self._data.take(task)
+    def write(self, flat: torch.Tensor) -> None:
+        """Into the model."""
         with torch.no_grad():
-            for part, (_, tensor) in zip(self._parts(self._flat), self._tensors, strict=True):
+            for part, (_, tensor) in zip(torch.split(flat, self._sizes), self._tensors, strict=True):
                 tensor.copy_(part.view(tensor.shape))
-        inner = max(1, self._data.course.batch // max(1, task.members))
-        local = self._state.sync if self._state.sync.is_local else Sync(period=2, inner=inner)
-        self._state.adopt(msgspec.structs.replace(local, inner=inner))
-
-    def _parts(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.split(flat, [tensor.numel() for _, tensor in self._tensors])
 
 
 def _exchanged(model: torch.nn.Module, sums: Sums) -> list[tuple[str, torch.Tensor]]:

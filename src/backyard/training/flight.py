@@ -1,4 +1,4 @@
-"""A sum that is on its way while this member trains on, in a thread of its own."""
+"""Work that others have a part in, in a thread of its own: a sum that is on its way, words with a hub."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Result = TypeVar("Result")
 
 
 class Flight(Generic[Result]):
-    """Everything that the sum needs must be left alone until it has ended."""
+    """Everything that the work needs must be left alone until it has ended."""
 
-    def __init__(self, work: Callable[[], Result]) -> None:
+    def __init__(self, work: Callable[[], Result], name: str = "backyard-sum") -> None:
         self._work = work
         self._result: Result | None = None
         self._failure: BaseException | None = None
         is_on = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self._stream = torch.cuda.current_stream() if is_on else None
-        self._thread = threading.Thread(target=self._fly, name="backyard-sum", daemon=True)
+        self._thread = threading.Thread(target=self._fly, name=name, daemon=True)
         self._thread.start()
 
     @property

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from backyard.core.errors import RunError
-from backyard.training.beyond import Outward
 from backyard.training.own_sum import OwnSum
 from backyard.training.state import TrainingState
 from backyard.training.sums import Sums
@@ -42,7 +41,6 @@ class Rounds:
         self._since: list[torch.Tensor] = []
         self._since_weight = 0.0
         self._is_since_due = False  # the round that it belongs to is at hand
-        self.outward: Outward | None = None  # where what was changed goes, if not to the outer optimizer
 
     @property
     def is_on(self) -> bool:
@@ -169,11 +167,8 @@ class Rounds:
             if was_working:
                 self._swap()
 
-    def apply(self, batches: int) -> int:
-        """The mean change of all members: a gradient to the outer optimizer, or what is handed to a hub.
-
-        Returns how many batches are behind everybody then: the round's own, and those of others with a hub.
-        """
+    def apply(self) -> None:
+        """The mean change of all members: a gradient to the outer optimizer."""
         if not self._sums.is_finite():
             raise RunError(
                 "what the members changed in this round is not finite",
@@ -184,11 +179,8 @@ class Rounds:
             for one, other in zip(self._model(), self._other, strict=True):
                 one.copy_(other)
         self._sums.give(None)
-        if self.outward is not None:
-            return self.outward.exchange()
         assert self._state.outer is not None
         self._state.outer.step()
-        return batches
 
     def _put_on_top(self) -> None:
         """What was changed since, if anything: it is this member's progress in the round at hand."""

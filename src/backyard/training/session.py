@@ -21,15 +21,17 @@ from backyard.checkpoint.files import write_model
 from backyard.core.errors import RunError
 from backyard.planning import Model, StepProfile
 from backyard.training.anchoring import Anchoring, arithmetic_of
-from backyard.training.beyond import Beyond, Leased, Outward
+from backyard.training.beyond import Beyond, Leased
 from backyard.training.choosing import Chooser, Seen, Wish
-from backyard.training.circle import Alone, Circle, Place
+from backyard.training.circle import Circle, Place
 from backyard.training.data import Units
 from backyard.training.gathered import decode_tensor, encode_tensor
+from backyard.training.hub_steps import HubSteps
 from backyard.training.journal import Journal
 from backyard.training.memory import Memory, Piece
 from backyard.training.norms import Norms
 from backyard.training.nursery import Healed
+from backyard.training.outward import Outward
 from backyard.training.pace import Pace
 from backyard.training.profiling import profiled
 from backyard.training.provisional import ProvisionalSteps
@@ -44,6 +46,7 @@ from backyard.training.sync import Sync
 from backyard.training.trained import Training
 
 _SCALER = "backyard.scaler"
+_HUB = "backyard.hub"
 
 
 class Session:
@@ -59,7 +62,9 @@ class Session:
         mixed: bool = False,
         sync: Wish | Sync = "exact",
         beyond: Beyond | None = None,
+        is_site: bool = False,
     ) -> None:
+        """``is_site``: the group is one member of a hub, and ``beyond`` the way there, if there is one."""
         self.next_epoch = 0  # of the next pass over the batches
         self._circle = circle
         self._saving = saving
@@ -67,7 +72,7 @@ class Session:
         self._unit_size = unit
         self._mixed = mixed
         self._sync = sync
-        self._beyond = beyond
+        self._beyond, self._is_site = beyond, is_site
         self._model: torch.nn.Module | None = None
         self._optimizers: list[Optimizer] = []
         self._tracked: dict[str, Any] = {}
@@ -162,42 +167,41 @@ class Session:
             one.step = self._step_of()  # type: ignore[method-assign,assignment]
         for scheduler in schedulers:
             scheduler.step = self._scheduler_step_of(type(scheduler).__name__)
-        self._steps = Steps(self._circle, self._saving, training, self._journal, self._pace)
+        self._steps = self._steps_of(training)
         self._steps.clip = self._clip
-        if isinstance(self._data, Leased):
-            self._go_beyond(self._data, scaling)
-        else:
+        if not isinstance(self._data, Leased):
             self._choose_sync(scaling, loader.batch_size or 1, unit)
         self.on_commit(ProvisionalSteps.of(Place.from_environment()))
         atexit.register(self._circle.close)
         atexit.register(self._steps.close)
         self._steps.meet()
+        if isinstance(self._steps, HubSteps):
+            self._steps.begin()
         return (model, optimizer, profiled(self, Batches(self)), *more)
 
     def _data_of(self, loader: DataLoader[Any], unit: int) -> Units | Stream:
         is_stream = isinstance(loader.dataset, IterableDataset)
-        if self._beyond is not None:
+        if self._beyond is not None or self._is_site:
             if is_stream:
                 raise RunError(
                     "a hub leases places in an order, and a stream has none",
                     hint="Use a data set with a length, which can be read at any place.",
                 )
-            return Leased(loader, unit, self._seed)
+            # Batch norms normalise units, so with them there are as many as the script wants.
+            return Leased(loader, unit, self._seed, is_fine=self._is_site and not self._norms.width)
         return Stream(loader, unit, self._seed, self._state) if is_stream else Units(loader, unit, self._seed)
 
-    def _go_beyond(self, data: Leased, scaling: Scaling) -> None:
-        """With a hub, it says what is trained and how all stay together."""
-        if scaling.scaler is not None or not isinstance(self._circle, Alone):
-            raise RunError(
-                "a hub is not reached from a group of several workers, nor with a GradScaler",
-                hint="Let each machine join by itself with `backyard join --invite`, without a scaler.",
-            )
-        assert self._beyond is not None
-        outward = Outward(self._beyond, self._sums, data, self._state, self._pace.speed)
-        outward.loss = lambda: self._journal.mean(self._steps.done, "loss")
+    def _steps_of(self, training: Training) -> Steps:
+        parts = self._circle, self._saving, training, self._journal, self._pace
+        if not isinstance(self._data, Leased):
+            return Steps(*parts)
+        if training.scaling.scaler is not None:
+            raise RunError("a hub's run has no GradScaler", hint="Use bfloat16 without a scaler.")
+        outward = Outward(self._beyond, self._sums, self._data, self._state)
+        self._tracked[_HUB] = outward
         for one in self._optimizers:
             one._opt_called = True  # type: ignore[attr-defined]  # by those who trained before us, as schedulers see it
-        self._steps.begin_with(outward)
+        return HubSteps(outward, *parts)
 
     def _choose_sync(self, scaling: Scaling, batch: int, unit: int) -> None:
         sync = self._sync

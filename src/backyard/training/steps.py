@@ -26,7 +26,6 @@ from backyard.runs.commit import Verdict, Word, conclude
 from backyard.runs.leases import Unit, fingerprint
 from backyard.training.anchoring import ADOPT_EVERY
 from backyard.training.at_hand import AtHand, may_go_ahead
-from backyard.training.beyond import Outward
 from backyard.training.circle import Circle
 from backyard.training.dealing import deal
 from backyard.training.flight import Flight
@@ -64,8 +63,7 @@ class Steps:
         self._sums, self._norms, self._state = training.sums, training.norms, training.state
         self._rounds, self._squeeze = training.rounds, Squeeze()
         self._anchoring = training.anchoring
-        self._journal = journal
-        self._pace = pace
+        self._journal, self._pace = journal, pace
         self._fresh = True
         self._at_hand = AtHand()
         self._flight: Flight[list[Held]] | None = None
@@ -216,7 +214,17 @@ class Steps:
         if self._circle.rank == 0 and self.wanted is not None and self._pace.is_known:
             wish = self.wanted.dealt(self._training.data.batch, self._circle.world)
         coded = partial(self._sum_coded, sync) if sync.is_encoded else None
-        word = Held(
+        word = self._word()
+
+        def work() -> list[Held]:
+            self._sums.reduce(self._circle, self._table, coded, wish)
+            return self._tell_held(word, self._sums.digest(self.done))
+
+        return work
+
+    def _word(self) -> Held:
+        """Of this member, about the step at hand; without what it holds of it."""
+        return Held(
             self.done,
             b"",
             0,
@@ -229,17 +237,15 @@ class Steps:
             units=fingerprint(self._at_hand.claimed),
         )
 
-        def work() -> list[Held]:
-            self._sums.reduce(self._circle, self._table, coded, wish)
-            self._at_hand.held = self._sums.digest(self.done)
-            count, mixed = len(self._at_hand.units), self._anchoring.mixed
-            self._trace.hold(self._circle, count)
-            newest, nursery = self._circle.newest(), self._circle.nursery()
-            mine = msgspec.structs.replace(word, digest=self._at_hand.held, newest=newest, nursery=nursery)
-            said = self._circle.gather(msgspec.msgpack.encode(mine))
-            return read_held(said, step=self.done, units=count, mixed=mixed)
-
-        return work
+    def _tell_held(self, word: Held, held: bytes) -> list[Held]:
+        """This member holds the result of the step; what every member says of it."""
+        self._at_hand.held = held
+        count = len(self._at_hand.units)
+        self._trace.hold(self._circle, count)
+        newest, nursery = self._circle.newest(), self._circle.nursery()
+        mine = msgspec.structs.replace(word, digest=held, newest=newest, nursery=nursery)
+        said = self._circle.gather(msgspec.msgpack.encode(mine))
+        return read_held(said, step=self.done, units=count, mixed=self._anchoring.mixed)
 
     def _sum_coded(self, sync: Sync, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._squeeze.sum(self._circle, sync, self.done, pairs, self._sums.parts())
@@ -285,7 +291,7 @@ class Steps:
         self._norms.commit(self._table)
         word = self._sums.word()
         if self._rounds.is_on:
-            batches = self._rounds.apply(batches)
+            self._rounds.apply()
         else:
             finite = self._training.scaling.scaler is None or self._sums.is_finite()
             self._sums.give(clip, self._training.scaling.factor())
@@ -307,11 +313,6 @@ class Steps:
             for step in self._training.scheduler_steps:
                 step()
         self._state.covered += batches
-
-    def begin_with(self, outward: Outward) -> None:
-        """A hub's state is where this training begins, and where its rounds go."""
-        self._rounds.outward = outward
-        self._go_forward(outward.begin())
 
     def _forget_step(self) -> None:
         """The next one is at hand; this member may be in the midst of it."""

@@ -33,24 +33,38 @@ def init(
     "auto", to let the planner choose codecs and local steps too; or a `Sync`. None: as the run was started.
     In a process that ``backyard join --invite`` started, the hub decides how all stay together.
     """
-    beyond = _hub() if os.environ.get("BACKYARD_HUB") else None
     place = Place.from_environment()
+    is_site = place is not None and bool(os.environ.get("BACKYARD_SITE"))
+    beyond = _hub(is_site=is_site) if is_site or os.environ.get("BACKYARD_HUB") else None
     circle: Circle = Alone() if place is None else AgentsCircle(place)
-    saving = Saving(Shelves.of(place), checkpoint_s, copies)
+    # The hub has what a site would begin with if all its machines were lost; a checkpoint would be older.
+    saving = Saving(None if is_site else Shelves.of(place), checkpoint_s, copies)
     named = sync if sync is not None else os.environ.get("BACKYARD_SYNC") or "exact"
     wish = named if isinstance(named, Sync) else _WISHES.get(named)
     if wish is None:
         raise ConfigError(f"there is no sync {named!r}", hint="Take 'exact', 'auto' or a backyard.Sync.")
     wish = "exact" if is_dry_run() else wish
-    return Session(circle, seed=seed, unit=unit, saving=saving, mixed=mixed, sync=wish, beyond=beyond)
+    return Session(
+        circle,
+        seed=seed,
+        unit=unit,
+        saving=saving,
+        mixed=mixed,
+        sync=wish,
+        beyond=beyond,
+        is_site=is_site,
+    )
 
 
-def _hub() -> Beyond:
+def _hub(*, is_site: bool) -> Beyond | None:
+    """None on a machine of a site that lacks what a hub needs: another one speaks."""
     try:
-        from backyard.worker.hub_rounds import rounds_from_environment
+        from backyard.worker.hub_rounds import rounds_from_environment, site_rounds_from_environment
     except ModuleNotFoundError as error:
+        if is_site:
+            return None
         raise HubError(
             f"what a hub needs is not installed here: {error.name}",
             hint='Run: pip install "backyard[hub]"',
         ) from error
-    return rounds_from_environment()
+    return site_rounds_from_environment() if is_site else rounds_from_environment()

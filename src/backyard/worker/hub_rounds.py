@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -16,8 +17,8 @@ from backyard.core.config import load_settings
 from backyard.hub.client import HubClient
 from backyard.hub.contributing import Contributor
 from backyard.hub.courtesy import Manners, Pace, QuietHours
-from backyard.hub.messages import Course, Layout, Lease
-from backyard.hub.seating import VARIABLE, read_seat
+from backyard.hub.messages import Course, Layout, Lease, decode_message, encode_message
+from backyard.hub.seating import SITE_VARIABLE, VARIABLE, Seat, read_seat, read_seat_text
 from backyard.training.beyond import Form, Handed, Span, Task
 
 _EPOCHS = 1 << 20  # the script's own loop says when it is enough
@@ -26,6 +27,20 @@ _EPOCHS = 1 << 20  # the script's own loop says when it is enough
 def rounds_from_environment() -> HubRounds:
     """In a process that was started for a machine's seat at a hub."""
     seat = read_seat(Path(os.environ[VARIABLE]))
+    contributor = _contributor(seat, Path(seat.folder))
+    # Asked to end, it gives back what it has leased: others need not wait for it.
+    atexit.register(contributor.leave)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    return HubRounds(contributor, only_begins=seat.only_begins)
+
+
+def site_rounds_from_environment() -> HubRounds:
+    """On a machine of a site. The lease is all machines' and stays when this one leaves."""
+    seat = read_seat_text(os.environ[SITE_VARIABLE])
+    return HubRounds(_contributor(seat, Path(tempfile.gettempdir())))
+
+
+def _contributor(seat: Seat, folder: Path) -> Contributor:
     wishes = load_settings().contributing
     manners = Manners(
         uplink_bytes_s=wishes.uplink_mbps * 125_000,
@@ -34,11 +49,7 @@ def rounds_from_environment() -> HubRounds:
     )
     logging.basicConfig(level=logging.WARNING, format="backyard: %(message)s")
     client = HubClient(seat.addresses, seat.hub_id, seat.member_key, pace=Pace(manners.uplink_bytes_s))
-    contributor = Contributor(client, Path(seat.folder), is_owner=seat.is_owner, manners=manners)
-    # Asked to end, it gives back what it has leased: others need not wait for it.
-    atexit.register(contributor.leave)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    return HubRounds(contributor, only_begins=seat.only_begins)
+    return Contributor(client, folder, is_owner=seat.is_owner, manners=manners)
 
 
 class HubRounds:
@@ -48,10 +59,7 @@ class HubRounds:
         self._contributor, self._only_begins = contributor, only_begins
 
     def begin(self, form: Form, state: torch.Tensor) -> Task:
-        layout = msgspec.convert({"entries": form.layout}, Layout)
-        course = Course(
-            samples=form.samples, batch=form.batch, seed=form.seed, shuffle=form.shuffle, epochs=_EPOCHS
-        )
+        layout, course = _declared(form)
         if self._only_begins:
             self._contributor.found(layout, course, state)
             sys.exit(0)
@@ -63,9 +71,20 @@ class HubRounds:
         )
         return _task(lease)
 
+    def go_on(self, form: Form, task: Task) -> None:
+        self._contributor.go_on(*_declared(form), decode_message(Lease, task.token))
+
+
+def _declared(form: Form) -> tuple[Layout, Course]:
+    layout = msgspec.convert({"entries": form.layout}, Layout)
+    course = Course(
+        samples=form.samples, batch=form.batch, seed=form.seed, shuffle=form.shuffle, epochs=_EPOCHS
+    )
+    return layout, course
+
 
 def _task(lease: Lease | None) -> Task:
     if lease is None:
         return Task((), 0, 1)
     spans = tuple(Span(span.epoch, span.first, span.last) for span in lease.spans)
-    return Task(spans, lease.covered, lease.members)
+    return Task(spans, lease.covered, lease.members, encode_message(lease))

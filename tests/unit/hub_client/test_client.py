@@ -24,7 +24,15 @@ from backyard.hub.client import HubClient, Waiting
 from backyard.hub.contributing import Contributor
 from backyard.hub.messages import Course, Description, Entry, Head, Layout, Lease, LeaseRequest, Problem
 from backyard.hub.pinning import PinnedContext
-from backyard.hub.seating import Seat, member_key, member_secret, read_seat, write_seat
+from backyard.hub.seating import (
+    Seat,
+    member_key,
+    member_secret,
+    read_seat,
+    read_seat_text,
+    seat_text,
+    write_seat,
+)
 from backyard.identity.keys import NodeKey, private_pem
 from backyard.identity.node_id import NodeId
 from tests.unit.hub_client.stand_in import StandIn, lost_answer, no_connection, proxys_page
@@ -267,6 +275,28 @@ def test_leaving_gives_the_lease_back_even_if_nobody_listens(hub: StandIn, tmp_p
     contributor.leave()
 
 
+def test_another_process_of_a_member_goes_on_with_its_lease_which_counts_once(
+    hub: StandIn, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = owner(hub, tmp_path), owner(hub, tmp_path)
+    begun, change = torch.zeros(LAYOUT.numel), torch.ones(LAYOUT.numel)
+    lease = first.begin(LAYOUT, COURSE, begun)
+    assert lease is not None
+    mine, theirs = begun.clone(), begun.clone()
+    following = first.exchange(change, mine, samples=8, loss=None, speed=1.0)
+    assert float(mine.max()) < 0
+    # It dies before anybody hears of it; another one of its site was trained just as far.
+    second.go_on(LAYOUT, COURSE, lease)
+    hub.refuse = [(409, Problem(kind="lease-over", message="the lease of this update is over", hint="."))]
+    assert second.exchange(change, theirs, samples=8, loss=None, speed=1.0) == following
+    assert torch.equal(mine, theirs)
+    assert len(hub.updates) == 1
+    assert "is delivered already, or over" in caplog.text
+    # From now on it speaks.
+    second.exchange(change, theirs, samples=8, loss=None, speed=1.0)
+    assert len(hub.updates) == 2
+
+
 def test_nothing_of_a_round_stays_on_disk(hub: StandIn, tmp_path: Path) -> None:
     room = tmp_path / "room"
     room.mkdir()
@@ -325,6 +355,10 @@ def test_a_machine_has_one_key_for_each_hub_and_the_script_gets_only_that(tmp_pa
     assert (tmp_path / "seat").stat().st_mode & 0o077 == 0
     with pytest.raises(HubError, match="cannot be read"):
         read_seat(tmp_path / "none")
+    assert read_seat_text(seat_text(seat)) == seat
+    for wrong in ("", "not base64!", seat_text(seat)[:-8]):
+        with pytest.raises(HubError, match="cannot be read"):
+            read_seat_text(wrong)
 
 
 # servers

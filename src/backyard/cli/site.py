@@ -1,0 +1,73 @@
+"""``backyard join --invite --site``: all machines of this cluster train a friend's model as one member.
+
+The script is started on them as a run of its own, which ends with this command. Whichever of them comes first
+in its group speaks to the hub, with the seat that this machine has there; only owners' machines get it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from backyard.cli.asking import ask
+from backyard.cli.friend import MANNERS, Seated
+from backyard.cli.kept import say
+from backyard.cli.run import bring_results, needs_in, say_end
+from backyard.cli.watching import watch
+from backyard.core.config import Settings, state_directory
+from backyard.core.errors import HubError
+from backyard.local.run_questions import StartAsk, Started
+from backyard.shipping import Store, folder_limits, pack, store_directory
+
+if TYPE_CHECKING:
+    from backyard.hub.client import HubClient
+
+_START_S = 50.0
+_LEAVE_S = 10.0
+
+
+def train_site(
+    client: HubClient, seated: Seated, settings: Settings, *, keep: Path | None, quiet: bool
+) -> int:
+    """Until the run ends, or is ended with Ctrl-C; the exit code."""
+    from backyard.hub.messages import Description
+
+    store = Store(store_directory(state_directory(settings)))
+    run = _start(seated, store, settings, quiet=quiet)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    row = watch(run, everybody=False, stops=True)
+    if keep is not None:
+        bring_results(run, store, keep)
+    # Only now: while any machine of the site trains, the lease is in use.
+    try:
+        client.patiently("POST", "/v1/leave", Description, patience_s=_LEAVE_S)
+    except HubError as error:
+        say(f"the lease could not be given back: {error.message}")
+    client.close()
+    code = say_end(row)
+    if code:
+        say("this site has left; the same line joins again")
+    return code
+
+
+def _start(seated: Seated, store: Store, settings: Settings, *, quiet: bool) -> str:
+    from backyard.hub.seating import SITE_VARIABLE, seat_text
+
+    packed = pack(seated.folder, store, folder_limits(settings))
+    seat = msgspec.structs.replace(seated.seat, folder="")
+    manners = [(name, value) for name, value in os.environ.items() if name.startswith(MANNERS)]
+    question = StartAsk(
+        command=seated.command,
+        folder=packed.id,
+        title=seated.seat.run,
+        quiet=quiet,
+        variables=((SITE_VARIABLE, seat_text(seat)), *manners),
+        needs=msgspec.msgpack.encode(needs_in(store, packed.manifest, seated.command)),
+    )
+    started = ask(question, Started, timeout_s=_START_S)
+    say(f"this site is {', '.join(started.nodes)}; run {started.run}. Ctrl-C leaves with all of them")
+    return started.run
