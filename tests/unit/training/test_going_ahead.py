@@ -117,9 +117,9 @@ def test_a_sum_that_breaks_within_a_unit_doubles_none_of_it(monkeypatch: pytest.
     weights: list[float] = []
     apply = Rounds.apply
 
-    def noted(rounds: Rounds, batches: int) -> int:
+    def noted(rounds: Rounds) -> None:
         weights.append(float(rounds._sums.total_weight[0]))
-        return apply(rounds, batches)
+        apply(rounds)
 
     monkeypatch.setattr(Rounds, "apply", noted)
     kind = type("Seat", (SlowSeat,), {"breaks_at": frozenset((6, 9, 14))})
@@ -221,17 +221,19 @@ def _wish(one: Watched) -> None:
 
 
 def test_a_script_that_ends_meanwhile_ends() -> None:
-    ended = threading.Event()
-
     class Never(SlowSeat):
+        def __init__(self, table: Table, rank: int) -> None:
+            super().__init__(table, rank)
+            self._ended = threading.Event()
+
         def begin_sum(self, tensor: torch.Tensor) -> Arriving:
             if self.sums > 4 and tensor.numel() > 10:
-                ended.wait(60)
+                self._ended.wait(60)
                 raise CollectiveError("it was aborted")
             return super().begin_sum(tensor)
 
         def abort(self) -> None:
-            ended.set()
+            self._ended.set()
 
     def member(seat: Seat) -> int:
         one = Watched(Never(seat._table, seat.rank), Sync(period=3))
