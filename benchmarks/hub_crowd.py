@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -241,21 +241,34 @@ class Round(NamedTuple):
         return self.lease_s + self.push_s + self.commit_and_pull_s
 
 
-async def play_round(leaves: Sequence[Leaf], description: Description, numel: int, seed: int) -> Round:
-    """All lease, all push at once, all pull what comes of it: nobody trains meanwhile."""
+async def play_round(
+    leaves: Sequence[Leaf],
+    description: Description,
+    numel: int,
+    seed: int,
+    mark: Callable[[], None] = lambda: None,
+) -> Round:
+    """All lease, all push at once, all pull what comes of it: nobody trains meanwhile. ``mark`` is called
+    before and after each of the three."""
     refused: dict[str, int] = {}
+    mark()
     begin = time.monotonic()
     await asyncio.gather(*[_leased(leaf, refused) for leaf in leaves])
     leased = time.monotonic()
+    mark()
     source = random.Random(seed)
     some = next(leaf.lease for leaf in leaves if leaf.lease is not None)
     form = Form(numel, description.terms.chunk, description.terms.codec, some.version)
     payloads = Payloads(form, seed)
+    mark()
     ready = time.monotonic()
     counted = await asyncio.gather(*[_pushed(leaf, payloads.draw(source), refused) for leaf in leaves])
     pushed = time.monotonic()
+    mark()
+    mark()
     await asyncio.gather(*[_pulled(leaf) for leaf in leaves])
     ended = time.monotonic()
+    mark()
     return Round(leased - begin, pushed - ready, ended - pushed, sum(counted), refused)
 
 

@@ -126,6 +126,18 @@ class HubProcess:
         times = psutil.Process(self._process.pid).cpu_times()
         return float(times.user + times.system)
 
+    def busy_s(self) -> tuple[float, float]:
+        """Of its first thread, which is the event loop, and of the others that are there."""
+        assert self._process is not None
+        spent = {}
+        for task in Path(f"/proc/{self._process.pid}/task").iterdir():
+            try:
+                spent[task.name] = int((task / "schedstat").read_text().split()[0]) / 1e9
+            except OSError:  # it has just ended
+                continue
+        loop_s = spent.pop(str(self._process.pid), 0.0)
+        return loop_s, sum(spent.values())
+
     def _answers(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.address}/v1/run", timeout=5.0, context=UNVERIFIED) as answer:

@@ -6,5 +6,6 @@ step counts when members die (``runs.commit``, ``training.held``), shares that f
 (``training.pace``), the way that is chosen while training runs (``training.choosing``, ``training.sync``),
 and each rank's messages of a sum (``collectives.strategies``, ``collectives.costs``). Simulated are
 computing, which is a wait, and links.
+Hubs decide by ``hub.rounds``; simulated are their processors, lines, disks and members (`hubs`).
 May import Backyard and the fake clock; nothing imports it but benchmarks and tests.
 """

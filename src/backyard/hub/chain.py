@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from backyard.hub.leases import Lent
 from backyard.hub.log import Committed, Log, Replica
 from backyard.hub.messages import Step
-from backyard.hub.rounds import Lent
 
 _REPLICATED = ("founding", "layout", "course", "pool")
 
 
 def last_base(versions: Sequence[Committed]) -> int:
     """Its place in the sequence."""
-    return max(place for place, one in enumerate(versions) if one.base is not None)
+    return next(_bases(versions))
 
 
 def kept_from(versions: Sequence[Committed]) -> int:
     """The place from which on blobs are kept: the base before the last one, so that those who are a little
     behind need no whole state."""
-    bases = [place for place, one in enumerate(versions) if one.base is not None]
-    return bases[-2] if len(bases) > 1 else bases[-1]
+    bases = _bases(versions)
+    last = next(bases)
+    return next(bases, last)
+
+
+def _bases(versions: Sequence[Committed]) -> Iterator[int]:
+    """Their places, the last one first: nobody looks through all versions of a year for each question."""
+    return (place for place in reversed(range(len(versions))) if versions[place].base is not None)
 
 
 def steps_after(versions: Sequence[Committed], after: int | None) -> tuple[Step, ...]:
@@ -32,10 +38,11 @@ def steps_after(versions: Sequence[Committed], after: int | None) -> tuple[Step,
     base = versions[base_place].base
     assert base is not None
     anew = (base, *(one.step for one in versions[base_place + 1 :]))
-    first = versions[kept_from(versions)].number
+    kept = versions[kept_from(versions) :]
+    first = kept[0].number
     if after is None or not first <= after < head:
         return anew
-    deltas = tuple(one.step for one in versions if one.number > after)
+    deltas = tuple(one.step for one in kept if one.number > after)
     return deltas if sum(one.size for one in deltas) <= sum(one.size for one in anew) else anew
 
 

@@ -42,7 +42,7 @@ logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every request
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_CONNECT_S = 10.0
+CONNECT_S = 10.0
 _ANSWER_S = 30.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 20.0
@@ -114,7 +114,7 @@ class HubClient:
         self._sleep, self._wall = sleep, wall
         self._offset = 0.0  # of the hub's clock from ours, once it had to tell
         self._jumps = Jumps(wall(), time.monotonic())
-        self._answer_s, self._connect_s = answer_s, min(_CONNECT_S, answer_s)
+        self._answer_s, self._connect_s = answer_s, min(CONNECT_S, answer_s)
         self.ahead_s: float | None = None  # the hub's clock, by its last answer
         self.say = say
         self.sent_bytes = self.received_bytes = 0

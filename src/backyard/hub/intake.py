@@ -28,15 +28,17 @@ from backyard.hub.admission import (
 )
 from backyard.hub.blobs import FREE_SPACE_HINT, hash_file
 from backyard.hub.finishing import Figures
+from backyard.hub.leases import Delivered
 from backyard.hub.log import MOST_SEEN, Arrival, Log, Seen, change
 from backyard.hub.messages import PIECE_BYTES, Declaration, Layout, Progress, Step, check_layout
 from backyard.hub.pool import trained
-from backyard.hub.rounds import BASE_THERE, BEGIN_AGAIN, Delivered, Refuse, behind, lease_for, weight_of
+from backyard.hub.rounds import BASE_THERE, BEGIN_AGAIN, Refuse, behind, lease_for, weight_of
 from backyard.hub.service import Hub
 
 logger = logging.getLogger(__name__)
 _MOST_BASE_BYTES = 1 << 42
 _ABANDONED_S = 86_400.0
+_OWNED = 16  # characters of a file's name that say whose it is
 # The optional check of an update that is about to count: the file and the version it begins from.
 HeldOut = Callable[[Path, int], Verdict]
 
@@ -58,11 +60,15 @@ class Intake:
         self._hub, self._held_out = hub, held_out
         self._directory = hub.directory / "uploads"
         self._directory.mkdir(exist_ok=True)
+        self._older = defaultdict[str, set[str]](set)  # files from before this process, by how they begin
         for file in self._directory.iterdir():
             if hub.clock() - file.stat().st_mtime > _ABANDONED_S:
                 file.unlink(missing_ok=True)
+            else:
+                self._older[file.name[:_OWNED]].add(file.name)
         self._uploads: dict[str, _Upload] = {}
         self._declaring = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by member
+        self._latest: dict[str, str] = {}  # the name of each member's upload
 
     async def declare(self, node: str, declared: Declaration) -> Progress:
         name = _name(node, declared)
@@ -78,9 +84,7 @@ class Intake:
             await self._check_update(node, declared)
         async with self._declaring[node]:
             if name not in self._uploads:
-                self._forget_others(node)
-                # Before anything of the new one arrives: nobody removes it along.
-                await asyncio.to_thread(self._remove_others, node, name)
+                await asyncio.to_thread(self._remove, self._forget_others(node, name))
                 self._uploads[name] = _Upload(node, declared, self._directory / name)
             upload = self._uploads[name]
             if declared.lease is not None:
@@ -255,20 +259,19 @@ class Intake:
             raise _no_upload()
         return found
 
-    def _forget_others(self, node: str) -> None:
-        """Each member has one upload."""
-        mine = [one for one, upload in self._uploads.items() if upload.node == node]
-        if any(self._uploads[one].lock.locked() for one in mine):
+    def _forget_others(self, node: str, name: str) -> set[str]:
+        """Each member has one upload. The files of what it began before, also before this process."""
+        before = self._latest.get(node, name)
+        if before in self._uploads and self._uploads[before].lock.locked():
             said = "the upload before this one is not done yet"
             raise HubRefused(503, "busy", said, hint="Try again in a second.", retry_s=1.0)
-        for one in mine:
-            del self._uploads[one]
+        self._uploads.pop(before, None)
+        self._latest[node] = name
+        return {before, *self._older.pop(_owned(node), ())} - {name}
 
-    def _remove_others(self, node: str, name: str) -> None:
-        """What it began before goes, also from before this process."""
-        for file in self._directory.glob(f"{_owned(node)}*"):
-            if file.name != name:
-                file.unlink(missing_ok=True)
+    def _remove(self, names: set[str]) -> None:
+        for one in names:
+            (self._directory / one).unlink(missing_ok=True)
 
 
 def _name(node: str, declared: Declaration) -> str:
@@ -282,7 +285,7 @@ def _no_upload() -> HubRefused:
 
 def _owned(node: str) -> str:
     """How the names of a member's uploads begin."""
-    return hashlib.sha256(node.encode()).hexdigest()[:16]
+    return hashlib.sha256(node.encode()).hexdigest()[:_OWNED]
 
 
 def _delivered(node: str, declared: Declaration) -> Delivered:

@@ -22,9 +22,10 @@ from backyard.core.errors import HubError
 from backyard.hub.blobs import FREE_SPACE_HINT
 from backyard.hub.disk import Disk
 from backyard.hub.invites import Grant
+from backyard.hub.leases import Delivered, Lent
 from backyard.hub.messages import Role, Span, Step
 from backyard.hub.pool import Pool
-from backyard.hub.rounds import Count, Delivered, Discard, Effect, Lend, Lent, Return
+from backyard.hub.rounds import Count, Discard, Effect, Lend, Return
 
 FILE_NAME = "hub.db"
 _FORM = 1

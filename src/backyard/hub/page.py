@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from html import escape
 
 from backyard.core.units import counted, format_duration
-from backyard.hub import rounds
 from backyard.hub.admission import names_of
 from backyard.hub.clocks import JUMP_S
 from backyard.hub.log import Committed
@@ -35,7 +34,7 @@ def render(hub: Hub) -> str:
     versions = hub.versions
     head = versions[-1].number if versions else None
     samples = sum(one.samples for one in versions)
-    waits = rounds.waits_for(hub.state, names_of(hub.members), hub.now())
+    waits = hub.waits.said(hub.state, hub.members, hub.now())
     state = "finished" if hub.state.is_finished else waits
     active = {one.node for one in hub.state.lent.values()}
     begin = "<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=15>"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -41,14 +42,19 @@ def take(pool: Pool, course: Course, samples: int) -> tuple[tuple[Span, ...], Po
 
 
 def give_back(pool: Pool, spans: Sequence[Span]) -> Pool:
-    """Sorted, and neighbours joined."""
-    joined: list[Span] = []
-    for span in sorted((*pool.returned, *spans)):
-        if joined and joined[-1].epoch == span.epoch and joined[-1].last == span.first:
-            joined[-1] = Span(span.epoch, joined[-1].first, span.last)
+    """As few spans as there can be, in their order."""
+    return Pool(pool.cursor, joined((*pool.returned, *spans))) if any(one.size for one in spans) else pool
+
+
+def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Sorted, neighbours as one."""
+    found: list[Span] = []
+    for span in sorted(spans):
+        if found and found[-1].epoch == span.epoch and found[-1].last == span.first:
+            found[-1] = Span(span.epoch, found[-1].first, span.last)
         elif span.size:
-            joined.append(span)
-    return Pool(pool.cursor, tuple(joined))
+            found.append(span)
+    return tuple(found)
 
 
 def trained(spans: Sequence[Span], samples: int) -> tuple[Span, ...]:
@@ -60,9 +66,12 @@ def trained(spans: Sequence[Span], samples: int) -> tuple[Span, ...]:
 def without(spans: Sequence[Span], taken: Sequence[Span]) -> list[Span] | None:
     """What is left of them; None if something else was taken, or a sample twice."""
     rest: list[Span] = []
-    for span in spans:
+    cuts = sorted(taken)
+    for span in joined(spans):
         at = span.first
-        for cut in sorted(one for one in taken if one.epoch == span.epoch and at <= one.first < span.last):
+        begin = bisect_left(cuts, Span(span.epoch, span.first, 0))
+        end = bisect_left(cuts, Span(span.epoch, span.last, 0))
+        for cut in cuts[begin:end]:
             if not at <= cut.first < cut.last <= span.last:
                 return None
             rest.append(Span(span.epoch, at, cut.first))
@@ -72,5 +81,5 @@ def without(spans: Sequence[Span], taken: Sequence[Span]) -> list[Span] | None:
     return rest if total == sum(one.size for one in spans) else None
 
 
-def samples_left(pool: Pool, course: Course) -> int:
-    return course.samples * course.epochs - pool.cursor + sum(span.size for span in pool.returned)
+def has_samples(pool: Pool, course: Course) -> bool:
+    return bool(pool.returned) or pool.cursor < course.samples * course.epochs

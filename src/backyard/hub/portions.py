@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from backyard.hub.messages import Course, Terms
@@ -12,14 +12,23 @@ _GROWTH = 4  # times the samples of the last lease at most: a claimed speed is b
 _MOST_TIMES = 32  # the samples that the middle one of the others manages: a large machine among small ones
 
 
-def fitting(terms: Terms, course: Course, rate: float, usual: int, others: Sequence[int]) -> int:
-    """Samples that fit the round's time. ``usual``: of its last update, or 0; and of ``others``."""
+def fitting(terms: Terms, course: Course, rate: float, usual: int, middle: int) -> int:
+    """Samples that fit the round's time. ``usual``: of its last update, or 0; ``middle``: of the others'."""
     first = terms.first_batches * course.batch
     most = _GROWTH * usual if usual else first
-    if others:
-        most = min(most, _MOST_TIMES * statistics.median_high(others))
+    if middle:
+        most = min(most, _MOST_TIMES * middle)
     wanted = rate * terms.round_s if rate else usual or first
     return rounded(course, min(wanted, most))
+
+
+def middle_but(standing: Sequence[int], own: int) -> int:
+    """Of sorted figures the higher of the middle ones, without one's own if it is among them; 0 of none."""
+    place = bisect_left(standing, own)
+    is_there = place < len(standing) and standing[place] == own
+    count = len(standing) - is_there
+    middle = count // 2
+    return standing[middle + (is_there and middle >= place)] if count else 0
 
 
 def rounded(course: Course, samples: float) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from backyard.hub.books import Book, Lending
 from backyard.hub.founding import Founding
+from backyard.hub.leases import renewed
 from backyard.hub.log import Everything, read_fact
 from backyard.hub.messages import Course
 from backyard.hub.pool import Pool
-from backyard.hub.rounds import State, renewed
+from backyard.hub.rounds import State
 
 
 def recalled(found: Everything, founding: Founding, now: float, *, is_region: bool) -> State:
@@ -21,10 +23,11 @@ def recalled(found: Everything, founding: Founding, now: float, *, is_region: bo
         course=course,
         version=found.versions[-1].number if found.versions else None,
         pool=pool,
-        lent={one.id: renewed(one, founding.terms, now) for one in found.leases},
-        waiting={one.update.id: one.update for one in found.arrivals},
+        lent=Lending({one.id: renewed(one, founding.terms, now) for one in found.leases}),
+        waiting=Book({one.update.id: one.update for one in found.arrivals}),
+        delivered=Book({one.update.node: one.update.id for one in found.arrivals}),
         is_region=is_region,
-        usual={node: one.usual for node, one in found.members.items() if one.usual},
+        usual=Book({node: one.usual for node, one in found.members.items() if one.usual}),
         since=now,
     )
 

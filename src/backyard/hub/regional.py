@@ -23,7 +23,7 @@ from backyard.hub.fetching import Fetcher
 from backyard.hub.finishing import Closed, Merged
 from backyard.hub.founding import found_hub
 from backyard.hub.going_on import until_over
-from backyard.hub.log import Committed
+from backyard.hub.log import Committed, Contribution
 from backyard.hub.merging import Outer, merged_chunk, take_outer_step
 from backyard.hub.messages import (
     Declaration,
@@ -34,6 +34,7 @@ from backyard.hub.messages import (
     Step,
     Terms,
 )
+from backyard.hub.pool import joined
 from backyard.hub.service import Hub
 from backyard.hub.uploads import push
 from backyard.identity.node_id import NodeId
@@ -41,7 +42,7 @@ from backyard.shipping import Limits
 
 _POLL_S = 20.0
 _PAUSE_S = 2.0
-_GATHER_S = 1.0
+GATHER_S = 1.0
 _SHORTER = 0.7  # of the parent's round: the region's own must fit into it
 logger = logging.getLogger(__name__)
 
@@ -100,15 +101,7 @@ class PassUp(OuterStep):
             0.0,
             self._pool,
         )
-        declaration = Declaration(
-            sha256=outcome.step.sha256,
-            size=outcome.step.size,
-            lease=lease.id,
-            version=lease.version,
-            samples=sum(one.samples for one in parts),
-            trained=tuple(sorted(span for one in parts for span in one.spans)),
-            loss=mean_loss(parts),
-        )
+        declaration = declared(outcome.step, lease, parts)
         self._blobs.remove(outcome.momentum)
         is_refused = False
         try:
@@ -137,6 +130,25 @@ class PassUp(OuterStep):
         return Merged((counted, *others), parts, refused)
 
 
+def declared(step: Step, lease: Lease, parts: Sequence[Contribution]) -> Declaration:
+    """What a region says of its members' updates, which became one. Spans of neighbours are told as one: of
+    thousands of leaves below there would be more than a message may have."""
+    return Declaration(
+        sha256=step.sha256,
+        size=step.size,
+        lease=lease.id,
+        version=lease.version,
+        samples=sum(one.samples for one in parts),
+        trained=joined(span for one in parts for span in one.spans),
+        loss=mean_loss(parts),
+    )
+
+
+def regional_terms(terms: Terms) -> Terms:
+    """Of a region, by its parent's."""
+    return msgspec.structs.replace(terms, round_s=_SHORTER * terms.round_s)
+
+
 def mirrored(parent: Parent, steps: Sequence[Step], base_every: int, time: float) -> list[Committed]:
     """The parent's steps as versions of the region's chain, with a base wherever the parent has one."""
     found = []
@@ -154,7 +166,7 @@ def mirrored(parent: Parent, steps: Sequence[Step], base_every: int, time: float
 def found_region(directory: Path, parent: Parent, description: Description, owner: NodeId) -> None:
     """A hub in this directory with the parent's run and code."""
     kept = parent.fetch_code(description.code)
-    terms = msgspec.structs.replace(description.terms, round_s=_SHORTER * description.terms.round_s)
+    terms = regional_terms(description.terms)
     found_hub(directory, description.name, owner, terms, code=description.code, kept=kept)
 
 
@@ -181,7 +193,7 @@ async def _is_over_after(hub: Hub, parent: Parent, description: Description) -> 
     """A round of the region; whether the run is over."""
     await _sync(hub, parent, description)
     assert hub.version is not None
-    version, wished = hub.version, await _wished(hub)
+    version, wished = hub.version, await _wished(hub, is_first=parent.lease is None)
     if not wished:  # a lease without members would only keep the others waiting
         return False
     try:
@@ -198,13 +210,14 @@ async def _is_over_after(hub: Hub, parent: Parent, description: Description) -> 
     return False
 
 
-async def _wished(hub: Hub) -> int:
-    """Samples that members would train on in a round. Those who come first are not served before the rest."""
-    if not hub.state.wishes:
+async def _wished(hub: Hub, *, is_first: bool) -> int:
+    """Samples that members would train on in a round. After a round they have all said so; before the first,
+    those who come at once are not served before the rest."""
+    if is_first or not hub.state.wishes:
         seen = -1
         while len(hub.state.wishes) != seen:
             seen = len(hub.state.wishes)
-            await asyncio.sleep(_GATHER_S)
+            await asyncio.sleep(GATHER_S)
     return sum(hub.state.wishes.values())
 
 

@@ -10,47 +10,27 @@ sample counts once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from backyard.core.errors import HubRefused
-from backyard.core.units import format_duration
+from backyard.hub.books import Book, Lending
+from backyard.hub.leases import Delivered, Lent, rest_of
 from backyard.hub.messages import Course, Span, Terms
-from backyard.hub.pool import Pool, give_back, samples_left, take, trained, without
-from backyard.hub.portions import LONGEST, fitting, rounded, seconds_for
+from backyard.hub.pool import Pool, give_back, has_samples, take
+from backyard.hub.portions import LONGEST, fitting, middle_but, rounded, seconds_for
 
+Kept = TypeVar("Kept", bound=Book[Any, Any])
 _UPLOAD_S = 180.0  # between two pieces, which may wait for a busy hub
 LEAST_BYTES_S = 8192  # an upload that moves slower does not keep its lease beyond the time that was told
 
 
-class Lent(msgspec.Struct, frozen=True, array_like=True):
-    """A lease that is out."""
-
-    id: str
-    node: str
-    version: int
-    spans: tuple[Span, ...]
-    seconds: float
-    overdue: float  # by the hub's monotonic clock: nobody waits for it from then on
-    void: float  # its spans return
-    patience: float = 0.0  # until then its round waits for an upload that moves
-
-    @property
-    def samples(self) -> int:
-        return sum(span.size for span in self.spans)
-
-
-class Delivered(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """An admitted update that waits for its round."""
-
-    id: str
-    node: str
-    lease: str
-    version: int
-    samples: int
-    spans: tuple[Span, ...] = ()  # which of the lease's; if none are said, its first so many samples
+def _new(kind: type[Kept]) -> Kept:
+    """Of each state its own: whoever keeps an old book keeps all that followed it."""
+    made: Kept = msgspec.field(default_factory=kind)
+    return made
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,21 +38,24 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     course: Course | None = None
     version: int | None = None
     pool: Pool = Pool()
-    lent: Mapping[str, Lent] = {}
-    waiting: Mapping[str, Delivered] = {}
+    lent: Lending = _new(Lending)
+    waiting: Book[str, Delivered] = _new(Book)
     closing: tuple[Delivered, ...] = ()  # that are being merged
+    delivered: Book[str, str] = _new(Book)  # whose updates wait or are being merged
     quorum_at: float | None = None
     since: float = 0.0  # when the round began
-    asked: Mapping[str, float] = {}  # when each member last asked for a lease, also in vain
-    usual: Mapping[str, int] = {}  # the samples of each member's last delivered lease
+    asked: Book[str, float] = _new(Book)  # when each member last asked for a lease, also in vain
+    awaited: Book[str, float] = _new(Book)  # who asked before this round began and has no lease of it yet
+    usual: Book[str, int] = _new(Book)  # the samples of each member's last delivered lease
+    standing: tuple[int, ...] = ()  # those of all who were around when the round began, in their order
     is_region: bool = False  # its samples come from a parent, who also says when it is over
-    wishes: Mapping[str, int] = {}  # samples that would fit for each who asked since a region was supplied
+    wishes: Book[str, int] = _new(Book)  # samples that would fit for each who asked since it was supplied
     part: float = 1.0  # of a wish that a region's members get, so that there is something for all
 
     @property
     def is_finished(self) -> bool:
         busy = self.is_region or self.lent or self.waiting or self.closing
-        return self.course is not None and not (busy or samples_left(self.pool, self.course))
+        return self.course is not None and not (busy or has_samples(self.pool, self.course))
 
 
 # Events.
@@ -214,17 +197,15 @@ def decide(state: State, event: Event, now: float) -> Decision:
     elif isinstance(event, Heard):
         found = _hear(state, event, now)
     elif isinstance(event, GaveUp):
-        own = tuple(one for one in state.lent.values() if one.node == event.node)
-        asked = {node: when for node, when in state.asked.items() if node != event.node}
-        found = _give_back(_replace(state, asked=asked), own, "its member gave it up")
+        own, node = state.lent.of(event.node), (event.node,)
+        gone_away = _replace(state, asked=state.asked.without(node), awaited=state.awaited.without(node))
+        found = _give_back(gone_away, () if own is None else (own,), "its member gave it up")
     elif isinstance(event, Dropped):
         found = Decision(_replace(state, pool=give_back(state.pool, event.spans)), (), "")
     elif isinstance(event, Committed):
-        around = {node: state.asked[node] for node in _around(state, now)}
-        closed = _replace(state, version=event.version, closing=(), quorum_at=None, since=now, asked=around)
-        found = Decision(closed, (), f"version {event.version} is committed")
+        found = _commit(state, event.version, now)
     elif isinstance(event, MergeFailed):
-        again = {one.id: one for one in state.closing} | dict(state.waiting)
+        again = Book({one.id: one for one in state.closing} | dict(state.waiting))
         found = Decision(_replace(state, closing=(), waiting=again), (), "the merge failed and is repeated")
     else:
         found = Decision(state, (), "")
@@ -233,36 +214,15 @@ def decide(state: State, event: Event, now: float) -> Decision:
     return Decision(closed_now.state, gone.effects + found.effects + closed_now.effects, "; ".join(reasons))
 
 
-def renewed(lease: Lent, terms: Terms, now: float) -> Lent:
-    """A lease in the state of a hub that began again: its clock is another, so it gets its whole time."""
-    void = now + lease.seconds * (2 + terms.stale_limit)
-    return msgspec.structs.replace(lease, overdue=now + lease.seconds, void=void, patience=void)
-
-
 def weight_of(behind: int) -> float:
     """Of an update so many versions behind."""
     return 1.0 / math.sqrt(1.0 + behind)
 
 
-def waits_for(state: State, names: Mapping[str, str], now: float) -> str:
-    """For whom the round waits, and how long at most: a sentence."""
-    if state.version is None:
-        return "waits for the owner's base"
-    if state.closing:
-        return f"merges {len(state.closing)} updates into version {state.version + 1}"
-    late = sorted(_expected(state, now), key=lambda one: one.overdue)
-    if not late:
-        return "waits for somebody to take a lease"
-    some = ", ".join(names.get(one.node, one.node[:9]) for one in late[:5])
-    more = f" and {len(late) - 5} more" if len(late) > 5 else ""
-    until = format_duration(max(0.0, late[-1].overdue - now))
-    return f"{len(state.waiting)} updates are here; waits for {some}{more}, {until} at most"
-
-
 def next_moment(state: State, now: float) -> float:
     """When to tick again although nothing happens."""
-    moments = [one.void for one in state.lent.values()]
-    moments += [one.overdue for one in state.lent.values() if one.overdue > now]
+    next_lease = state.lent.next_moment(now)
+    moments = [] if next_lease is None else [next_lease]
     if state.quorum_at is not None:
         moments.append(state.quorum_at + state.terms.grace * state.terms.round_s)
     if state.waiting and _absent(state, now):
@@ -274,17 +234,19 @@ def _ask(state: State, event: Asked, now: float) -> Decision:
     course, version = state.course, state.version
     if course is None or version is None:
         return Decision(state, (NO_BASE,), NO_BASE.message)
-    state = _replace(state, asked={**state.asked, event.node: now})
+    was_around = event.node in state.asked
+    state = _replace(state, asked=state.asked.put(event.node, now))
     if event.version != version:
         said = f"version {event.version} was asked for, the head is {version}"
         return _refused(state, "behind", said, "Pull the head, then ask again.")
-    if any(one.node == event.node for one in (*state.waiting.values(), *state.closing)):
+    if event.node in state.delivered:
         return _refused(state, "delivered", "the update of this round is here already", _NEXT, 1.0)
-    others = [state.usual[one] for one in _around(state, now) if one != event.node and one in state.usual]
-    wish = fitting(state.terms, course, event.samples_per_s, state.usual.get(event.node, 0), others)
+    usual = state.usual.get(event.node, 0)
+    middle = middle_but(state.standing, usual if was_around else 0)
+    wish = fitting(state.terms, course, event.samples_per_s, usual, middle)
     if state.is_region:
-        state = _replace(state, wishes={**state.wishes, event.node: wish})
-    own = next((one for one in state.lent.values() if one.node == event.node), None)
+        state = _replace(state, wishes=state.wishes.put(event.node, wish))
+    own = state.lent.of(event.node)
     if own is not None and own.version == version:  # or whoever asks often enough is waited for for ever
         return Decision(state, (Lend(own),), f"the lease of {own.samples} samples again")
     if own is not None:  # it begins again: the same samples, from the head
@@ -304,7 +266,8 @@ def _ask(state: State, event: Asked, now: float) -> Decision:
     seconds = seconds_for(state.terms, samples, event.samples_per_s)
     void = now + seconds * (2 + state.terms.stale_limit)
     lease = Lent(name, event.node, version, spans, seconds, now + seconds, void, void)
-    after = _replace(state, pool=pool, lent={**state.lent, name: lease})
+    awaited = state.awaited.without((event.node,))
+    after = _replace(state, pool=pool, lent=state.lent.put(name, lease), awaited=awaited)
     return Decision(after, (Lend(lease),), f"{samples} samples from version {version}, {seconds:.1f} s")
 
 
@@ -320,6 +283,32 @@ def _found(state: State, course: Course) -> Decision:
     return Decision(after, (), "the owner's base is version 0")
 
 
+def _commit(state: State, version: int, now: float) -> Decision:
+    around = _around(state, now)
+    here = _nodes_of(state.waiting.values())
+    # What a region has left is its parent's again: whoever trained on it would do so in vain.
+    is_over = state.is_region and version != state.version
+    after = _replace(
+        state,
+        version=version,
+        pool=Pool(state.pool.cursor) if is_over else state.pool,
+        closing=(),
+        delivered=here,
+        quorum_at=None,
+        since=now,
+        asked=Book(around),
+        awaited=Book(
+            {node: when for node, when in around.items() if node not in here and not state.lent.of(node)}
+        ),
+        standing=tuple(sorted(state.usual[node] for node in around if node in state.usual)),
+    )
+    return Decision(after, (), f"version {version} is committed")
+
+
+def _nodes_of(updates: Iterable[Delivered]) -> Book[str, str]:
+    return Book({one.node: one.id for one in updates})
+
+
 def _supply(state: State, spans: tuple[Span, ...], now: float) -> Decision:
     assert state.course is not None
     effects: tuple[Effect, ...] = (
@@ -329,7 +318,18 @@ def _supply(state: State, spans: tuple[Span, ...], now: float) -> Decision:
     pool = Pool(state.course.samples * state.course.epochs, spans)
     supply, wished = sum(span.size for span in spans), sum(state.wishes.values())
     part = min(1.0, supply / wished) if wished else 1.0
-    after = _replace(state, pool=pool, lent={}, waiting={}, quorum_at=None, since=now, wishes={}, part=part)
+    after = _replace(
+        state,
+        pool=pool,
+        lent=Lending(),
+        waiting=Book(),
+        delivered=_nodes_of(state.closing),
+        awaited=Book(_around(state, now)),
+        quorum_at=None,
+        since=now,
+        wishes=Book(),
+        part=part,
+    )
     return Decision(after, effects, f"{supply} samples to deal out, of {wished} that members wish for")
 
 
@@ -341,16 +341,9 @@ def lease_for(state: State, update: Delivered) -> Lent | Refuse:
     if update.version != lease.version or not 0 < update.samples <= lease.samples:
         said = f"the lease is for {lease.samples} samples from version {lease.version}"
         return Refuse("lease-differs", said, BEGIN_AGAIN)
-    if _rest(lease, update) is None:
+    if rest_of(lease, update) is None:
         return Refuse("lease-differs", "it is not about samples of its lease", BEGIN_AGAIN)
     return lease
-
-
-def _rest(lease: Lent, update: Delivered) -> list[Span] | None:
-    """What the update is not about; None if it is about other samples than the lease's."""
-    rest = without(lease.spans, update.spans or trained(lease.spans, update.samples))
-    left = sum(span.size for span in rest or ())
-    return rest if left == lease.samples - update.samples else None
 
 
 def _arrive(state: State, update: Delivered) -> Decision:
@@ -365,10 +358,11 @@ def _arrive(state: State, update: Delivered) -> Decision:
         return Decision(returned.state, (*returned.effects, refuse), returned.reason)
     after = _replace(
         state,
-        lent={name: one for name, one in state.lent.items() if name != lease.id},
-        waiting={**state.waiting, update.id: update},
-        pool=give_back(state.pool, _rest(lease, update) or ()),
-        usual={**state.usual, update.node: update.samples},
+        lent=state.lent.without((lease.id,)),
+        waiting=state.waiting.put(update.id, update),
+        delivered=state.delivered.put(update.node, update.id),
+        pool=give_back(state.pool, rest_of(lease, update) or ()),
+        usual=state.usual.put(update.node, update.samples),
     )
     return Decision(after, (Count(update, late),), f"an update of {update.samples} samples, {late} behind")
 
@@ -382,48 +376,40 @@ def _hear(state: State, event: Heard, now: float) -> Decision:
     overdue = max(lease.overdue, min(until, lease.patience))
     void = max(lease.void, min(now + _UPLOAD_S, lease.patience + event.arrived / LEAST_BYTES_S))
     kept = msgspec.structs.replace(lease, overdue=overdue, void=void)
-    return Decision(_replace(state, lent={**state.lent, lease.id: kept}), (), "")
+    return Decision(_replace(state, lent=state.lent.put(lease.id, kept)), (), "")
 
 
 def _expired(state: State, now: float) -> Decision:
-    gone = tuple(one for one in state.lent.values() if now >= one.void)
+    gone = tuple(state.lent.expired(now))
     return _give_back(state, gone, "nobody delivered it") if gone else Decision(state, (), "")
 
 
 def _give_back(state: State, leases: tuple[Lent, ...], why: str) -> Decision:
-    names = {one.id for one in leases}
     pool = give_back(state.pool, [span for one in leases for span in one.spans])
-    after = _replace(
-        state, pool=pool, lent={name: one for name, one in state.lent.items() if name not in names}
-    )
+    after = _replace(state, pool=pool, lent=state.lent.without(one.id for one in leases))
     reason = "; ".join(f"{one.samples} samples of {one.node[:9]} return: {why}" for one in leases)
     return Decision(after, tuple(Return(one.id) for one in leases), reason)
 
 
-def _expected(state: State, now: float) -> list[Lent]:
-    return [one for one in state.lent.values() if now < one.overdue]
-
-
-def _around(state: State, now: float) -> list[str]:
-    """Members that asked for a lease in the time of the last rounds."""
+def _around(state: State, now: float) -> dict[str, float]:
+    """Members that asked for a lease in the time of the last rounds, and when."""
     longest = LONGEST * state.terms.round_s + state.terms.slack_s
-    return [node for node, when in state.asked.items() if now - when <= longest]
+    return {node: when for node, when in state.asked.items() if now - when <= longest}
 
 
-def _absent(state: State, now: float) -> list[str]:
+def _absent(state: State, now: float) -> int:
     """Who still fetches the version that just came, as far as one knows: whoever trains in no time at all
     does not make the next ones alone meanwhile."""
     is_late = now >= state.since + state.terms.grace * state.terms.round_s
-    if is_late or state.course is None or not samples_left(state.pool, state.course):
-        return []
-    known = {one.node for one in state.lent.values()} | {one.node for one in state.waiting.values()}
-    return [node for node in _around(state, now) if node not in known]
+    if is_late or state.course is None or not has_samples(state.pool, state.course):
+        return 0
+    return len(state.awaited)
 
 
 def _close(state: State, now: float) -> Decision:
     if not state.waiting or state.closing:
         return Decision(state, (), "")
-    here, out = len(state.waiting), len(_expected(state, now)) + len(_absent(state, now))
+    here, out = len(state.waiting), state.lent.expected(now) + _absent(state, now)
     if not out:
         why = f"all {here} updates that were expected are here"
     elif here < math.ceil(state.terms.quorum * (here + out)):
@@ -435,7 +421,7 @@ def _close(state: State, now: float) -> Decision:
     else:
         why = f"{here} of {here + out} updates are here and the grace window has passed"
     updates = tuple(sorted(state.waiting.values()))
-    after = _replace(state, waiting={}, closing=updates, quorum_at=None)
+    after = _replace(state, waiting=Book(), closing=updates, quorum_at=None)
     return Decision(after, (Close(updates),), why)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from backyard.core.errors import HubError, HubRefused
 from backyard.hub import rounds
-from backyard.hub.admission import after_refusal, names_of
+from backyard.hub.admission import after_refusal
 from backyard.hub.blobs import Blobs
 from backyard.hub.chain import last_base, named_blobs, replica_of, steps_after
 from backyard.hub.disk import Disk
@@ -54,6 +54,7 @@ from backyard.hub.messages import (
 from backyard.hub.recalling import covered_by, recalled
 from backyard.hub.rounds import Close, Decision, Discard, Event, Lend, Refuse, State, decide
 from backyard.hub.troubles import Lookout, Troubles
+from backyard.hub.waits import Waits
 from backyard.identity.node_id import NodeId
 
 logger = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ class Hub:
         self._reloading = asyncio.Lock()
         self._joining = asyncio.Lock()
         self._pause = _FIRST_PAUSE_S
+        self.waits = Waits()
         self._wake = asyncio.Event()
         self.on_commit: Callable[[Committed], None] = lambda _: None
 
@@ -160,7 +162,7 @@ class Hub:
         if self.version is None:
             raise rounds.NO_BASE.error()
         steps = steps_after(self.versions, after)
-        waits = "" if steps else rounds.waits_for(self.state, names_of(self.members), self.now())
+        waits = "" if steps else self.waits.said(self.state, self.members, self.now())
         return Head(version=self.version, steps=steps, waits_for=waits, finished=self.state.is_finished)
 
     async def until(self, holds: Callable[[], bool], wait: float) -> None:
@@ -264,7 +266,7 @@ class Hub:
         await self.write(todo)
         for effect in decision.effects:
             if isinstance(effect, Close):
-                self._spawn(self._finish(effect.updates))
+                self._spawn(self._finish(effect))
         self._wake.set()
         if refusal is not None:
             raise refusal.error()
@@ -325,11 +327,11 @@ class Hub:
 
     # How a round ends.
 
-    async def _finish(self, updates: tuple[rounds.Delivered, ...]) -> None:
+    async def _finish(self, close: Close) -> None:
         epoch = self._epoch
         try:
             finisher = await self.finisher()
-            arrivals = tuple(self.arrivals[one.id] for one in updates)
+            arrivals = tuple(self.arrivals[one.id] for one in close.updates)
             merged = await asyncio.to_thread(finisher.finish, self._closed(arrivals))
             if self._epoch == epoch:
                 await self._commit(arrivals, merged)

@@ -19,9 +19,9 @@ from backyard.hub.admission import (
     remembered_norm,
     usual_norm,
 )
+from backyard.hub.leases import Delivered
 from backyard.hub.log import Arrival, Member, Seen
 from backyard.hub.messages import Terms
-from backyard.hub.rounds import Delivered
 
 TERMS = Terms()
 RANDOM = numpy.random.default_rng(5)

@@ -22,10 +22,10 @@ from backyard.hub.commits import first_version
 from backyard.hub.finishing import Closed
 from backyard.hub.follow import Mirror
 from backyard.hub.founding import found_hub, hub_key
+from backyard.hub.leases import Delivered
 from backyard.hub.log import Arrival
 from backyard.hub.messages import Declaration, Lease, Span, Step
 from backyard.hub.regional import Parent, PassUp, run_region
-from backyard.hub.rounds import Delivered
 from backyard.hub.service import Hub
 from backyard.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, encoded
@@ -162,3 +162,19 @@ def test_who_connects_and_asks_for_nothing_is_cut_off(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(accepting, "_FIRST_REQUEST_S", 0.3)
     asyncio.run(story())
+
+
+def test_a_new_region_leases_for_all_who_come_and_not_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regional, "GATHER_S", 0.1)
+    hub = SimpleNamespace(state=SimpleNamespace(wishes={"first": 5}))
+
+    async def gathered() -> tuple[int, int]:
+        asking = asyncio.create_task(regional._wished(cast(Hub, hub), is_first=True))
+        await asyncio.sleep(0.02)
+        hub.state.wishes = {"first": 5, "second": 7}
+        found = await asking
+        hub.state.wishes = {"first": 5}
+        async with asyncio.timeout(0.05):  # after a round everybody has said it
+            return found, await regional._wished(cast(Hub, hub), is_first=False)
+
+    assert asyncio.run(gathered()) == (12, 5)

@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backyard.hub.leases import Delivered
 from backyard.hub.messages import Course, Span, Terms
 from backyard.hub.pool import Pool, give_back, take
 from backyard.hub.rounds import (
@@ -15,7 +16,6 @@ from backyard.hub.rounds import (
     Close,
     Committed,
     Count,
-    Delivered,
     Discard,
     Ended,
     Founded,
@@ -30,9 +30,9 @@ from backyard.hub.rounds import (
     Ticked,
     decide,
     next_moment,
-    waits_for,
     weight_of,
 )
+from backyard.hub.waits import waits_for
 
 TERMS = Terms(round_s=10.0, grace=0.5, quorum=0.6, stale_limit=1, first_batches=2)
 COURSE = Course(samples=100, batch=5, epochs=2)
@@ -308,6 +308,18 @@ def test_a_region_deals_out_what_its_parent_gave() -> None:
     assert not table.state.is_finished
     table.state = decide(table.state, Supplied(()), 4.0).state
     assert decide(table.state, Ended(), 5.0).state.is_finished
+
+
+def test_a_region_deals_out_nothing_of_a_round_that_is_over() -> None:
+    table = Table()
+    table.state = decide(State(terms=TERMS, is_region=True), Founded(COURSE), 0.0).state
+    table.state = decide(table.state, Supplied((Span(0, 40, 60),)), 1.0).state
+    table.deliver(table.lease("a", 1.0), 2.0)
+    assert table.state.closing
+    table.commit(11.0)
+    refused = table.lease("b", 11.0)
+    assert isinstance(refused, Refuse)
+    assert refused.kind == "all-lent"
 
 
 def test_a_lease_fits_the_round_to_an_eighth_of_a_batch() -> None:

@@ -1,0 +1,42 @@
+"""For whom a hub waits, as a sentence."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+
+from backyard.core.units import format_duration
+from backyard.hub.admission import names_of
+from backyard.hub.log import Member
+from backyard.hub.rounds import State
+
+_AGAIN_S = 1.0
+
+
+def waits_for(state: State, names: Mapping[str, str], now: float) -> str:
+    """For whom the round waits, and how long at most: a sentence."""
+    if state.version is None:
+        return "waits for the owner's base"
+    if state.closing:
+        return f"merges {len(state.closing)} updates into version {state.version + 1}"
+    late = [one for one in state.lent.values() if now < one.overdue]
+    if not late:
+        return "waits for somebody to take a lease"
+    first = heapq.nsmallest(5, late, key=lambda one: one.overdue)
+    some = ", ".join(names.get(one.node, one.node[:9]) for one in first)
+    more = f" and {len(late) - 5} more" if len(late) > 5 else ""
+    until = format_duration(max(0.0, max(one.overdue for one in late) - now))
+    return f"{len(state.waiting)} updates are here; waits for {some}{more}, {until} at most"
+
+
+class Waits:
+    """The sentence, anew once a second: it looks at everybody's lease, and everybody who waits asks."""
+
+    def __init__(self) -> None:
+        self._said, self._at = "", -math.inf
+
+    def said(self, state: State, members: Mapping[str, Member], now: float) -> str:
+        if now - self._at >= _AGAIN_S:
+            self._said, self._at = waits_for(state, names_of(members), now), now
+        return self._said
