@@ -258,7 +258,7 @@ def main() -> int:
         options.pictures.mkdir(parents=True, exist_ok=True)
     print(environment_line())
     figures: dict[str, float] = {}
-    chosen = {200: "8:bf16", 20: "64:int4"}  # if networks are not measured now
+    chosen = {200: "4:int8", 20: "24:int4"}  # if networks are not measured now
     if options.only != "quality":
         networks = [one for one in (QUICK if options.quick else WHOLE) if options.mbps in (None, one.mbps)]
         figures |= measured_networks(networks, chosen, options.pictures)
