@@ -13,6 +13,7 @@ import re
 import secrets
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +21,7 @@ import click
 
 from backyard.agent.naming import machine_name
 from backyard.cli.asking import ask
-from backyard.cli.hub_places import is_in_use, top_room
+from backyard.cli.hub_places import is_in_use, rooms_with, top_room
 from backyard.cli.identity import machine_key
 from backyard.cli.kept import LEFT, Kept, say, until_left
 from backyard.core.config import Settings, load_settings
@@ -60,7 +61,7 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
     found = read_invite(invite)
     settings = load_settings()
     machines = _machines_of_site() if site else ()
-    client = client_of(found, settings)
+    client = client_of(settings, found)
     with room(settings, found.run) as place:
         description = client.patiently("GET", "/v1/run", Description, patience_s=_PATIENCE_S)
         offered = look(client, description, place, settings)
@@ -72,7 +73,8 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
         if site:
             from backyard.cli.site import train_site  # which takes a while to load, and one machine needs not
 
-            return train_site(client, seated, settings, keep=keep, quiet=quiet)
+            client.close()
+            return train_site(seated, settings, keep=keep, quiet=quiet)
         client.close()
         say("training; Ctrl-C leaves at once, and leaves nothing behind")
         code = until_left(_train(seated, quiet))
@@ -100,12 +102,13 @@ def require_hub_parts() -> None:
         ) from error
 
 
-def client_of(invite: Invite, settings: Settings) -> HubClient:
-    from backyard.hub.client import HubClient
+def client_of(settings: Settings, invite: Invite, answer_s: float | None = None) -> HubClient:
+    """With the key that this machine has there."""
+    from backyard.hub.client import ANSWER_S, HubClient
     from backyard.hub.seating import member_key
 
     key = member_key(machine_key(settings), invite.hub_id)
-    return HubClient(invite.addresses, invite.hub_id, key, say=say)
+    return HubClient(invite.addresses, invite.hub_id, key, say=say, answer_s=answer_s or ANSWER_S)
 
 
 def take_seat(
@@ -123,13 +126,14 @@ def take_seat(
     from backyard.hub.messages import Join, Joined
     from backyard.hub.seating import Seat, member_secret
 
+    _check_free(settings, invite)
     asked = Join(token=invite.token_text, name=fit_name(name or machine_name()))
     joined = client.patiently("POST", "/v1/members", Joined, asked, patience_s=_PATIENCE_S)
     folder = lay_out(client, offered, place)
     if joined.regions:
-        from backyard.cli.friend_region import Place, settle
+        from backyard.cli.friend_region import settle
 
-        invite = settle(Place(invite, client), joined, asked.name, lambda one: client_of(one, settings))
+        invite = settle(invite, joined, asked.name, partial(client_of, settings))
     seat = Seat(
         addresses=invite.addresses,
         hub=invite.hub,
@@ -141,6 +145,18 @@ def take_seat(
     )
     say(f"this machine is {asked.name} in {invite.run}")
     return Seated(place, folder, (offered.code.entry, *offered.code.arguments), offered.manifest, seat)
+
+
+def _check_free(settings: Settings, invite: Invite) -> None:
+    """Two of one machine would be one member to the hub, and train the same samples."""
+    from backyard.hub.seating import read_seat
+
+    for taken in rooms_with(settings, SEAT):
+        if read_seat(taken / SEAT).hub_id == invite.hub_id:
+            raise HubError(
+                f"this machine trains in {invite.run} already",
+                hint="End the other command first; a hub that is not to train itself: hub up --no-train.",
+            )
 
 
 async def start_script(seated: Seated, *, quiet: bool = False) -> Kept:

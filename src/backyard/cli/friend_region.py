@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import NamedTuple
 
 from backyard.cli.kept import say
-from backyard.core.errors import BackyardError, HubAway, HubRefused
+from backyard.core.errors import BackyardError
 from backyard.hub.client import HubClient
 from backyard.hub.invites import Invite, read_invite
 from backyard.hub.messages import Description, Join, Joined
@@ -18,68 +18,74 @@ _LEVELS = 4
 _TRIES = 3
 _MEASURED_S = 8.0
 
-
-class Place(NamedTuple):
-    invite: Invite
-    client: HubClient
+# With the patience that it has for an answer.
+Connect = Callable[[Invite, float], HubClient]
 
 
-def settle(first: Place, joined: Joined, name: str, connect: Callable[[Invite], HubClient]) -> Invite:
-    """Of the hub where this machine is a member in the end."""
-    place, opened = first, list[HubClient]()
-    try:
-        for _ in range(_LEVELS):
-            others = _places(joined.regions, place, connect)
-            opened += [one.client for one in others]
-            found = _take_in(place, others, joined.description, name) if others else None
-            if found is None:
-                break
-            place, joined = found
-        return place.invite
-    finally:
-        for client in opened:
-            client.close()
+def settle(first: Invite, joined: Joined, name: str, connect: Connect) -> Invite:
+    """Of the hub where this machine is a member in the end; all have the run that the first one described."""
+    here, description = first, joined.description
+    for _ in range(_LEVELS):
+        others = _readable(joined.regions, here)
+        found = _take_in(here, others, description, name, connect) if others else None
+        if found is None:
+            break
+        here, joined = found
+    return here
 
 
-def _places(regions: Sequence[str], here: Place, connect: Callable[[Invite], HubClient]) -> list[Place]:
-    invites = [read_invite(text) for text in regions]
-    return [Place(one, connect(one)) for one in invites if one.hub != here.invite.hub]
+def _readable(regions: Sequence[str], here: Invite) -> list[Invite]:
+    found = []
+    for text in regions:
+        with contextlib.suppress(BackyardError):  # another version's: somebody else takes this machine in
+            found.append(read_invite(text))
+    return [one for one in found if one.hub != here.hub]
 
 
 def _take_in(
-    here: Place, others: Sequence[Place], description: Description, name: str
-) -> tuple[Place, Joined] | None:
-    own_s, *distances = _measured([here, *others], description)
+    here: Invite, others: Sequence[Invite], description: Description, name: str, connect: Connect
+) -> tuple[Invite, Joined] | None:
+    own_s, *distances = _measured([here, *others], description, connect)
     reached = [(one, far) for one, far in zip(others, distances, strict=True) if far is not None]
-    for place, far in by_distance(own_s or float("inf"), reached):
-        asked = Join(token=place.invite.token_text, name=name)
-        try:
-            joined = place.client.ask("POST", "/v1/members", Joined, asked)
-        except (HubAway, HubRefused) as error:
-            say(f"the region at {place.client.address} does not take this machine: {error.message}")
-            continue
-        near = "" if own_s is None else f"; the hub itself: {1000 * own_s:.0f} ms"
-        say(f"the nearest region of this run is {place.client.address} ({1000 * far:.0f} ms{near})")
-        return place, joined
+    for invite, far in by_distance(own_s or float("inf"), reached):
+        with contextlib.closing(connect(invite, _MEASURED_S)) as client:
+            try:
+                joined = client.ask("POST", "/v1/members", Joined, Join(token=invite.token_text, name=name))
+            except BackyardError as error:
+                say(f"the region at {client.address} does not take this machine: {error.message}")
+                continue
+            near = "" if own_s is None else f"; the hub itself: {1000 * own_s:.0f} ms"
+            say(f"the nearest region of this run is {client.address} ({1000 * far:.0f} ms{near})")
+        return invite, joined
     return None
 
 
-def _measured(places: Sequence[Place], description: Description) -> list[float | None]:
+def _measured(invites: Sequence[Invite], description: Description, connect: Connect) -> list[float | None]:
     """Round trips, all at once; None for who does not answer soon, or has another run."""
-    pool = ThreadPoolExecutor(len(places))
-    asked = [pool.submit(_round_trip, place.client, description) for place in places]
-    wait(asked, timeout=_MEASURED_S)
-    pool.shutdown(wait=False, cancel_futures=True)
-    return [one.result() if one.done() and not one.cancelled() else None for one in asked]
+    found: list[float | None] = [None] * len(invites)
+
+    def measure(place: int) -> None:
+        # Whatever an address of somebody else's makes of it, the others are there to go to.
+        with (
+            contextlib.suppress(Exception),
+            contextlib.closing(connect(invites[place], _MEASURED_S)) as client,
+        ):
+            found[place] = _round_trip(client, description)
+
+    # Nobody waits at the end of this command for who does not answer.
+    threads = [threading.Thread(target=measure, args=(place,), daemon=True) for place in range(len(invites))]
+    for thread in threads:
+        thread.start()
+    give_up = time.monotonic() + _MEASURED_S
+    for thread in threads:
+        thread.join(max(0.0, give_up - time.monotonic()))
+    return list(found)
 
 
 def _round_trip(client: HubClient, description: Description) -> float | None:
     took = []
-    try:
-        for _ in range(_TRIES):  # the first one also connects
-            began = time.monotonic()
-            told = client.ask("GET", "/v1/run", Description)
-            took.append(time.monotonic() - began)
-    except BackyardError:
-        return None
+    for _ in range(_TRIES):  # the first one also connects
+        began = time.monotonic()
+        told = client.ask("GET", "/v1/run", Description)
+        took.append(time.monotonic() - began)
     return min(took) if (told.name, told.code) == (description.name, description.code) else None

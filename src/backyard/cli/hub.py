@@ -134,7 +134,7 @@ def _await_base(invite: Invite, settings: Settings) -> None:
     """Until the run has a model to begin with; whoever joins then need not wait for it."""
     from backyard.hub.messages import Description
 
-    client = client_of(invite, settings)
+    client = client_of(settings, invite)
     waiting = client.waiting("this machine's script, whose model the run begins with")
     while client.patiently("GET", "/v1/run", Description, patience_s=_ANSWER_S).version is None:
         waiting.pause("it is not there yet", 0.2)
@@ -146,7 +146,7 @@ def _begin_own(invite: Invite, place: Path, wishes: Wishes, settings: Settings) 
     from backyard.cli.hub_code import look
     from backyard.hub.messages import Description
 
-    client = client_of(invite, settings)
+    client = client_of(settings, invite)
     try:
         description = client.patiently("GET", "/v1/run", Description, patience_s=_ANSWER_S)
         if description.version is not None and not wishes.train:

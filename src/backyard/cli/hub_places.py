@@ -34,6 +34,13 @@ def is_in_use(room: Path) -> bool:
     return pid.isdigit() and psutil.pid_exists(int(pid))
 
 
+def rooms_with(settings: Settings, name: str) -> list[Path]:
+    """Of commands that run now, those that have such a file."""
+    top = top_room(settings)
+    found = sorted(top.iterdir()) if top.is_dir() else []
+    return [room for room in found if is_in_use(room) and (room / name).exists()]
+
+
 def kept_hubs(settings: Settings) -> list[Path]:
     top = top_folder(settings)
     return sorted(path for path in top.iterdir() if (path / "hub.db").exists()) if top.is_dir() else []

@@ -6,6 +6,7 @@ in its group speaks to the hub, with the seat that this machine has there; only 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backyard.cli.asking import ask
-from backyard.cli.friend import MANNERS, Seated
+from backyard.cli.friend import MANNERS, SEAT, Seated
 from backyard.cli.kept import say
 from backyard.cli.run import bring_results, needs_in, say_end
 from backyard.cli.watching import watch
@@ -24,34 +25,39 @@ from backyard.local.run_questions import StartAsk, Started
 from backyard.shipping import Store, folder_limits, pack, store_directory
 
 if TYPE_CHECKING:
-    from backyard.hub.client import HubClient
+    from backyard.hub.seating import Seat
 
 _START_S = 50.0
 _LEAVE_S = 10.0
 
 
-def train_site(
-    client: HubClient, seated: Seated, settings: Settings, *, keep: Path | None, quiet: bool
-) -> int:
+def train_site(seated: Seated, settings: Settings, *, keep: Path | None, quiet: bool) -> int:
     """Until the run ends, or is ended with Ctrl-C; the exit code."""
-    from backyard.hub.messages import Description
+    from backyard.hub.seating import write_seat
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    write_seat(seated.seat, seated.room / SEAT)  # as long as this command runs
     store = Store(store_directory(state_directory(settings)))
     run = _start(seated, store, settings, quiet=quiet)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     row = watch(run, everybody=False, stops=True)
+    _leave(seated.seat)  # only now: while any machine of the site trained, the lease was in use
     if keep is not None:
         bring_results(run, store, keep)
-    # Only now: while any machine of the site trains, the lease is in use.
-    try:
-        client.patiently("POST", "/v1/leave", Description, patience_s=_LEAVE_S)
-    except HubError as error:
-        say(f"the lease could not be given back: {error.message}")
-    client.close()
     code = say_end(row)
     if code:
         say("this site has left; the same line joins again")
     return code
+
+
+def _leave(seat: Seat) -> None:
+    from backyard.hub.client import HubClient
+    from backyard.hub.messages import Description
+
+    with contextlib.closing(HubClient(seat.addresses, seat.hub_id, seat.member_key, say=say)) as client:
+        try:
+            client.patiently("POST", "/v1/leave", Description, patience_s=_LEAVE_S)
+        except HubError as error:
+            say(f"the lease could not be given back: {error.message}")
 
 
 def _start(seated: Seated, store: Store, settings: Settings, *, quiet: bool) -> str:
@@ -65,6 +71,7 @@ def _start(seated: Seated, store: Store, settings: Settings, *, quiet: bool) -> 
         folder=packed.id,
         title=seated.seat.run,
         quiet=quiet,
+        environment="agent",  # as for a friend alone: nothing is installed that nobody was asked about
         variables=((SITE_VARIABLE, seat_text(seat)), *manners),
         needs=msgspec.msgpack.encode(needs_in(store, packed.manifest, seated.command)),
     )

@@ -86,7 +86,7 @@ def place_of(address: str) -> str:
 
 
 class Impatient(H11Protocol):
-    """h11, whatever else is installed; and whoever connects asks for something soon."""
+    """h11, whatever else is installed; and whoever connects, or begins a request, asks for something soon."""
 
     is_made = False
     on_lost: Callable[[], None] | None = None
@@ -96,9 +96,21 @@ class Impatient(H11Protocol):
         self.is_made = True
         self._late = self.loop.call_later(_FIRST_REQUEST_S, self._give_up)
 
+    def data_received(self, data: bytes) -> None:
+        """uvicorn's own clock stops at any byte: a request that is begun and never ended would stay."""
+        super().data_received(data)
+        self._late.cancel()
+        if not self._is_asked:
+            self._late = self.loop.call_later(_FIRST_REQUEST_S, self._give_up)
+
+    @property
+    def _is_asked(self) -> bool:
+        """Before the first request there is no cycle; after the last it is complete."""
+        return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]
+
     def _give_up(self) -> None:
-        if self.cycle is None:
-            self.transport.close()  # type: ignore[unreachable]  # before the first request there is none
+        if not self._is_asked:
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._late.cancel()
@@ -138,6 +150,8 @@ class Server(uvicorn.Server):
         while True:
             try:
                 line, peer = await loop.sock_accept(listener)
+            except ConnectionAbortedError:
+                continue  # it has left again; only some systems tell
             except OSError as error:  # no more files, or no more memory
                 until = loop.time() + _SHOWN_S
                 words = f"connections cannot be accepted: {error.strerror or error}"

@@ -26,6 +26,7 @@ from backyard.hub.admission import Allowance
 from backyard.hub.answering import problem_of, signed_answer
 from backyard.hub.clocks import SignatureClock
 from backyard.hub.intake import Intake
+from backyard.hub.invites import read_invite
 from backyard.hub.messages import (
     MOST_MESSAGE_BYTES,
     PIECE_BYTES,
@@ -44,7 +45,7 @@ from backyard.hub.places import Places
 from backyard.hub.quarantine import expel, pardon
 from backyard.hub.service import Hub
 from backyard.hub.signing import Nonces, Signed, verify_request
-from backyard.hub.taking_in import Regions, open_to, with_offer
+from backyard.hub.taking_in import Regions, opened_to, with_offer
 from backyard.hub.troubles import Trouble
 from backyard.identity.keys import NodeKey
 
@@ -208,13 +209,19 @@ class Reception:
         if self._hub.has_invited(message.token):  # an invented one costs those who are invited nothing
             self._limit(self._joins, "all")
         joined = await self._hub.join(said.node, message)
-        regions = open_to(self._regions, joined.role, self._hub.now())
+        if self._hub.members[said.node].quarantine:
+            return joined
+        gone = {node for node in self._regions if self._hub.members[node].quarantine}
+        standing = {node: one for node, one in self._regions.items() if node not in gone}
+        self._regions, regions = opened_to(standing, said.node, joined.role, self._hub.now())
         return msgspec.structs.replace(joined, regions=regions)
 
     async def _offer(self, request: Request, said: Said) -> msgspec.Struct:
         if self._hub.member(said.node).role != "region":
             raise HubRefused(403, "role", "it joined with an invite that is not for a region", hint=_REGION)
         offer = decode_message(Offer, said.body)
+        for text in (*offer.friends, *offer.strangers):
+            read_invite(text)
         self._regions = with_offer(self._regions, said.node, offer, self._hub.now())
         return self._hub.description()
 

@@ -43,7 +43,7 @@ logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every request
 T = TypeVar("T", bound=msgspec.Struct)
 
 CONNECT_S = 10.0
-_ANSWER_S = 30.0
+ANSWER_S = 30.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 20.0
 _SAY_AFTER_S = 10.0
@@ -104,7 +104,7 @@ class HubClient:
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
         wall: Callable[[], float] = time.time,
-        answer_s: float = _ANSWER_S,
+        answer_s: float = ANSWER_S,
     ) -> None:
         if not addresses:
             raise HubError("the hub has no address", hint="Ask for a new invite: `backyard invite`.")
@@ -129,7 +129,7 @@ class HubClient:
     @property
     def piece_bytes(self) -> int:
         """As much of a file as goes at once: what the cap of this line lets through in half a minute."""
-        return self._pace.bytes_in(_ANSWER_S) or PIECE_BYTES
+        return self._pace.bytes_in(ANSWER_S) or PIECE_BYTES
 
     def close(self) -> None:
         while self._lines:
@@ -208,7 +208,7 @@ class HubClient:
                     raise
                 waiting.pause(error.message)
             except HubRefused as error:
-                if error.status not in _BUSY:
+                if error.status not in _BUSY or (patience_s is not None and waiting.waited_s > patience_s):
                     raise
                 waiting.pause(error.message, error.retry_s)
             else:

@@ -10,7 +10,7 @@ import msgspec
 
 from backyard.core.errors import HubError
 from backyard.hub.blobs import Blobs
-from backyard.hub.invites import Invite, make_invite
+from backyard.hub.invites import Invite, hash_token, make_invite
 from backyard.hub.log import Log, change, read_fact
 from backyard.hub.messages import Name, NodeText, Role, Sha256, Terms
 from backyard.identity.keys import NodeKey
@@ -118,6 +118,17 @@ def invite_to(
         return invite
     finally:
         log.close()
+
+
+def still_open(directory: Path, invites: Sequence[Invite], clock: float) -> list[Invite]:
+    """Those of them that somebody can use, for an hour more at least."""
+    log = Log(directory)
+    try:
+        grants = [log.grant(hash_token(one.token_text)) for one in invites]
+    finally:
+        log.close()
+    pairs = zip(invites, grants, strict=True)
+    return [one for one, grant in pairs if grant and grant.uses and grant.expires > clock + 3600.0]
 
 
 def _founding(log: Log, directory: Path) -> Founding:

@@ -33,6 +33,7 @@ Seconds = Annotated[float, Meta(ge=0, le=604_800)]
 Role = Literal["owner", "friend", "stranger", "mirror", "region"]
 InviteText = Annotated[str, Meta(max_length=4000, pattern="^backyard-invite:[A-Za-z0-9_-]+$")]
 MOST_REGIONS = 16
+MOST_OFFERED = 16
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -130,10 +131,10 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /v1/regions`, again and again: a region takes in who joins its parent, with these invites."""
+    """`POST /v1/regions`, again and again: a region takes in who joins its parent, one with each invite."""
 
-    friend: InviteText
-    stranger: InviteText
+    friends: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_OFFERED)]
+    strangers: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_OFFERED)]
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, order=True):

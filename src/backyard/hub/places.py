@@ -50,8 +50,8 @@ class Places:
             async with asyncio.timeout(DEADLINE_S) as deadline:
                 if has_place:
                     self._reading[deadline] = asyncio.get_running_loop().time()
-                    self._hurry()
                 try:
+                    self._hurry()
                     yield
                 finally:
                     self._reading.pop(deadline, None)
@@ -64,5 +64,5 @@ class Places:
             return
         for deadline, since in list(self._reading.items())[: self._waiting]:
             until, now = since + self._fair_s, asyncio.get_running_loop().time()
-            if (at := deadline.when()) is not None and until < at:
+            if not deadline.expired() and (at := deadline.when()) is not None and until < at:
                 deadline.reschedule(max(now, until))

@@ -65,6 +65,8 @@ def trained(spans: Sequence[Span], samples: int) -> tuple[Span, ...]:
 
 def without(spans: Sequence[Span], taken: Sequence[Span]) -> list[Span] | None:
     """What is left of them; None if something else was taken, or a sample twice."""
+    if any(one.size <= 0 for one in taken):  # or two of them elsewhere could make up for each other
+        return None
     rest: list[Span] = []
     cuts = sorted(taken)
     for span in joined(spans):

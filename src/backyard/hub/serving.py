@@ -26,11 +26,11 @@ from backyard.hub.certificate import server_context
 from backyard.hub.client import HubClient
 from backyard.hub.finishing import Finisher
 from backyard.hub.follow import Mirror
-from backyard.hub.founding import has_hub, hub_blobs, hub_key, invite_to
+from backyard.hub.founding import has_hub, hub_blobs, hub_key, invite_to, still_open
 from backyard.hub.going_on import until_over
 from backyard.hub.intake import HeldOut, Intake
 from backyard.hub.invites import Invite, invite_text
-from backyard.hub.messages import Description, Join, Joined, Layout, Offer, Role, Terms
+from backyard.hub.messages import MOST_OFFERED, Description, Join, Joined, Layout, Offer, Role, Terms
 from backyard.hub.open_files import connections_within, raise_limit
 from backyard.hub.service import Hub, MakeFinisher
 from backyard.hub.taking_in import REPEATED_S
@@ -44,7 +44,7 @@ _BACKLOG = 2048
 _TLS_BUFFER = 32 << 10
 _MIRROR_WAIT_S, _MIRROR_PAUSE_S = 30.0, 5.0
 _PAUSE_S = 1.0
-_OFFERED_S = 365 * 86400.0
+_OFFERED_S = 86400.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -144,7 +144,7 @@ async def serve_region(directory: Path, invite: Invite, listening: Listening, se
         working = [asyncio.create_task(run_region(hub, parent))]
         if joined.role == "region" and seats is not None:
             above = HubClient(invite.addresses, invite.hub_id, key)  # for a thread of its own
-            working.append(asyncio.create_task(keep_offering(hub, above, _offer(directory, hub, seats))))
+            working.append(asyncio.create_task(keep_offering(hub, above, Offering(directory, seats))))
         try:
             await _serve(directory, hub, app, listening)
         finally:
@@ -153,23 +153,34 @@ async def serve_region(directory: Path, invite: Invite, listening: Listening, se
             client.close()
 
 
-def _offer(directory: Path, hub: Hub, seats: Seats) -> Offer:
-    """Who was taken in before keeps its seat."""
-    free = max(0, seats.most - sum(member.role != "owner" for member in hub.members.values()))
+class Offering:
+    """Invites of a region for who joins its parent, each for one: no more of them than there are seats."""
 
-    def invite_for(role: Role) -> str:
-        return invite_text(invite_to(directory, seats.addresses, role=role, uses=free, valid_s=_OFFERED_S))
+    def __init__(self, directory: Path, seats: Seats) -> None:
+        self._directory, self._seats = directory, seats
+        self._open: dict[Role, list[Invite]] = {"friend": [], "stranger": []}
 
-    return Offer(friend=invite_for("friend"), stranger=invite_for("stranger"))
+    def offer(self, taken: int, clock: float) -> Offer:
+        """Those that are still to be used, and new ones. Blocks."""
+        for role, known in self._open.items():
+            known[:] = still_open(self._directory, known, clock)
+            for _ in range(min(MOST_OFFERED, self._seats.most - taken) - len(known)):
+                known.append(invite_to(self._directory, self._seats.addresses, role=role, valid_s=_OFFERED_S))
+        return Offer(
+            friends=tuple(invite_text(one) for one in self._open["friend"]),
+            strangers=tuple(invite_text(one) for one in self._open["stranger"]),
+        )
 
 
-async def keep_offering(hub: Hub, above: HubClient, offer: Offer) -> None:
+async def keep_offering(hub: Hub, above: HubClient, offering: Offering) -> None:
     """For as long as the region has a model to give."""
 
     async def turn() -> bool:
         if hub.version is None:
             await asyncio.sleep(_PAUSE_S)
             return False
+        taken = sum(member.role != "owner" for member in hub.members.values())
+        offer = await asyncio.to_thread(offering.offer, taken, hub.clock())
         await asyncio.to_thread(above.patiently, "POST", "/v1/regions", Description, offer)
         await asyncio.sleep(REPEATED_S)
         return False

@@ -21,6 +21,7 @@ T = TypeVar("T")
 class Standing(NamedTuple):
     offer: Offer
     until: float
+    given: Mapping[str, str]  # whom which of its invites was told: nobody gets a second
 
 
 Regions = Mapping[str, Standing]  # by their nodes
@@ -28,18 +29,24 @@ Regions = Mapping[str, Standing]  # by their nodes
 
 def with_offer(regions: Regions, node: str, offer: Offer, now: float) -> dict[str, Standing]:
     """The newest offers; those that lapsed are forgotten."""
+    given = regions[node].given if node in regions else {}
     others = {one: known for one, known in regions.items() if known.until > now and one != node}
-    return {node: Standing(offer, now + _LASTS_S), **others}
+    return {node: Standing(offer, now + _LASTS_S, given), **others}
 
 
-def open_to(regions: Regions, role: Role, now: float) -> tuple[str, ...]:
-    """Invites of regions for a newcomer of this role; owners, mirrors and regions stay where they are."""
-    standing = [known.offer for known in regions.values() if known.until > now][:MOST_REGIONS]
-    if role == "friend":
-        return tuple(offer.friend for offer in standing)
-    if role == "stranger":
-        return tuple(offer.stranger for offer in standing)
-    return ()
+def opened_to(regions: Regions, newcomer: str, role: Role, now: float) -> tuple[Regions, tuple[str, ...]]:
+    """An invite of each region for this newcomer; owners, mirrors and regions stay where they are."""
+    if role not in ("friend", "stranger"):
+        return regions, ()
+    after, told = dict(regions), list[str]()
+    for node, known in regions.items():
+        offered = known.offer.friends if role == "friend" else known.offer.strangers
+        used = set(known.given.values())
+        invite = known.given.get(newcomer) or next((one for one in offered if one not in used), None)
+        if known.until > now and invite is not None and len(told) < MOST_REGIONS:
+            told.append(invite)
+            after[node] = known._replace(given={**known.given, newcomer: invite})
+    return after, tuple(told)
 
 
 def by_distance(own_s: float, reached: Sequence[tuple[T, float]]) -> list[tuple[T, float]]:

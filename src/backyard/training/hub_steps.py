@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from backyard.checkpoint.state import as_bytes
 from backyard.core.decoding import decode
-from backyard.core.errors import CollectiveError, ProtocolError, RunError
+from backyard.core.errors import BackyardError, CollectiveError, ProtocolError, RunError
 from backyard.training.held import Held
 from backyard.training.nursery import Result
 from backyard.training.outward import UNREADABLE, Answer, Outward, answer_of, decode_task, encode_task
@@ -51,6 +51,7 @@ class HubSteps(Steps):
         self._outward = outward
         self._answer: Answer | None = None  # what an exchange brought, until it is committed
         self._lease_began = 0  # in the journal
+        self._mute_at = -1  # the step at which this member could not speak to the hub
 
     def begin(self) -> None:
         """In a group that has met: until there is something to train, or nothing is left."""
@@ -93,7 +94,8 @@ class HubSteps(Steps):
         began = said_at = time.monotonic()
         while True:
             task = encode_task(answer.task) if answer is not None else b""
-            mine = _Tick(self.done, self._circle.newest(), self._outward.speaks, task)
+            speaks = self._outward.speaks and self._mute_at != self.done
+            mine = _Tick(self.done, self._circle.newest(), speaks, task)
             words = self._circle.gather(msgspec.msgpack.encode(mine))
             said = [decode(_ticks, word, UNREADABLE) for word in words]
             if max(one.newest for one in said) > self._circle.generation:
@@ -102,17 +104,30 @@ class HubSteps(Steps):
             if said[leader].task:
                 return said[leader].task, answer
             if leader == self._circle.rank:
-                answer = self._outward.speak(self.done, self._loss, _LOOK_S)
+                answer = self._spoken(is_last=sum(one.speaks for one in said) == 1)
             elif time.monotonic() - said_at > _SAY_S:
                 said_at = time.monotonic()
                 log.warning(
                     "waiting for %.0f s for the hub, to which member %d speaks", said_at - began, leader
                 )
 
+    def _spoken(self, *, is_last: bool) -> Answer | None:
+        """What keeps one machine from speaking (a full disk, its own line) need not keep the next."""
+        try:
+            return self._outward.speak(self.done, self._loss, _LOOK_S)
+        except (BackyardError, OSError) as error:
+            if is_last:
+                raise
+            log.warning("this machine cannot speak to the hub, the next one does: %s", error)
+            self._mute_at = self.done
+            return None
+
     def _loss(self) -> float | None:
-        """A mean over the steps of the lease whose values are known by now."""
+        """A mean over the steps of the lease: of the last one, this member knows its own part."""
         known = [one["loss"] for one in self._journal.history[self._lease_began :] if "loss" in one]
-        return sum(known) / len(known) if known else self._journal.mean(self.done - 1, "loss")
+        last = self._journal.mean(self.done - 1, "loss")
+        known += [] if last is None else [last]
+        return sum(known) / len(known) if known else None
 
     # commits
 
@@ -131,7 +146,7 @@ class HubSteps(Steps):
         assert self._answer is not None
         answer, self._answer = self._answer, None
         self._go_forward(self._outward.take(answer))
-        self._lease_began = len(self._journal.history)
+        self._lease_began = len(self._journal.history) + 1  # the last lease's last step is told with this
         self.done += 1
 
     def _follow(self, result: Result) -> None:

@@ -78,6 +78,7 @@ class Outward:
         """A commit: the model is the next version. Returns how many batches went by, here and elsewhere."""
         batch = self._data.course.batch
         was = self._data.task
+        self._talk = None  # with its copies of the model
         self._base.copy_(answer.state)
         self._flat.write(self._base)
         self._data.task, self._data.place = answer.task, 0

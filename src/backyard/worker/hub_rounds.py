@@ -37,7 +37,10 @@ def rounds_from_environment() -> HubRounds:
 def site_rounds_from_environment() -> HubRounds:
     """On a machine of a site. The lease is all machines' and stays when this one leaves."""
     seat = read_seat_text(os.environ[SITE_VARIABLE])
-    return HubRounds(_contributor(seat, Path(tempfile.gettempdir())))
+    kept = os.environ.get("BACKYARD_CHECKPOINTS")  # in the run's folder, and gone with it; not in a container
+    folder = Path(kept).parent / "hub" if kept else Path(tempfile.gettempdir())
+    folder.mkdir(parents=True, exist_ok=True)
+    return HubRounds(_contributor(seat, folder))
 
 
 def _contributor(seat: Seat, folder: Path) -> Contributor:

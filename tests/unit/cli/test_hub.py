@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from backyard.cli.friend import SEAT, _check_free, room
 from backyard.cli.hub import Wishes, up
 from backyard.cli.hub_mirror import hand_over
 from backyard.cli.hub_owner import expel, pardon
@@ -14,9 +15,10 @@ from backyard.cli.identity import machine_key
 from backyard.core.config import load_settings
 from backyard.core.errors import HubError
 from backyard.hub.founding import found_hub, hub_key
+from backyard.hub.invites import make_invite
 from backyard.hub.log import Log, Member, change
 from backyard.hub.messages import Terms
-from backyard.hub.seating import member_key
+from backyard.hub.seating import Seat, member_key, write_seat
 from backyard.identity import NodeKey
 from tests.unit.hub.hub_process import HubProcess
 
@@ -100,3 +102,20 @@ def test_a_quarantine_ends_and_begins_by_the_owners_word(capsys: pytest.CaptureF
     finally:
         hub.kill()
         log.close()
+
+
+def test_a_machine_trains_once_in_a_run() -> None:
+    settings, key = load_settings(), NodeKey.generate()
+    invite, _ = make_invite(("http://127.0.0.1:1",), key.id, "fireside", role="friend", uses=1, expires=9)
+    other, _ = make_invite(
+        ("http://127.0.0.1:2",), NodeKey.generate().id, "fireside", role="friend", uses=1, expires=9
+    )
+    with room(settings, "fireside") as place:
+        _check_free(settings, invite)
+        seat = Seat(addresses=invite.addresses, hub=invite.hub, key=bytes(32), run="fireside")
+        write_seat(seat, place / SEAT)
+        with pytest.raises(HubError, match="trains in fireside already") as found:
+            _check_free(settings, invite)
+        assert "--no-train" in found.value.hint
+        _check_free(settings, other)
+    _check_free(settings, invite)

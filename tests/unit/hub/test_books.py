@@ -147,3 +147,10 @@ def test_a_region_of_thousands_says_in_one_message_what_they_trained_on(leaves: 
     told = declared(Step("delta", 3, "0" * 64, 10, "int8"), lease, parts)
     assert decode_message(Declaration, encode_message(told)) == told
     assert (told.samples, told.trained) == (30 * leaves, lease.spans)
+
+
+def test_spans_that_cancel_each_other_out_are_nobodys() -> None:
+    lent = [Span(0, 0, 20)]
+    assert without(lent, [Span(0, 0, 20)]) is not None
+    assert without(lent, [Span(0, 0, 20), Span(0, 30, 40), Span(0, 60, 50)]) is None
+    assert without(lent, [Span(0, 5, 5)]) is None

@@ -156,6 +156,9 @@ def test_who_connects_and_asks_for_nothing_is_cut_off(monkeypatch: pytest.Monkey
         asking[1].write(b"GET / HTTP/1.1\r\nhost: hub\r\n\r\n")
         async with asyncio.timeout(20):
             assert b"204" in await asking[0].readline(), "who asked may ask again later"
+        asking[1].write(b"G")
+        async with asyncio.timeout(20):
+            await asking[0].read()  # whoever begins another one and goes silent does not stay either
         for _, writer in (silent, halting, asking):
             writer.close()
         server.close()

@@ -12,38 +12,57 @@ import msgspec
 import pytest
 import torch
 
-from backyard.cli.friend_region import Place, settle
+from backyard.cli.friend_region import settle
 from backyard.hub.client import HubClient
-from backyard.hub.invites import Invite, invite_text, read_invite
+from backyard.hub.invites import Invite, invite_text
 from backyard.hub.messages import Course, Description, Join, Joined, Offer, Role
-from backyard.hub.taking_in import DETOUR_S, REPEATED_S, Regions, by_distance, open_to, with_offer
+from backyard.hub.taking_in import DETOUR_S, REPEATED_S, Regions, by_distance, opened_to, with_offer
 from backyard.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused
 
-OFFER = Offer(friend="backyard-invite:friends", stranger="backyard-invite:strangers")
+FRIENDS = ("backyard-invite:f1", "backyard-invite:f2")
+STRANGERS = ("backyard-invite:s1",)
+OFFER = Offer(friends=FRIENDS, strangers=STRANGERS)
+
+
+def _told(regions: Regions, newcomer: str, role: Role, now: float) -> tuple[str, ...]:
+    return opened_to(regions, newcomer, role, now)[1]
 
 
 def test_an_offer_lapses_unless_it_is_repeated() -> None:
     regions = with_offer({}, "a", OFFER, 0.0)
     regions = with_offer(regions, "b", OFFER, REPEATED_S)
-    assert len(open_to(regions, "friend", 2 * REPEATED_S)) == 2
-    assert len(open_to(regions, "friend", 3.5 * REPEATED_S)) == 1
+    assert len(_told(regions, "ann", "friend", 2 * REPEATED_S)) == 2
+    assert len(_told(regions, "ann", "friend", 3.5 * REPEATED_S)) == 1
     assert list(with_offer(regions, "b", OFFER, 3.5 * REPEATED_S)) == ["b"]
 
 
 def test_each_gets_the_invite_of_its_role() -> None:
     regions = with_offer({}, "a", OFFER, 0.0)
-    assert open_to(regions, "friend", 1.0) == (OFFER.friend,)
-    assert open_to(regions, "stranger", 1.0) == (OFFER.stranger,)
+    assert _told(regions, "ann", "friend", 1.0) == FRIENDS[:1]
+    assert _told(regions, "ann", "stranger", 1.0) == STRANGERS
     roles: tuple[Role, ...] = ("owner", "mirror", "region")
-    assert not any(open_to(regions, role, 1.0) for role in roles)
+    assert not any(_told(regions, "ann", role, 1.0) for role in roles)
+
+
+def test_each_newcomer_gets_one_invite_however_often_it_comes() -> None:
+    regions: Regions = with_offer({}, "a", OFFER, 0.0)
+    told = []
+    for newcomer in ("ann", "ben", "ann", "cem", "ann"):
+        regions, found = opened_to(regions, newcomer, "friend", 1.0)
+        told.append(found)
+    assert told == [FRIENDS[:1], FRIENDS[1:], FRIENDS[:1], (), FRIENDS[:1]]
+    fresh = Offer(friends=(FRIENDS[1], "backyard-invite:f3"), strangers=())
+    regions = with_offer(regions, "a", fresh, 2.0)
+    assert _told(regions, "cem", "friend", 3.0) == ("backyard-invite:f3",)
+    assert _told(regions, "ann", "friend", 3.0) == FRIENDS[:1]
 
 
 def test_nobody_is_told_more_than_a_message_holds() -> None:
     regions: Regions = {}
     for number in range(40):
         regions = with_offer(regions, str(number), OFFER, 0.0)
-    joined = Joined(role="friend", description=_description(), regions=open_to(regions, "friend", 1.0))
+    joined = Joined(role="friend", description=_description(), regions=_told(regions, "ann", "friend", 1.0))
     assert msgspec.convert(msgspec.to_builtins(joined), Joined) == joined
 
 
@@ -91,26 +110,26 @@ class Tree:
         for hub in (self.parent, *self.regions):
             hub.kill()
 
-    def connect(self, invite: Invite) -> HubClient:
+    def connect(self, invite: Invite, answer_s: float = 30.0) -> HubClient:
         slow = _Slow(self.delays.get(invite.hub_id, 0.0))
-        return HubClient(invite.addresses, invite.hub_id, self.key, transport=slow)
+        return HubClient(invite.addresses, invite.hub_id, self.key, transport=slow, answer_s=answer_s)
 
     @contextlib.contextmanager
-    def joined(self, role: Role = "friend") -> Iterator[tuple[Place, Joined]]:
+    def joined(self, role: Role = "friend", key: NodeKey | None = None) -> Iterator[tuple[Invite, Joined]]:
         """A newcomer, who has a key of its own."""
-        self.key = NodeKey.generate()
+        self.key = key or NodeKey.generate()
         invite = self.parent.invite(role)
         with contextlib.closing(self.connect(invite)) as client:
             asked = Join(token=invite.token_text, name="ann")
-            yield Place(invite, client), client.ask("POST", "/v1/members", Joined, asked)
+            yield invite, client.ask("POST", "/v1/members", Joined, asked)
 
-    def regions_for(self, role: Role) -> tuple[str, ...]:
-        with self.joined(role) as (_, joined):
+    def regions_for(self, role: Role, key: NodeKey | None = None) -> tuple[str, ...]:
+        with self.joined(role, key) as (_, joined):
             return joined.regions
 
     def settled(self) -> NodeId:
-        with self.joined() as (place, joined):
-            return settle(place, joined, "ann", self.connect).hub_id
+        with self.joined() as (invite, joined):
+            return settle(invite, joined, "ann", self.connect).hub_id
 
 
 @pytest.fixture
@@ -130,15 +149,34 @@ def _description() -> Description:
 @pytest.mark.slow
 def test_newcomers_are_spread_by_distance_and_seats(tree: Tree) -> None:
     until = time.monotonic() + 90
-    while len(tree.regions_for("friend")) < 2:
+    stranger = NodeKey.generate()
+    while len(tree.regions_for("stranger", stranger)) < 2:
         assert time.monotonic() < until, [region.said() for region in tree.regions]
         time.sleep(0.5)
     near, far = (region.invite().hub_id for region in tree.regions)
     assert tree.settled() == near
-    assert tree.settled() == far, "the near one has no seat left"
-    assert tree.settled() == tree.parent.invite().hub_id, "nobody has"
-    texts = [*tree.regions_for("stranger"), *tree.regions_for("friend")]
-    assert len({read_invite(text).token for text in texts}) == 4
+    assert tree.settled() == tree.parent.invite().hub_id, "nobody else gets the invite of its only seat"
+    with tree.joined() as (invite, joined):
+        assert joined.regions == ()
+        broken = ("backyard-invite:x", invite_text(tree.regions[1].invite()))
+        odd = msgspec.structs.replace(joined, regions=broken)
+        assert settle(invite, odd, "ann", tree.connect).hub_id == far, "what cannot be read is passed over"
+
+
+@pytest.mark.slow
+def test_who_was_sent_away_is_sent_nowhere(tree: Tree) -> None:
+    key = NodeKey.generate()
+    with tree.joined(key=key):
+        pass
+    owner = Friend(tree.parent.address, tree.parent.invite().hub_id, tree.parent.owner)
+    owner.ask("POST", f"/v1/members/{key.id}/expel", Description)
+    until = time.monotonic() + 90
+    while not tree.regions_for("friend"):
+        assert time.monotonic() < until, [region.said() for region in tree.regions]
+        time.sleep(0.5)
+    with tree.joined(key=key) as (_, joined):
+        assert joined.regions == ()
+    owner.close()
 
 
 @pytest.mark.slow
@@ -147,7 +185,7 @@ def test_only_who_was_invited_as_a_region_may_take_others_in(tree: Tree) -> None
     friend = Friend(tree.parent.address, invite.hub_id)
     friend.join(invite)
     with pytest.raises(Refused) as refused:
-        friend.ask("POST", "/v1/regions", Description, OFFER)
+        friend.ask("POST", "/v1/regions", Description, Offer(friends=(), strangers=()))
     assert (refused.value.status, refused.value.problem.kind) == (403, "role")
     assert "invite --region" in refused.value.problem.hint
     friend.close()
@@ -156,9 +194,9 @@ def test_only_who_was_invited_as_a_region_may_take_others_in(tree: Tree) -> None
 @pytest.mark.slow
 def test_a_region_with_another_run_is_not_gone_to(tree: Tree) -> None:
     region = tree.regions[0].invite()
-    with tree.joined() as (place, joined):
+    with tree.joined() as (invite, joined):
         named = msgspec.structs.replace(joined, regions=(invite_text(region),))
         other = msgspec.structs.replace(joined.description, code="0" * 64)
         otherwise = msgspec.structs.replace(named, description=other)
-        assert settle(place, otherwise, "ann", tree.connect) == place.invite
-        assert settle(place, named, "ann", tree.connect) == region
+        assert settle(invite, otherwise, "ann", tree.connect) == invite
+        assert settle(invite, named, "ann", tree.connect) == region

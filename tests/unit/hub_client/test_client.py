@@ -132,6 +132,14 @@ def test_patience_outlasts_a_crash_and_says_for_whom_it_waits(hub: StandIn) -> N
     assert len(said) <= 1 + now[0] / 60
 
 
+def test_patience_with_a_busy_hub_ends_too(hub: StandIn) -> None:
+    busy = Problem(kind="disk", message="the disk is full", hint="Later.", retry_s=0.01)
+    hub.refuse = [(503, busy)] * 50
+    with pytest.raises(HubRefused, match="disk is full"):
+        client_of(hub).patiently("POST", "/v1/leave", Description, patience_s=0.0)
+    assert len(hub.refuse) > 40
+
+
 def test_a_refusal_is_the_hubs_own_sentence(hub: StandIn) -> None:
     hub.refuse = [(403, Problem(kind="quarantined", message="three refusals", hint="Ask the owner."))]
     with pytest.raises(HubRefused, match="three refusals") as caught:

@@ -174,6 +174,21 @@ def test_the_first_machine_that_can_speaks() -> None:
     assert homes[0].hashes == homes[2].hashes
 
 
+def test_who_fails_to_speak_leaves_it_to_the_next() -> None:
+    """Its disk is full, say: that ends nobody's training."""
+    hub = FakeHub()
+    lines = [hub.line(), hub.line()]
+
+    def full(handed: Handed, state: torch.Tensor) -> Task:
+        raise OSError(28, "No space left on device")
+
+    lines[0].exchange = full  # type: ignore[method-assign]
+    homes = together(2, lambda seat: Home(seat, lines[seat.rank]))
+    assert len(hub.handed) == len(hub.tasks) - 1
+    assert homes[0].hashes == homes[1].hashes
+    assert "exchange" in lines[1].spoke
+
+
 def test_without_a_machine_that_can_speak_it_says_what_to_install() -> None:
     with pytest.raises(RunError, match="none of the machines") as found:
         together(2, lambda seat: Home(seat, None))

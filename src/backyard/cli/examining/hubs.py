@@ -7,13 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from backyard.cli.examining.facts import Hub, HubWay
 from backyard.cli.examining.later import Later, LeftOut
 from backyard.cli.friend import SEAT, fit_name, require_hub_parts
-from backyard.cli.hub_places import is_in_use, kept_hubs, known_addresses, top_room
+from backyard.cli.hub_places import kept_hubs, known_addresses, rooms_with
 from backyard.core.config import Settings
 from backyard.core.errors import HubAway, HubError, HubRefused
 from backyard.identity.keys import NodeKey
@@ -73,7 +72,7 @@ def _way(address: str, found: HubWay | LeftOut) -> HubWay:
 
 def _kept(settings: Settings) -> Iterator[_Known]:
     """Those that were up here at least once, so that they have an address."""
-    up = {room.name.rsplit("-", 2)[0] for room in _rooms(settings, "hub.output")}
+    up = {room.name.rsplit("-", 2)[0] for room in rooms_with(settings, "hub.output")}
     for directory in kept_hubs(settings):
         addresses = known_addresses(directory)
         if not addresses:
@@ -89,16 +88,9 @@ def _kept(settings: Settings) -> Iterator[_Known]:
 
 
 def _joined(settings: Settings) -> Iterator[_Known]:
-    for room in _rooms(settings, SEAT):
+    for room in rooms_with(settings, SEAT):
         require_hub_parts()
         from backyard.hub.seating import read_seat
 
         seat = read_seat(room / SEAT)
         yield _Known(Hub(seat.run), seat.hub_id, seat.addresses)
-
-
-def _rooms(settings: Settings, has: str) -> list[Path]:
-    """Of commands that run now."""
-    top = top_room(settings)
-    found = sorted(top.iterdir()) if top.is_dir() else []
-    return [room for room in found if is_in_use(room) and (room / has).exists()]
