@@ -92,6 +92,7 @@ class HubProcess:
             )
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() - begin > SERVES_S:
+                self.kill()
                 raise RuntimeError(f"the hub does not serve:\n{tail(self.log)}")
             time.sleep(0.02)
         return time.monotonic() - begin

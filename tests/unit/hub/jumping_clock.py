@@ -17,7 +17,7 @@ class JumpingClock:
         self.set(0)
 
     def set(self, seconds: int) -> None:
-        """So far from the true time, from now on."""
+        """So far from the true time, within some two seconds from now on."""
         draft = self._file.with_suffix(".draft")
         draft.write_text(f"{seconds:+d}s\n")
         os.replace(draft, self._file)  # whoever reads it meanwhile finds it whole
@@ -27,7 +27,7 @@ class JumpingClock:
         return {
             "LD_PRELOAD": str(LIBRARIES[0]),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_CACHE_DURATION": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "NO_FAKE_STAT": "1",
         }

@@ -233,7 +233,7 @@ def test_a_member_whose_clock_jumps_delivers_and_says_so(scene: Scene, jump: int
         assert member.stdout is not None
         lease = member.stdout.readline().strip()
         clock.set(jump)
-        time.sleep(1.5)
+        time.sleep(4.0)
         told = json.loads(member.communicate("go on\n", timeout=120)[0])
     finally:
         member.kill()
