@@ -97,10 +97,14 @@ class Impatient(H11Protocol):
         self._late = self.loop.call_later(_FIRST_REQUEST_S, self._give_up)
 
     def data_received(self, data: bytes) -> None:
-        """uvicorn's own clock stops at any byte: a request that is begun and never ended would stay."""
+        """uvicorn's own clock stops at any byte: a request that is begun and never ended would stay.
+
+        One byte after the other gets no more time than silence.
+        """
         super().data_received(data)
-        self._late.cancel()
-        if not self._is_asked:
+        if self._is_asked:
+            self._late.cancel()
+        elif self._late.cancelled():
             self._late = self.loop.call_later(_FIRST_REQUEST_S, self._give_up)
 
     @property

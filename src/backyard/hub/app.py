@@ -209,10 +209,10 @@ class Reception:
         if self._hub.has_invited(message.token):  # an invented one costs those who are invited nothing
             self._limit(self._joins, "all")
         joined = await self._hub.join(said.node, message)
-        if self._hub.members[said.node].quarantine:
+        members = self._hub.members
+        if members[said.node].quarantine:
             return joined
-        gone = {node for node in self._regions if self._hub.members[node].quarantine}
-        standing = {node: one for node, one in self._regions.items() if node not in gone}
+        standing = {node: one for node, one in self._regions.items() if not members[node].quarantine}
         self._regions, regions = opened_to(standing, said.node, joined.role, self._hub.now())
         return msgspec.structs.replace(joined, regions=regions)
 
