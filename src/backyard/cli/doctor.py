@@ -20,7 +20,7 @@ from backyard.agent.running import Run, runner
 from backyard.cli.asking import ask
 from backyard.cli.examining import gathering, hubs, machine, network
 from backyard.cli.examining.facts import Firewall
-from backyard.cli.examining.later import Later, LeftOut
+from backyard.cli.later import Later, LeftOut
 from backyard.core.config import Settings, load_settings, state_directory
 from backyard.core.errors import BackyardError
 from backyard.local.questions import CheckAsk, CheckRow, CheckTold

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from backyard.cli.kept import say
+from backyard.cli.later import Later, LeftOut
 from backyard.core.errors import BackyardError
 from backyard.hub.client import HubClient
 from backyard.hub.invites import Invite, read_invite
@@ -62,30 +63,17 @@ def _take_in(
 
 def _measured(invites: Sequence[Invite], description: Description, connect: Connect) -> list[float | None]:
     """Round trips, all at once; None for who does not answer soon, or has another run."""
-    found: list[float | None] = [None] * len(invites)
-
-    def measure(place: int) -> None:
-        # Whatever an address of somebody else's makes of it, the others are there to go to.
-        with (
-            contextlib.suppress(Exception),
-            contextlib.closing(connect(invites[place], _MEASURED_S)) as client,
-        ):
-            found[place] = _round_trip(client, description)
-
-    # Nobody waits at the end of this command for who does not answer.
-    threads = [threading.Thread(target=measure, args=(place,), daemon=True) for place in range(len(invites))]
-    for thread in threads:
-        thread.start()
-    give_up = time.monotonic() + _MEASURED_S
-    for thread in threads:
-        thread.join(max(0.0, give_up - time.monotonic()))
-    return list(found)
+    asked = [Later((), partial(_round_trip, connect, one, description)) for one in invites]
+    deadline = time.monotonic() + _MEASURED_S
+    found = [one.result(deadline) for one in asked]
+    return [None if isinstance(one, LeftOut) else one for one in found]
 
 
-def _round_trip(client: HubClient, description: Description) -> float | None:
+def _round_trip(connect: Connect, invite: Invite, description: Description) -> float | None:
     took = []
-    for _ in range(_TRIES):  # the first one also connects
-        began = time.monotonic()
-        told = client.ask("GET", "/v1/run", Description)
-        took.append(time.monotonic() - began)
+    with contextlib.closing(connect(invite, _MEASURED_S)) as client:
+        for _ in range(_TRIES):  # the first one also connects
+            began = time.monotonic()
+            told = client.ask("GET", "/v1/run", Description)
+            took.append(time.monotonic() - began)
     return min(took) if (told.name, told.code) == (description.name, description.code) else None

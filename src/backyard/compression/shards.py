@@ -12,6 +12,7 @@ holds both, and it stays right when members come and go and the shards are cut a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -27,16 +28,37 @@ def sum_in_shards(
 ) -> tuple[torch.Tensor, list[Verdict]]:
     """The sum and what is to be said about it; with ``keeps``, ``values`` become their own residual."""
     total = torch.zeros_like(values)
-    size = PIECE if codec.is_fixed else max(1, values.numel())
-    pieces = [
-        _Piece(exchange, codec, turn, first, values[first : first + size], total[first : first + size], keeps)
-        for first in range(0, values.numel(), size)
-    ]
+    pieces = [_Piece(exchange, one) for one in stretches(codec, turn, values, total, keeps)]
     for piece in pieces:
         piece.send_shares()
     for piece in pieces:
         piece.send_sum()
     return total, [verdict for piece in pieces for verdict in piece.finish()]
+
+
+class Stretch(NamedTuple):
+    """A part of a tensor, from its number ``first`` on, that is encoded and sent as one."""
+
+    codec: Codec
+    turn: Turn
+    first: int
+    values: torch.Tensor
+    total: torch.Tensor
+    keeps: bool
+
+    def turn_at(self, span: slice) -> Turn:
+        return Turn(f"{self.turn.name}@{self.first + span.start}", self.turn.step)
+
+
+def stretches(
+    codec: Codec, turn: Turn, values: torch.Tensor, total: torch.Tensor, keeps: bool
+) -> list[Stretch]:
+    """A payload whose size is not known beforehand is made of the whole at once."""
+    size = PIECE if codec.is_fixed else max(1, values.numel())
+    return [
+        Stretch(codec, turn, first, values[first : first + size], total[first : first + size], keeps)
+        for first in range(0, values.numel(), size)
+    ]
 
 
 def cut(numel: int, world: int, grain: int) -> list[slice]:
@@ -48,20 +70,11 @@ def cut(numel: int, world: int, grain: int) -> list[slice]:
 class _Piece:
     """A stretch of the tensor: to the owners of its shards, and back from them."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        codec: Codec,
-        turn: Turn,
-        first: int,
-        values: torch.Tensor,
-        total: torch.Tensor,
-        keeps: bool,
-    ) -> None:
-        self._exchange, self._codec, self._keeps = exchange, codec, keeps
-        self._values, self._total = values, total
-        self._shards = cut(values.numel(), exchange.world, codec.grain)
-        self._turns = [Turn(f"{turn.name}@{first + shard.start}", turn.step) for shard in self._shards]
+    def __init__(self, exchange: Exchange, stretch: Stretch) -> None:
+        self._exchange, self._codec, self._keeps = exchange, stretch.codec, stretch.keeps
+        self._values, self._total = stretch.values, stretch.total
+        self._shards = cut(stretch.values.numel(), exchange.world, stretch.codec.grain)
+        self._turns = [stretch.turn_at(shard) for shard in self._shards]
         self._own = self._shards[exchange.rank]
         self._verdict = Verdict(Kind.FINE, exchange.rank)
         self._arriving: Arriving | None = None

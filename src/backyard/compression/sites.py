@@ -58,11 +58,7 @@ def sum_through_sites(
 ) -> tuple[torch.Tensor, list[Verdict]]:
     """The sum and what is to be said about it; with ``keeps``, ``values`` become their own residual."""
     total = torch.zeros_like(values)
-    size = shards.PIECE if codec.is_fixed else max(1, values.numel())
-    pieces = [
-        _Piece(exchange, codec, turn, first, values[first : first + size], total[first : first + size], keeps)
-        for first in range(0, values.numel(), size)
-    ]
+    pieces = [_Piece(exchange, one) for one in shards.stretches(codec, turn, values, total, keeps)]
     stages = (_Piece.hand_in, _Piece.send_shares, _Piece.send_sums, _Piece.pass_on, _Piece.finish)
     for tick in range(len(pieces) + _AHEAD * (len(stages) - 1)):
         for number, stage in enumerate(stages):
@@ -77,20 +73,14 @@ def sum_through_sites(
 class _Piece:
     """A stretch of the tensor that goes through all stages as one."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        codec: Codec,
-        turn: Turn,
-        first: int,
-        values: torch.Tensor,
-        total: torch.Tensor,
-        keeps: bool,
-    ) -> None:
-        self._exchange, self._codec, self._keeps = exchange, codec, keeps
-        self._turn, self._first = turn, first
-        self._values, self._total = values, total
-        self._summed = values if keeps else torch.empty_like(values)  # over this site, where this one leads
+    def __init__(self, exchange: Exchange, stretch: shards.Stretch) -> None:
+        codec, values = stretch.codec, stretch.values
+        self._exchange, self._codec, self._keeps = exchange, codec, stretch.keeps
+        self._turn, self._turn_at = stretch.turn, stretch.turn_at
+        self._values, self._total = values, stretch.total
+        self._summed = (
+            values if self._keeps else torch.empty_like(values)
+        )  # over this site, where this one leads
         self._site, self._sites = exchange.site, exchange.sites
         self._mates = [rank for rank in self._sites[self._site] if rank != exchange.rank]
         self._lanes = lanes_of(values.numel(), self._sites, codec.grain)
@@ -301,9 +291,6 @@ class _Piece:
     def _span(self, number: int, site: int) -> slice:
         lane = self._lanes[number]
         return lane.whole if self._codec.is_sparse else lane.shards[site]
-
-    def _turn_at(self, span: slice) -> Turn:
-        return Turn(f"{self._turn.name}@{self._first + span.start}", self._turn.step)
 
     def _outgoing(self) -> list[list[Message]]:
         return [[] for _ in range(self._exchange.world)]

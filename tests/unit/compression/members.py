@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
-import traceback
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from backyard.compression import (
     sum_over,
 )
 from backyard.core.errors import BackyardError
+from tests.unit.forked import fork_all
 
 WORLD = 4
 CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "topk", "randomk:every=8", "int4+zlib", "topk+zlib")
@@ -279,19 +279,7 @@ def member(backend: str, rank: int, room: Path) -> None:
 
 def main() -> int:
     backend, room = sys.argv[1], Path(sys.argv[2])
-    children = []
-    for rank in range(WORLD):
-        child = os.fork()
-        if child == 0:
-            try:
-                member(backend, rank, room)
-                os._exit(0)
-            except BaseException:
-                traceback.print_exc()
-                sys.stderr.flush()
-            os._exit(1)
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children)
+    return fork_all(partial(member, backend, rank, room) for rank in range(WORLD))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -58,6 +59,13 @@ class Worker(threading.Thread):
                 return
             except httpx.TransportError:
                 time.sleep(0.3)
+
+
+def stop(workers: Sequence[Worker], seconds: float) -> None:
+    for worker in workers:
+        worker.stopped.set()
+    for worker in workers:
+        worker.join(seconds)
 
 
 def checked(hub: HubProcess, workers: list[Worker], known: dict[int, str]) -> int:
@@ -116,10 +124,7 @@ def test_a_hub_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
             hub.start()
         _wait_for_progress(owner, heads[-1])
     finally:
-        for worker in workers:
-            worker.stopped.set()
-        for worker in workers:
-            worker.join(30)
+        stop(workers, 30.0)
         hub.kill()
     heads.append(checked(hub, workers, known))
     assert heads == sorted(heads)

@@ -19,7 +19,7 @@ from backyard.hub.disk import SLOW_S, Disk
 from backyard.hub.messages import Progress
 from backyard.hub.troubles import Lookout, Troubles
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, declared, encoded, plainly
-from tests.unit.hub.test_crashes import COURSE, Worker, checked
+from tests.unit.hub.test_crashes import COURSE, Worker, checked, stop
 
 SYNC_S = 1.2
 ANSWERED_S = 0.5
@@ -123,10 +123,7 @@ def test_a_slow_disk_keeps_nobody_from_training(tmp_path: Path) -> None:
         visitor.stopped.set()
         visitor.join(30)
     finally:
-        for worker in workers:
-            worker.stopped.set()
-        for worker in workers:
-            worker.join(60)
+        stop(workers, 60.0)
         hub.kill()
         for friend in friends:
             friend.close()

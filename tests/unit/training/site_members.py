@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from backyard.training.circle import AgentsCircle, Place
 from backyard.training.nursery import Room
 from backyard.training.room import GroupRoom
 from backyard.training.sync import Sync
+from tests.unit.forked import fork_all
 from tests.unit.training.test_rounds import Training
 
 MACHINES = "abcd"  # a and b are at one site; a has the better line to the other one, so it leads
@@ -144,19 +145,7 @@ def member(machine: str, room: Path) -> None:
 
 def main() -> int:
     room = Path(sys.argv[1])
-    children = []
-    for machine in MACHINES:
-        child = os.fork()
-        if child == 0:
-            try:
-                member(machine, room)
-                os._exit(0)
-            except BaseException:
-                traceback.print_exc()
-                sys.stderr.flush()
-            os._exit(1)
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children)
+    return fork_all(partial(member, machine, room) for machine in MACHINES)
 
 
 if __name__ == "__main__":

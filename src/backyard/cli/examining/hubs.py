@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from backyard.cli.examining.facts import Hub, HubWay
-from backyard.cli.examining.later import Later, LeftOut
 from backyard.cli.friend import SEAT, fit_name, require_hub_parts
 from backyard.cli.hub_places import kept_hubs, known_addresses, rooms_with
+from backyard.cli.later import Later, LeftOut
 from backyard.core.config import Settings
 from backyard.core.errors import HubAway, HubError, HubRefused
 from backyard.identity.keys import NodeKey

@@ -1,4 +1,4 @@
-"""Work that may hang, with a deadline: a disk or a line that does not answer must not hang the doctor."""
+"""Work that may hang, with a deadline: a disk or a line that does not answer must not hang a command."""
 
 from __future__ import annotations
 
