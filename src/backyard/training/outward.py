@@ -78,7 +78,7 @@ class Outward:
         """A commit: the model is the next version. Returns how many batches went by, here and elsewhere."""
         batch = self._data.course.batch
         was = self._data.task
-        self._talk = None  # with its copies of the model
+        self._forget_talk()
         self._base.copy_(answer.state)
         self._flat.write(self._base)
         self._data.task, self._data.place = answer.task, 0
@@ -96,12 +96,17 @@ class Outward:
     def speak(self, done: int, loss: Callable[[], float | None], patience_s: float) -> Answer | None:
         """Ask the hub what comes after this step, if it was not asked yet; None: it has not answered."""
         asked = (done, self._data.task)
-        if self._talk is not None and self._asked != asked and self._talk.has_ended:
-            self._talk = None  # it was about something that others have settled meanwhile
+        if self._asked != asked:
+            self._forget_talk()  # it was about something that others have settled meanwhile
         if self._talk is None:
             self._talk, self._asked = Flight(self._question(loss()), "backyard-hub"), asked
         self._talk.wait(patience_s)
         return self._talk.result() if self._asked == asked and self._talk.has_ended else None
+
+    def _forget_talk(self) -> None:
+        """With its copies of the model; one that still goes on has the line to the hub, and is waited for."""
+        if self._talk is not None and self._talk.has_ended:
+            self._talk = None
 
     def _question(self, loss: float | None) -> Callable[[], Answer]:
         """All of the model that it needs is copied now."""
