@@ -154,7 +154,7 @@ async def serve_region(directory: Path, invite: Invite, listening: Listening, se
 
 
 class Offering:
-    """Invites of a region for who joins its parent, each for one: no more of them than there are seats."""
+    """Invites of a region for who joins its parent, each for one: for each role as many as seats are left."""
 
     def __init__(self, directory: Path, seats: Seats) -> None:
         self._directory, self._seats = directory, seats
