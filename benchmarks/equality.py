@@ -27,7 +27,7 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.commits import judge, read_commits
+from benchmarks.commits import judge, last_commits, read_commits
 from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.report import environment_line, last_line, table
 from benchmarks.runs import CommandLine
@@ -37,7 +37,7 @@ HOSTS = 4
 UNITS = 8
 PROGRAM = REPOSITORY / "tests" / "lab" / "session_program.py"
 CASES = [("images", "sgd"), ("words", "adamw"), ("images", "adamw"), ("words", "sgd")]
-_BACK_S = 90.0
+_BACK_S = 60.0
 
 
 class Outcome:
@@ -102,18 +102,21 @@ class Bench:
     def _kill(self, trace: Path, kills: int, hosts: int) -> int:
         """One after the other, each when the one before it is back."""
         self._machines.until(lambda: len(read_commits(trace)) > 2 * hosts, 120.0, "training has begun")
-        done = 0
+        done, generation = 0, 0
         while done < kills:
             deadline = time.monotonic() + _BACK_S
-            while read_commits(trace)[-1].world < hosts and time.monotonic() < deadline:
+            last = last_commits(trace, 1)[-1]
+            while last.world < hosts or last.generation <= generation:
+                if time.monotonic() > deadline:
+                    return done  # it has ended
                 time.sleep(0.1)
+                last = last_commits(trace, 1)[-1]
             time.sleep(self._chance.uniform(0.0, 1.0))
-            last = read_commits(trace)[-1]
-            alive = [one.pid for one in read_commits(trace)[-hosts:] if psutil.pid_exists(one.pid)]
-            if time.time() - last.at > 30.0 or len(alive) < 2:
-                break  # it has ended
+            alive = [one.pid for one in last_commits(trace, hosts) if psutil.pid_exists(one.pid)]
+            if not alive:
+                return done
             os.kill(self._chance.choice(alive), signal.SIGKILL)
-            done += 1
+            done, generation = done + 1, last.generation
         return done
 
     def _next(self, name: str) -> Path:

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commits import Commit, judge, read_commits
+from benchmarks.commits import Commit, judge, last_commits, read_commits
 from benchmarks.machines import Machines
 from benchmarks.report import environment_line, last_line, p95
 from benchmarks.runs import CommandLine
@@ -76,13 +76,13 @@ class Faults:
 
         self._machines.until(is_settled, _RETURNS_S, "all train together")
         time.sleep(self._chance.uniform(0.0, 0.3))
-        return read_commits(self.trace)[-1]
+        return last_commits(self.trace, 1)[-1]
 
     def next_commit(self, begin: float, generation: int, *, in_another: bool = True) -> float:
         """Seconds until one by a group that was made after the fault."""
         deadline = time.monotonic() + _GOES_ON_S
         while time.monotonic() < deadline:
-            for one in read_commits(self.trace)[-200:]:
+            for one in last_commits(self.trace, 200):
                 if one.at > begin and (one.generation > generation or not in_another):
                     return one.at - begin
             time.sleep(0.02)
@@ -97,7 +97,7 @@ class Faults:
 
     def worker(self) -> float:
         last = self.settle()
-        pids = {one.pid for one in read_commits(self.trace)[-HOSTS:]}
+        pids = {one.pid for one in last_commits(self.trace, HOSTS)}
         begin = time.time()
         os.kill(self._chance.choice(sorted(pids)), signal.SIGKILL)
         return self.next_commit(begin, last.generation)
@@ -120,7 +120,7 @@ class Faults:
             return self.longest_pause(begin, 8.0)
         finally:
             self._machines.thaw(place)
-            assert last.step < read_commits(self.trace)[-1].step
+            assert last.step < last_commits(self.trace, 1)[-1].step
 
     def cut(self) -> float:
         last = self.settle()
@@ -145,7 +145,7 @@ class Faults:
         return pause
 
     def _kill(self, place: int) -> float:
-        last = read_commits(self.trace)[-1]
+        last = last_commits(self.trace, 1)[-1]
         begin = time.time()
         self._machines.hosts[place].kill_all()
         self._machines.agents[place] = None

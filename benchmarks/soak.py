@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 
 from backyard.core.errors import BackyardError
-from benchmarks.commits import judge, read_commits
+from benchmarks.commits import judge, last_commits, read_commits
 from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.report import environment_line, last_line, p95
 from benchmarks.runs import CommandLine
@@ -79,7 +79,7 @@ class Soak:
     def one_fault(self) -> None:
         fault = getattr(self, self._chance.choice(self._kinds))
         self._await_members()
-        before = read_commits(self._trace)[-1]
+        before = last_commits(self._trace, 1)[-1]
         begin = time.time()
         if not fault():
             return
@@ -92,7 +92,7 @@ class Soak:
         """Somebody must be left who holds the state: so nothing is killed while fewer than three train."""
         deadline = time.monotonic() + _GOES_ON_S
         while time.monotonic() < deadline:
-            last = read_commits(self._trace)[-1]
+            last = last_commits(self._trace, 1)[-1]
             if last.world >= _LEAST_MEMBERS and time.time() - last.at < 1.0:
                 return
             time.sleep(0.05)
@@ -100,7 +100,7 @@ class Soak:
         raise SystemExit(f"fewer than {_LEAST_MEMBERS} members trained for {_GOES_ON_S:g} s")
 
     def kill_worker(self) -> bool:
-        members = {one.pid for one in read_commits(self._trace)[-HOSTS * 2 :]}
+        members = {one.pid for one in last_commits(self._trace, HOSTS * 2)}
         alive = [pid for pid in members if psutil.pid_exists(pid)]
         if len(alive) < 2:
             return False
@@ -158,7 +158,7 @@ class Soak:
         """By a group that was made after the fault; or, if the fault changes none, the longest pause."""
         deadline = time.monotonic() + _GOES_ON_S
         while time.monotonic() < deadline:
-            recent = [one for one in read_commits(self._trace)[-HOSTS * 200 :] if one.at > begin]
+            recent = [one for one in last_commits(self._trace, HOSTS * 200) if one.at > begin]
             newer = [one for one in recent if one.generation > generation]
             if newer and name == "kill_worker":
                 self.took.setdefault(name, []).append(newer[0].at - begin)

@@ -19,6 +19,7 @@ from backyard.runs.checkpoints import Held, Manifest, newest, next_keeper
 
 _LOOK_S = 2.0
 _AGAIN_S = 15.0  # when nobody could take a copy
+_REFUSED_S, _UNREACHED_S = 3600.0, 60.0  # that a machine is not asked again
 _GRACE_S = 10.0  # so long the other members may still be writing theirs
 
 _log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class CheckpointCopies:
         self._settled: dict[str, int] = {}  # the step of which there are enough
         self._seen: dict[str, tuple[int, float]] = {}  # the newest step, and since when it is here
         self._next_look: dict[str, float] = {}
-        self._refused: set[tuple[str, int, bytes]] = set()  # who does not take a copy of that step
+        self._refused: dict[tuple[str, int, bytes], float] = {}  # until when it is not offered that step
 
     async def run(self) -> None:
         while True:
@@ -74,7 +75,7 @@ class CheckpointCopies:
         self._open.discard(run)
         for noted in (self._settled, self._seen, self._next_look):
             noted.pop(run, None)
-        self._refused = {one for one in self._refused if one[0] != run}
+        self._refused = {one: until for one, until in self._refused.items() if one[0] != run}
 
     async def _look(self, known: Known, step: int) -> None:
         begin = self._loop.time()
@@ -104,7 +105,13 @@ class CheckpointCopies:
             return None
         if self._loop.time() < self._seen[known.run][1] + _GRACE_S and not known.has_ended:
             holders |= set(known.record.nodes)
-        able = [node for node in self._candidates(known) if (known.run, best.step, node) not in self._refused]
+        now = self._loop.time()
+        refused = {
+            node
+            for (run, step, node), until in self._refused.items()
+            if (run, step) == (known.run, best.step) and now < until
+        }
+        able = [node for node in self._candidates(known) if node not in refused]
         target = next_keeper(me, holders, able, copies)
         return best.step, NodeId(target) if target is not None else None
 
@@ -113,10 +120,11 @@ class CheckpointCopies:
             return False
         try:
             words = await self._keeper.offer(node, run, step)
-        except BackyardError as error:
-            words = error.message
+            again_s = _REFUSED_S
+        except BackyardError as error:  # its line, more often than not
+            words, again_s = error.message, _UNREACHED_S
         if words:
-            self._refused.add((run, step, node.raw))
+            self._refused[run, step, node.raw] = self._loop.time() + again_s
             _log.warning("%s keeps no copy of run %s: %s", self._around.name_of(node), run, words)
             return False
         _log.info("the checkpoint of step %d of run %s is on %s, too", step, run, self._around.name_of(node))

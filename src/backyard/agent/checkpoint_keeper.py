@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -137,13 +137,16 @@ class CheckpointKeeper:
             case NewestAsk():
                 known = self._book.find(question.run)
                 runs = (known.run, *(known.order.resumes if question.earlier else ()))
-                found = await self.newest(runs, question.passing_over)
+                told = await self.survey(runs)
+                absent = self._absent(question.awaiting, told)
+                found = _newest_of(told, runs, question.passing_over)
                 if found is None:
-                    return NewestTold()
+                    return NewestTold(absent=absent)
                 names = tuple(self._around.name_of(node) for node in found.holders)
                 if isinstance(found, Sharded):
-                    return NewestTold(sharded=found.step, machines=names)
-                return NewestTold(found.held.run, found.held.step, found.held.agreed, names)
+                    return NewestTold(sharded=found.step, machines=names, absent=absent)
+                held = found.held
+                return NewestTold(held.run, held.step, held.agreed, names, absent=absent)
             case BringAsk():
                 return await self._brought(question)
 
@@ -156,17 +159,20 @@ class CheckpointKeeper:
         seal = sign(self._around.key, known.run, asked.step, asked.fingerprint)
         return SealTold(seal.node, seal.signature)
 
+    def settle(self, run: str, *, counts: bool) -> None:
+        """A quorum is there again: what becomes of that which was saved here without one."""
+        self.shelf.settle(run, self.signers_of(run), counts=counts)
+
     async def newest(
         self, runs: Sequence[str], passing_over: Collection[tuple[str, int]] = ()
     ) -> Located | Sharded | None:
         """Of these runs, on any machine in reach."""
-        told = await self.survey(runs)
-        held = {one for answer in told.values() for one in answer.held}
-        best = newest((one for one in held if (one.run, one.step) not in passing_over), runs)
-        if best is None:
-            parts = {node: answer.sharded for node, answer in told.items() if answer.sharded}
-            return Sharded(max(parts.values()), list(parts)) if parts else None
-        return Located(best, [node for node, answer in told.items() if best in answer.held])
+        return _newest_of(await self.survey(runs), runs, passing_over)
+
+    def _absent(self, awaited: Collection[bytes], told: Collection[NodeId]) -> tuple[str, ...]:
+        """The names of those who belong to the cluster still, and did not answer."""
+        nodes = [node for node in map(NodeId, awaited) if node not in told]
+        return tuple(self._around.name_of(node) for node in nodes if self._around.log.role(node) is not None)
 
     async def bring_files(self, known: Known) -> None:
         """Have in the store what a run was started with; RunError if nobody in reach has all of it."""
@@ -389,6 +395,17 @@ class CheckpointKeeper:
             for known in self._book.runs.values()
             if node.raw in known.order.nodes
         )
+
+
+def _newest_of(
+    told: Mapping[NodeId, HeldTold], runs: Sequence[str], passing_over: Collection[tuple[str, int]]
+) -> Located | Sharded | None:
+    held = {one for answer in told.values() for one in answer.held}
+    best = newest((one for one in held if (one.run, one.step) not in passing_over), runs)
+    if best is None:
+        parts = {node: answer.sharded for node, answer in told.items() if answer.sharded}
+        return Sharded(max(parts.values()), list(parts)) if parts else None
+    return Located(best, [node for node, answer in told.items() if best in answer.held])
 
 
 def _by_step(held: Held) -> int:

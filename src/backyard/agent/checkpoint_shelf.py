@@ -10,7 +10,10 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from backyard.core.errors import RunError, ShippingError
+from backyard.core.syncing import sync_path
 from backyard.identity import NodeKey
 from backyard.runs.checkpoints import (
     FILES,
@@ -28,6 +31,7 @@ from backyard.runs.checkpoints import (
     read_manifest,
     sign,
     step_of,
+    written_in,
 )
 from backyard.shipping import FileEntry, Packed, Store
 from backyard.shipping import Manifest as FileList
@@ -35,6 +39,8 @@ from backyard.shipping.disk import discard, remove_tree
 from backyard.shipping.lending import entry_of, lend, take_back
 from backyard.shipping.manifest import make_manifest, piece_hash
 from backyard.shipping.trees import link_tree
+
+_DROPPED = "dropped-"  # before the name of what does not count any more; the last such stay
 
 _log = logging.getLogger(__name__)
 
@@ -51,12 +57,13 @@ class Shelf:
         return self._homes / run / "checkpoints"
 
     def latest(self, run: str) -> int:
-        """The highest step that has a folder, without looking into it; 0 if there is none."""
+        """The step of the folder that was written last, without looking into it; 0 if there is none."""
         try:
-            names = os.listdir(self.folder(run))
+            written = written_in(self.folder(run))
         except OSError:
             return 0
-        return max((step_of(name) or 0 for name in names), default=0)
+        steps = [(at, step) for name, at in written.items() if (step := step_of(name)) is not None]
+        return max(steps, default=(0.0, 0))[1]
 
     def manifests(self, run: str, signers: Collection[bytes]) -> list[Manifest]:
         """Of those that count by their signatures; whether the tensors are whole is not looked at."""
@@ -126,8 +133,31 @@ class Shelf:
         self._store.put_object(sealed.object, own)
         link_tree(make_manifest(entries.values()), target, self._store.object_path)
         discard(self._store.object_path(sealed.object))
-        for old in out_of_date(os.listdir(folder), keep=step):
+        for old in out_of_date(written_in(folder), keep=step):
             remove_tree(folder / old)
+
+    def settle(self, run: str, signers: Collection[bytes], *, counts: bool) -> None:
+        """What was saved without a quorum: it counts as agreed now, or not any more."""
+        provisional = [one for one in self.manifests(run, signers) if one.provisional]
+        if not counts:
+            for stale in self.folder(run).glob(f"{_DROPPED}*"):
+                remove_tree(stale)
+        for one in sorted(provisional, key=lambda one: one.step):  # a crash leaves all but one as it was
+            place = self._place(run, one.step)
+            if counts:
+                self._agree(place, replace(one, provisional=False))
+            else:
+                place.rename(place.with_name(_DROPPED + place.name))
+
+    def _agree(self, place: Path, manifest: Manifest) -> None:
+        data = encode(manifest)
+        seal = encode(sign(self._key, manifest.run, manifest.step, fingerprint(data)))
+        for name, content in ((MANIFEST, data), (SEAL, seal)):
+            (place / f"{name}.new").write_bytes(content)
+            sync_path(place / f"{name}.new")
+        for name in (MANIFEST, SEAL):
+            (place / f"{name}.new").replace(place / name)
+        sync_path(place)
 
     def has_files(self, manifests: Collection[bytes]) -> bool:
         """Whether all that a run was started with is in the store."""

@@ -29,6 +29,7 @@ from backyard.agent.sleep import watch_sleep
 from backyard.agent.surveyor import Surveyor
 from backyard.core.config import Settings, state_directory
 from backyard.core.errors import AgentError, MembershipError, ProtocolError
+from backyard.core.news import News
 from backyard.identity import NodeId, NodeKey, delegate
 from backyard.identity.private_file import private_directory
 from backyard.identity.trust import SignedEntry, TrustLog, check_name, encode_entry
@@ -75,7 +76,7 @@ class Agent:
         self.hosts_alone = False  # with a pre-shared key, and nobody found yet
         self._works = not witness
         self._tasks: set[asyncio.Future[None]] = set()
-        self._news = asyncio.Event()
+        self._news = News()
         self._linked_at: dict[NodeId, float] = {}
 
     # its life
@@ -394,14 +395,10 @@ class Agent:
             self._epoch = len(self.log.secrets)
             self._greet_all()
         self.board.view_changed()
-        self._news.set()
-        self._news = asyncio.Event()
+        self._news.announce()
 
     async def news_within(self, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(self._news.wait(), max(0.0, seconds))
-        except TimeoutError:
-            pass
+        await self._news.within(seconds)
 
     async def _tick(self) -> None:
         while True:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from backyard.agent.run_messages import RecordTold, ReportTold, encode
 from backyard.core.errors import BackyardError, ProtocolError, RunError
+from backyard.core.news import News
 from backyard.core.printable import printable
 from backyard.identity import NodeId
 from backyard.identity.trust import TrustLog
@@ -111,7 +112,7 @@ class RunBook:
         self.runs: dict[str, Known] = {}
         self.on_record: Callable[[Known], None] = lambda known: None
         self.on_settled: Callable[[Known, bool], None] = lambda known, counts: None
-        self._news = asyncio.Event()
+        self._news = News()
         self._named: set[NodeId] = set()  # guests that tried what is not theirs
 
     def load(self) -> None:
@@ -179,7 +180,7 @@ class RunBook:
     def _replace(self, known: Known, record: RunRecord) -> None:
         self._around.storage.keep_run(known.run, encode_record(record))
         known.take(record, self._loop.time())
-        self._announce()
+        self._news.announce()
         self.on_record(known)
 
     def take_report(self, sender: NodeId, report: Report) -> None:
@@ -191,7 +192,7 @@ class RunBook:
             return
         known.reports[sender.raw] = report if self._around.log.role(sender) == "owner" else _plain(report)
         known.notice_stuck(self._loop.time())
-        self._announce()
+        self._news.announce()
 
     # telling others
 
@@ -233,20 +234,12 @@ class RunBook:
 
     async def news_within(self, seconds: float) -> bool:
         """Whether a record or report changed."""
-        try:
-            await asyncio.wait_for(self._news.wait(), max(0.0, seconds))
-        except TimeoutError:
-            return False
-        return True
+        return await self._news.within(seconds)
 
     def _name(self, guest: NodeId) -> None:
         if guest not in self._named:
             self._named.add(guest)
             _log.warning("%s is a guest and cannot start or change a run (said once)", guest.short)
-
-    def _announce(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
 
     def _concerns(self, node: NodeId, known: Known) -> bool:
         role = self._around.log.role(node)

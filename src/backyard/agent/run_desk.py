@@ -43,7 +43,7 @@ from backyard.local.run_questions import (
     WorkerRow,
 )
 from backyard.runs.environment import describe
-from backyard.runs.keeping import environment_findings, stopped_by
+from backyard.runs.keeping import environment_findings, provisional, stopped_by
 from backyard.runs.needs import Needs
 from backyard.runs.parting import is_apart
 from backyard.runs.record import DataSet, Dropped, Order, Report, WorkerState, sign_order
@@ -215,7 +215,7 @@ async def _stop(agent: Agent, asked: StopAsk) -> Done:
         # Nobody can decide now; who can be reached stops all the same, for the person said so.
         record = stopped_by(known.record, agent.name, hard=asked.hard)
         if record is not None:
-            agent.runs.book.take(record)
+            agent.runs.book.take(provisional(known.record, record))  # or nobody could change it any more
             agent.runs.book.tell_record(known)
         return Done(f"run {known.run} stops on the machines that can be reached: {error.message}")
     return Done(f"run {known.run} stops")

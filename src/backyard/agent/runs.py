@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from pathlib import Path
 from typing import Protocol
 
@@ -131,6 +132,10 @@ class Runs:
 
     def _settled(self, known: Known, counts: bool) -> None:
         settle_steps(run_directory(self._around.directory, known.run), counts=counts)
+        try:
+            self.checkpoints.settle(known.run, counts=counts)
+        except OSError as error:
+            _log.error("the checkpoints of run %s could not be settled: %s", known.run, error)
 
     def dropped(self, known: Known, dropped: Dropped) -> None:
         """A worker of this machine says so: for whoever watches, anywhere."""
@@ -287,15 +292,27 @@ class Runs:
     async def _tidy(self) -> None:
         """Folders of runs that ended long ago go, and files that nobody used for long."""
         while True:
-            ended = [run for run, known in self.book.runs.items() if known.has_ended]
-            homes = self._around.directory / "runs"
             active = [known.order for known in self.book.runs.values() if not known.has_ended]
             kept = {run for order in active for run in (order.run, *order.resumes)}
-            kept |= set(ended[-_KEPT_FOLDERS:])
-            if homes.is_dir():
-                for home in homes.iterdir():
-                    if home.name not in kept:
-                        await asyncio.to_thread(remove_run, self._around.directory, home.name)
+            for run in await asyncio.to_thread(_out_of_date, self._around.directory / "runs", kept):
+                await asyncio.to_thread(remove_run, self._around.directory, run)
             keep = {manifest for order in active for manifest in order.manifests}
             await asyncio.to_thread(collect, self.store, self._around.settings.runs.store_bytes, keep)
             await asyncio.sleep(_TIDY_S)
+
+
+def _out_of_date(homes: Path, kept: Collection[str]) -> list[str]:
+    """Runs whose folders go: of all but those kept, the ones in which nothing has changed for longest. Not by
+    when they began: the checkpoints of a long run that failed a minute ago are wanted."""
+    if not homes.is_dir():
+        return []
+    others = [home for home in homes.iterdir() if home.name not in kept]
+    return [home.name for home in sorted(others, key=_changed_at)[:-_KEPT_FOLDERS]]
+
+
+def _changed_at(home: Path) -> float:
+    times = []
+    for place in (home, home / "checkpoints", home / "logs"):
+        with contextlib.suppress(OSError):
+            times.append(place.stat().st_mtime)
+    return max(times, default=0.0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,6 +32,7 @@ from backyard.runs.checkpoints import (
     manifest_in,
     out_of_date,
     step_of,
+    written_in,
 )
 from backyard.runs.record import MOST_MACHINES
 from backyard.shipping.disk import remove_tree
@@ -152,7 +152,7 @@ class Checkpoints:
             draft.rename(target)
             sync_path(self._folder)
             self._last = name
-            for old in out_of_date(os.listdir(self._folder)):
+            for old in out_of_date(written_in(self._folder), keep=facts.step):
                 remove_tree(self._folder / old)
         except (OSError, SafetensorError, BackyardError) as error:  # the second, too, where the disk is full
             words = getattr(error, "strerror", None) or getattr(error, "message", None) or error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -41,8 +41,9 @@ class Notary(Protocol):
     def signers(self, run: str) -> Collection[bytes]:
         """Whose signature counts for a run."""
 
-    def newest(self, passing_over: Collection[tuple[str, int]]) -> NewestTold:
-        """The newest of this run, and of those that it goes on with, on any machine in reach."""
+    def newest(self, passing_over: Collection[tuple[str, int]], awaiting: Sequence[bytes]) -> NewestTold:
+        """The newest of this run, and of those that it goes on with, on any machine in reach; and which of
+        those that are awaited are not."""
 
     def bring(self, run: str, step: int) -> None:
         """Until it is on this machine's disk."""
@@ -65,8 +66,9 @@ class AgentsNotary:
     def signers(self, run: str) -> Collection[bytes]:
         return self._ask(SignersAsk(run), SignersTold, _ANSWER_S).nodes
 
-    def newest(self, passing_over: Collection[tuple[str, int]]) -> NewestTold:
-        return self._ask(NewestAsk(self._run, True, tuple(passing_over)), NewestTold, _ANSWER_S)
+    def newest(self, passing_over: Collection[tuple[str, int]], awaiting: Sequence[bytes]) -> NewestTold:
+        question = NewestAsk(self._run, True, tuple(passing_over), tuple(awaiting))
+        return self._ask(question, NewestTold, _ANSWER_S)
 
     def bring(self, run: str, step: int) -> None:
         while not (told := self._ask(BringAsk(run, step, _SAY_S), BringTold, _ANSWER_S)).here:

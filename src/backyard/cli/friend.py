@@ -69,6 +69,7 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
         if not yes and not click.confirm("Run it there?" if site else "Run it here?", default=False):
             click.echo("Nothing was started, and nothing is kept.")
             return 1
+        client.accept_store(description.store)
         seated = take_seat(client, found, offered, place, settings, name=name)
         if site:
             from backyard.cli.site import train_site  # which takes a while to load, and one machine needs not
@@ -140,6 +141,7 @@ def take_seat(
         key=member_secret(machine_key(settings), invite.hub_id),
         run=invite.run,
         folder=str(place),
+        store=client.store,
         is_owner=joined.role == "owner",
         only_begins=only_begins,
     )

@@ -44,6 +44,8 @@ class Wishes(NamedTuple):
     train: bool
     parent: str
     seats: int
+    store: str
+    store_endpoint: str
     folder: Path | None
     script: str | None
     arguments: tuple[str, ...]
@@ -51,8 +53,11 @@ class Wishes(NamedTuple):
 
 def up(wishes: Wishes) -> int:
     require_hub_parts()
+    from backyard.hub.bucket import read_place
     from backyard.hub.founding import hub_key
 
+    if wishes.store or wishes.store_endpoint:
+        read_place(wishes.store, wishes.store_endpoint)  # before anything is made
     settings = load_settings()
     directory = _directory(wishes, settings)
     hub_key(directory)
@@ -73,6 +78,8 @@ async def _keep_hub(
     if wishes.parent:
         offered = [word for address in addresses for word in ("--offer", address)]
         options += ["--parent", wishes.parent, "--seats", str(wishes.seats), *offered]
+    if wishes.store:
+        options += ["--store", wishes.store, "--store-endpoint", wishes.store_endpoint]
     hub = await start_hub(directory, options, place)
     owner: Kept | None = None
     try:

@@ -57,6 +57,8 @@ def shown(offered: Offered, machines: Sequence[str] = ()) -> str:
     ]
     if rest:
         lines.append(f"  {format_size(sum(one.size for one in rest)):>9}  in {len(rest)} more")
+    if description.store:
+        lines.append(f"Files and models may also come from {description.store}, checked by their hashes.")
     lines.append("It runs with your rights: say yes only if you trust the person who sent the invite.")
     return "\n".join(lines)
 

@@ -34,6 +34,8 @@ def hub_group() -> None:
 @click.option(
     "--seats", type=click.IntRange(0, 10_000), default=100, help="With --parent: friends taken in from there."
 )
+@click.option("--store", default="", metavar="s3://BUCKET/FOLDER", help="Put blobs there; friends take them.")
+@click.option("--store-endpoint", default="", metavar="URL", help="Where that store is, if not at Amazon.")
 @click.option("--folder", type=click.Path(path_type=Path), help="The folder to send (default: this one).")
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

@@ -20,6 +20,7 @@ BackyardError
 │   └── RunEnvironmentError
 ├── HubError
 │   ├── HubAway
+│   ├── StoreAway
 │   └── HubRefused
 ├── TorchMissing
 └── CollectiveError
@@ -170,6 +171,13 @@ class HubAway(HubError):
     def __init__(self, message: str, *, hint: str | None = None, answered: bool = False) -> None:
         self.answered = answered
         super().__init__(message, hint=hint)
+
+
+class StoreAway(HubError):
+    """A hub's object store does not give or take a blob now."""
+
+    code = "store-away"
+    default_hint = "Wait: the hub itself has every blob, and the store is tried again."
 
 
 class HubRefused(HubError):

@@ -20,8 +20,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--parent", metavar="INVITE", help="be a region of the hub of this invite")
     parser.add_argument("--seats", type=int, default=0, help="a region: take in so many of its parent's")
     parser.add_argument("--offer", metavar="URL", action="append", default=[], help="how they reach it")
+    parser.add_argument("--store", metavar="s3://BUCKET/FOLDER", help="blobs go there, too")
+    parser.add_argument("--store-endpoint", metavar="URL", default="", help="of a store that is not Amazon's")
     given = parser.parse_args(arguments)
     try:
+        from backyard.hub.bucket import read_place
         from backyard.hub.invites import read_invite
         from backyard.hub.serving import Listening, Seats, run
 
@@ -32,6 +35,7 @@ def main(arguments: list[str]) -> int:
             follow=read_invite(given.follow) if given.follow else None,
             parent=read_invite(given.parent) if given.parent else None,
             seats=Seats(given.seats, tuple(given.offer)) if given.seats and given.offer else None,
+            store=read_place(given.store, given.store_endpoint) if given.store else None,
         )
     except BackyardError as error:
         sys.stderr.write(f"{error}\n")

@@ -43,8 +43,10 @@ from backyard.hub.openapi import describe
 from backyard.hub.page import POLICY, render
 from backyard.hub.places import Places
 from backyard.hub.quarantine import expel, pardon
+from backyard.hub.redirects import STORE_HEADER
 from backyard.hub.service import Hub
 from backyard.hub.signing import Nonces, Signed, verify_request
+from backyard.hub.stocking import Stock
 from backyard.hub.taking_in import Regions, opened_to, with_offer
 from backyard.hub.troubles import Trouble
 from backyard.identity.keys import NodeKey
@@ -53,6 +55,7 @@ logger = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 60.0
 _SHOWN_S = 60.0  # that the disk failed
 _SMALL = 64 << 10
+_KEPT_S = 1.0  # the page and the figures
 _REQUESTS_PER_S, _REQUESTS_AT_ONCE = 50.0, 500.0
 _JOINS_PER_S, _JOINS_AT_ONCE = 5.0, 1000.0
 _UPLOAD = re.compile("[0-9a-f]{32}")
@@ -72,9 +75,11 @@ Handler = Callable[[Request, Said], Awaitable[msgspec.Struct]]
 class Reception:
     """Routes of one hub."""
 
-    def __init__(self, hub: Hub, intake: Intake, key: NodeKey) -> None:
-        self._hub, self._intake, self._key = hub, intake, key
-        self._metrics = HubMetrics(hub)
+    def __init__(self, hub: Hub, intake: Intake, key: NodeKey, stock: Stock | None = None) -> None:
+        self._hub, self._intake, self._key, self._stock = hub, intake, key, stock
+        self._metrics = HubMetrics(hub, stock)
+        self._measured = _Kept(self._metrics.text, hub.now)
+        self._rendered = _Kept(lambda: render(hub), hub.now)
         hub.on_commit = self._metrics.note_version
         self._time = SignatureClock(hub.clock, hub.now, hub.signed.time)
         self._nonces = Nonces(self._time())
@@ -191,7 +196,7 @@ class Reception:
         """For a body that may count. Nobody has so many places that the others wait for him."""
         self._hub.member(node)
         if "upload" in request.path_params:
-            self._intake.progress(node, _upload_name(request))
+            self._intake.begin_piece(node, _upload_name(request))
         await held.enter_async_context(self._places.place(node))
 
     # The routes.
@@ -263,9 +268,11 @@ class Reception:
         return await self._intake.append(said.node, _upload_name(request), int(offset), said.body)
 
     async def _blob(self, request: Request) -> Response:
-        """Unsigned: its name is its hash. Any cache may keep it."""
+        """Unsigned: its name is its hash. Any cache may keep it. Who would follow is led to the store."""
         name = str(request.path_params["name"])
-        if not re.fullmatch("[0-9a-f]{64}", name) or not self._hub.blobs.has(name):
+        is_name = re.fullmatch("[0-9a-f]{64}", name) is not None
+        link = await self._link(request, name) if is_name else None  # first: it may take some seconds
+        if not is_name or not self._hub.blobs.has(name):
             problem = Problem(
                 kind="blob", message="there is no such blob here", hint="Ask for the head again."
             )
@@ -273,19 +280,44 @@ class Reception:
         headers = {"etag": f'"{name}"', "cache-control": _IMMUTABLE}
         if request.headers.get("if-none-match", "") == headers["etag"]:
             return Response(status_code=304, headers=headers)
+        if self._stock is not None:
+            headers["vary"] = STORE_HEADER
+        if link is not None:
+            elsewhere = {"location": link, "cache-control": "no-store", "vary": STORE_HEADER}
+            return Response(status_code=307, headers=elsewhere)
         return FileResponse(
             self._hub.blobs.path(name), headers=headers, media_type="application/octet-stream"
         )
 
+    async def _link(self, request: Request, name: str) -> str | None:
+        """Into the store, for whoever says that it would follow there."""
+        if self._stock is None or request.headers.get(STORE_HEADER) != self._stock.origin:
+            return None
+        return await self._stock.link(name)
+
     async def _page(self, request: Request) -> Response:
         headers = {"content-security-policy": POLICY, "cache-control": "public, max-age=5"}
-        return HTMLResponse(render(self._hub), headers=headers)
+        return HTMLResponse(self._rendered(), headers=headers)
 
     async def _openapi(self, request: Request) -> Response:
         return JSONResponse(describe())
 
     async def _figures(self, request: Request) -> Response:
-        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(self._measured(), media_type="text/plain; version=0.0.4")
+
+
+class _Kept:
+    """A text that is made anew once a second at most, however many ask for it."""
+
+    def __init__(self, make: Callable[[], str | bytes], now: Callable[[], float]) -> None:
+        self._make, self._now = make, now
+        self._made: tuple[float, str | bytes] | None = None
+
+    def __call__(self) -> str | bytes:
+        now = self._now()
+        if self._made is None or now - self._made[0] >= _KEPT_S:
+            self._made = now, self._make()
+        return self._made[1]
 
 
 def make_app(reception: Reception) -> Starlette:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from backyard.hub.leases import Lent
 from backyard.hub.log import Committed, Log, Replica
@@ -55,6 +55,15 @@ def named_blobs(versions: Sequence[Committed]) -> set[str]:
         head = versions[-1]
         names |= {name for name in (head.momentum, head.feedback) if name is not None}
     return names
+
+
+def shared_blobs(versions: Sequence[Committed], code: Set[str]) -> list[str]:
+    """What members fetch, the newest first. What the outer optimizer remembers is for mirrors alone."""
+    names = []
+    if versions:
+        for one in reversed(versions[kept_from(versions) :]):
+            names += [one.step.sha256, *([one.base.sha256] if one.base is not None else [])]
+    return list(dict.fromkeys([*names, *sorted(code)]))
 
 
 def replica_of(log: Log, after: int | None) -> Replica:

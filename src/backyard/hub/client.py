@@ -2,7 +2,7 @@
 
 An answer counts only if the hub's own key signed it for this very question. Whatever else comes back (a
 proxy's error page, a captive portal, silence) is as if the hub were away. Blobs are not signed: their hash is
-their name, so anybody may serve them.
+their name, so anybody may serve them; an object store that the hub leads to does (see `store_line`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import random
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ import msgspec
 from backyard import __version__
 from backyard.core.errors import HandshakeError, HubAway, HubError, HubRefused, ProtocolError
 from backyard.core.printable import printable
+from backyard.hub import drafts
 from backyard.hub.blobs import hash_file
 from backyard.hub.clocks import JUMP_S, Jumps, said_of_difference
 from backyard.hub.courtesy import Pace
@@ -32,8 +33,10 @@ from backyard.hub.messages import (
     decode_message,
     encode_message,
 )
-from backyard.hub.pinning import NEW_INVITE, context_for
+from backyard.hub.pinning import context_for
 from backyard.hub.signing import sign_request, verify_response
+from backyard.hub.store_line import Link, StoreLine
+from backyard.hub.unreached import not_the_hubs, unreached
 from backyard.identity.keys import NodeKey
 from backyard.identity.node_id import NodeId
 
@@ -50,12 +53,6 @@ _SAY_AFTER_S = 10.0
 _READ_BYTES = 1 << 16
 _BUSY = (429, 503)
 _NOT_WHAT_WAS_SIGNED = 401
-# What stands between says so with these, and without the hub's signature.
-_PROXYS_WORDS = {
-    413: "a proxy there takes no body of this size (nginx: client_max_body_size 2m)",
-    502: "a proxy there does not reach the hub behind it",
-    504: "a proxy there does not wait for the hub's answer (nginx: proxy_read_timeout 90s)",
-}
 
 
 class Waiting:
@@ -101,6 +98,7 @@ class HubClient:
         *,
         say: Callable[[str], None] = log.warning,
         pace: Pace | None = None,
+        store: str | None = None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
         wall: Callable[[], float] = time.time,
@@ -118,6 +116,7 @@ class HubClient:
         self.ahead_s: float | None = None  # the hub's clock, by its last answer
         self.say = say
         self.sent_bytes = self.received_bytes = 0
+        self._store = StoreLine(store, say)
         self._transport = transport
         self._lines: dict[str, httpx.Client] = {}  # by address
 
@@ -131,7 +130,18 @@ class HubClient:
         """As much of a file as goes at once: what the cap of this line lets through in half a minute."""
         return self._pace.bytes_in(ANSWER_S) or PIECE_BYTES
 
+    @property
+    def store(self) -> str | None:
+        """The origin beside the hub that blobs may come from."""
+        return self._store.origin
+
+    def accept_store(self, origin: str | None) -> None:
+        """From now on, by the word of whoever runs this machine."""
+        self._store.close()
+        self._store = StoreLine(origin, self.say)
+
     def close(self) -> None:
+        self._store.close()
         while self._lines:
             self._lines.popitem()[1].close()
 
@@ -245,7 +255,7 @@ class HubClient:
                 self.ahead_s = verify_response(self._hub, status, found, body, headers) - self._wall()
             except HubError as error:
                 raise HubAway(
-                    _not_the_hubs(address, status, error.message),
+                    not_the_hubs(address, status, error.message),
                     hint="See that the address leads to the hub; ask for a new invite if its key changed.",
                     answered=status < 500,  # above it, what stands between says that the hub does not
                 ) from error
@@ -311,7 +321,7 @@ class HubClient:
                 return response.status_code, plain, bytes(found)
         except (httpx.HTTPError, HandshakeError) as error:
             self._drop(address)
-            raise _away(url, error) from error
+            raise unreached(url, error) from error
 
     def _paced(self, data: bytes) -> Iterator[bytes]:
         portion = self._pace.portion
@@ -330,22 +340,44 @@ class HubClient:
 
         Goes on where an attempt before ended. HubError if its content is another's.
         """
+        bound = size if size is not None else most
+        assert bound is not None, "nobody sends without end"
         draft = target.with_name(f"{target.name}.part")
+        try:
+            self._fetch(sha256, draft, size, bound)
+        except HubError:
+            self._try_another()  # whoever asks again asks there
+            raise
+        draft.replace(target)
+
+    def _fetch(self, sha256: str, draft: Path, size: int | None, bound: int) -> None:
+        """However often it takes, from the hub and from where else it leads."""
         waiting = self.waiting()
+        is_mixed = False  # some of the draft may be the store's
         while True:
             try:
-                self._fetch_once(sha256, draft, size, most)
-                break
+                link = self._fetch_once(sha256, draft, size, bound)
             except HubAway as error:
                 waiting.pause(error.message)
-                self._addresses.append(self._addresses.pop(0))
-        if hash_file(draft) != sha256:
+                self._try_another()
+                continue
+            if link is not None:
+                is_mixed = True
+                if self._store.take(link, sha256, draft, bound):
+                    return
+                continue  # with the hub itself, from where the store broke off
+            if hash_file(draft) == sha256:
+                return
             draft.unlink()
-            raise HubError(
-                f"what {self.address} sent for the blob {sha256[:12]} has another content",
-                hint="Try again; if it repeats, something between here and the hub changes what it carries.",
-            )
-        draft.replace(target)
+            if not is_mixed:
+                raise HubError(
+                    f"what {self.address} sent for the blob {sha256[:12]} has another content", hint=_CHANGED
+                )
+            is_mixed = False
+            self._store.blame(f"it began the blob {sha256[:12]} with another content")
+
+    def _try_another(self) -> None:
+        self._addresses.append(self._addresses.pop(0))
 
     def fetch_bytes(self, sha256: str, most: int, folder: Path) -> bytes:
         """A small blob whose size nobody said."""
@@ -355,16 +387,17 @@ class HubClient:
         target.unlink()
         return data
 
-    def _fetch_once(self, sha256: str, draft: Path, size: int | None, most: int | None) -> None:
-        have = draft.stat().st_size if draft.exists() else 0
-        if size and have == size:
-            return
-        bound = size if size is not None else most
-        assert bound is not None, "nobody sends without end"
+    def _fetch_once(self, sha256: str, draft: Path, size: int | None, bound: int) -> Link | None:
+        """From the hub into the draft, or where else it is."""
+        if size and drafts.size_of(draft) == size:
+            return None
         url = httpx.URL(f"{self.address}/v1/blobs/{sha256}")
-        headers = {"accept-encoding": "identity"} | ({"range": f"bytes={have}-"} if have else {})
+        offered = self._store.offer()
+        headers = drafts.headers_for(draft) | offered
         try:
             with self._line(self.address).stream("GET", url, headers=headers) as response:
+                if response.status_code == 307 and offered:
+                    return Link(response.headers.get("location", ""), _peer(response))
                 if response.status_code == 404:
                     raise HubError(
                         f"the hub does not have the blob {sha256[:12]} any more",
@@ -374,23 +407,21 @@ class HubClient:
                     draft.unlink(missing_ok=True)
                 if response.status_code not in (200, 206):
                     raise HubAway(f"{url.host} answered {response.status_code} to a question for a blob")
-                resumed = response.status_code == 206 and have > 0
-                total = have if resumed else 0
-                with draft.open("ab" if resumed else "wb") as file:
-                    for part in response.iter_bytes(_READ_BYTES):
-                        total += len(part)
-                        if total > bound:
-                            break
-                        file.write(part)
-                        self.received_bytes += len(part)
+                parts = self._counted(response.iter_bytes(_READ_BYTES))
+                total = drafts.receive(response, parts, draft, bound)
         except (httpx.HTTPError, HandshakeError) as error:
             self._drop(self.address)
-            raise _away(url, error) from error
-        if total > bound:
-            draft.unlink()
+            raise unreached(url, error) from error
+        if total is None:
             raise HubError(f"the blob {sha256[:12]} is larger than was said", hint="Try again.")
         if size is not None and total < size:
             raise HubAway(f"{url.host} broke off after {total} of {size} bytes")
+        return None
+
+    def _counted(self, parts: Iterable[bytes]) -> Iterator[bytes]:
+        for part in parts:
+            self.received_bytes += len(part)
+            yield part
 
 
 def _message(kind: type[T], body: bytes) -> T:
@@ -403,19 +434,14 @@ def _message(kind: type[T], body: bytes) -> T:
         ) from error
 
 
-def _not_the_hubs(address: str, status: int, why: str) -> str:
-    words = _PROXYS_WORDS.get(status)
-    return f"{address} answered {status}: {words}" if words else f"{address} answered {status}, and {why}"
+def _peer(response: httpx.Response) -> str:
+    """The address of the machine that answers, not what its name may lead to by now."""
+    stream = response.extensions.get("network_stream")
+    try:
+        address = stream.get_extra_info("server_addr") if stream is not None else None
+    except OSError:  # it is gone already
+        address = None
+    return str(address[0]) if address else ""
 
 
-def _away(url: httpx.URL, error: httpx.HTTPError | HandshakeError) -> HubAway:
-    where = f"{url.host}:{url.port}" if url.port else url.host
-    if isinstance(error, HandshakeError):
-        return HubAway(f"{where} is not the hub: {error.message}", answered=True)
-    if isinstance(error, httpx.TimeoutException):
-        return HubAway(f"{where} does not answer in time")
-    why = printable(str(error)) or type(error).__name__
-    if "CERTIFICATE_VERIFY_FAILED" in why:
-        words = f"{where} has neither the hub's key nor a certificate that is valid for its name ({why})"
-        return HubAway(words, hint=NEW_INVITE, answered=True)
-    return HubAway(f"{where} cannot be reached: {why}")
+_CHANGED = "Try again; if it repeats, something between here and the hub changes what it carries."

@@ -19,7 +19,7 @@ from backyard.core.errors import HubError, HubRefused, RunError
 from backyard.core.printable import printable
 from backyard.core.units import format_size
 from backyard.hub.blobs import hash_file
-from backyard.hub.client import HubClient
+from backyard.hub.client import HubClient, Waiting
 from backyard.hub.courtesy import Manners, is_metered
 from backyard.hub.messages import (
     Course,
@@ -29,6 +29,7 @@ from backyard.hub.messages import (
     Layout,
     Lease,
     LeaseRequest,
+    Step,
 )
 from backyard.hub.uploads import push
 from backyard.hub.vectors import Form, add_vector, encode_vector
@@ -150,20 +151,31 @@ class Contributor:
     # the chain
 
     def _pull(self, state: torch.Tensor, wait_s: float = 0.0) -> Head:
-        """To the newest version that there is."""
-        head = self._client.head(self._version, wait_s)
+        """To the newest version that there is. What stands between may deny or change a blob: then the hub is
+        asked again, which may have swept it meanwhile and begin with a newer one."""
+        waiting = self._client.waiting()
+        while True:
+            head = self._client.head(self._version, wait_s)
+            if all(self._take(step, state, waiting) for step in head.steps):
+                return head
+
+    def _take(self, step: Step, state: torch.Tensor, waiting: Waiting) -> bool:
+        """Whether the state is this version now; if not, it was worth a pause."""
         assert self._description is not None
         assert self._layout is not None
-        for step in head.steps:
-            form = Form(self._layout.numel, self._description.terms.chunk, step.codec, step.version)
-            if step.size > form.most_bytes:
-                raise HubError(f"version {step.version} is larger than it can be", hint="Join again.")
-            with tempfile.TemporaryDirectory(dir=self._folder) as room:
-                path = Path(room) / step.sha256
+        form = Form(self._layout.numel, self._description.terms.chunk, step.codec, step.version)
+        if step.size > form.most_bytes:
+            raise HubError(f"version {step.version} is larger than it can be", hint="Join again.")
+        with tempfile.TemporaryDirectory(dir=self._folder) as room:
+            path = Path(room) / step.sha256
+            try:
                 self._client.fetch(step.sha256, path, size=step.size)
-                add_vector(path, form, state, is_base=step.kind == "base")
-            self._version = step.version
-        return head
+            except HubError as error:
+                waiting.pause(f"{error.message}. {error.hint}")
+                return False
+            add_vector(path, form, state, is_base=step.kind == "base")
+        self._version = step.version
+        return True
 
     def _next_lease(self, state: torch.Tensor) -> Lease | None:
         """Whoever has delivered is told to wait for the others of its round, unless that came to nothing."""

@@ -38,16 +38,20 @@ from backyard.hub.service import Hub
 logger = logging.getLogger(__name__)
 _MOST_BASE_BYTES = 1 << 42
 _ABANDONED_S = 86_400.0
+_FRESH_S = 40.0  # after a piece began: whoever sends it goes on
 _OWNED = 16  # characters of a file's name that say whose it is
 # The optional check of an update that is about to count: the file and the version it begins from.
 HeldOut = Callable[[Path, int], Verdict]
 
 
 class _Upload:
-    def __init__(self, node: str, declared: Declaration, path: Path) -> None:
+    """``heard``: when it was declared, or its last piece began."""
+
+    def __init__(self, node: str, declared: Declaration, path: Path, now: float) -> None:
         self.node, self.declared, self.path = node, declared, path
         self.lock = asyncio.Lock()
         self.done: Progress | None = None
+        self.heard = now
 
     def offset(self) -> int:
         return self.path.stat().st_size if self.path.exists() else 0
@@ -84,12 +88,16 @@ class Intake:
             await self._check_update(node, declared)
         async with self._declaring[node]:
             if name not in self._uploads:
-                await asyncio.to_thread(self._remove, self._forget_others(node, name))
-                self._uploads[name] = _Upload(node, declared, self._directory / name)
+                await asyncio.to_thread(self._remove, self._forget_others(node, name, declared.lease))
+                self._uploads[name] = _Upload(node, declared, self._directory / name, self._hub.now())
             upload = self._uploads[name]
             if declared.lease is not None:
                 await self._hub.step(rounds.Heard(declared.lease, upload.offset()))
         return _progress(name, upload)
+
+    def begin_piece(self, node: str, name: str) -> None:
+        """HubRefused if there is no such upload."""
+        self._find(node, name).heard = self._hub.now()
 
     def progress(self, node: str, name: str) -> Progress:
         return _progress(name, self._find(node, name))
@@ -259,10 +267,17 @@ class Intake:
             raise _no_upload()
         return found
 
-    def _forget_others(self, node: str, name: str) -> set[str]:
+    def _is_fresh(self, upload: _Upload, lease: str | None) -> bool:
+        """Two machines of one home that lost each other push for the same lease: the first one goes first."""
+        if upload.done is not None or upload.declared.lease != lease:
+            return False
+        return self._hub.now() - upload.heard < _FRESH_S
+
+    def _forget_others(self, node: str, name: str, lease: str | None) -> set[str]:
         """Each member has one upload. The files of what it began before, also before this process."""
         before = self._latest.get(node, name)
-        if before in self._uploads and self._uploads[before].lock.locked():
+        found = self._uploads.get(before)
+        if found is not None and (found.lock.locked() or self._is_fresh(found, lease)):
             said = "the upload before this one is not done yet"
             raise HubRefused(503, "busy", said, hint="Try again in a second.", retry_s=1.0)
         self._uploads.pop(before, None)

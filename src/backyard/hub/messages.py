@@ -24,6 +24,7 @@ NodeText = Annotated[str, Meta(pattern="^[0-9A-Z-]{69}$")]
 LeaseId = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
 Address = Annotated[str, Meta(pattern="^https?://[A-Za-z0-9.:/_~%\\[\\]-]{1,400}$")]
+Origin = Annotated[str, Meta(pattern="^https?://[A-Za-z0-9.:\\[\\]-]{1,300}$")]
 CodecName = Annotated[str, Meta(pattern="^[a-z0-9]{1,16}(:[a-z0-9=,]{1,48})?(\\+zlib)?$")]
 Sentence = Annotated[str, Meta(max_length=2000)]
 Version = Annotated[int, Meta(ge=0, le=1 << 40)]
@@ -115,6 +116,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     course: Course | None = None
     version: Version | None = None
     finished: bool = False
+    store: Origin | None = None  # where its blobs may come from, too
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from backyard.hub.log import Committed
 from backyard.hub.service import Hub
+from backyard.hub.stocking import Stock
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -13,7 +14,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 class HubMetrics:
     """Of one hub; a registry of its own."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, stock: Stock | None = None) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=True)
         self._answers = Counter(
             "backyard_hub_answers", "Answers by route and status.", ("route", "status"), registry=registry
@@ -51,6 +52,8 @@ class HubMetrics:
             "waiting": ("Updates that wait for their round.", lambda: float(len(hub.state.waiting))),
             "refusals": ("Refusals that the page shows.", lambda: float(len(hub.refusals))),
         }
+        if stock is not None:
+            figures["stored"] = ("Blobs in the object store.", lambda: float(stock.size))
         for name, (text, value) in figures.items():
             Gauge(f"backyard_hub_{name}", text, registry=registry).set_function(value)
 

@@ -56,6 +56,7 @@ OPERATIONS = (
     Operation("get", "/v1/uploads/{upload}", "How much has arrived.", Progress),
     Operation("patch", "/v1/uploads/{upload}", "The next piece.", Progress, is_bytes=True, query=("offset",)),
 )
+_ELSEWHERE = "It is in the object store that the request's `backyard-store` names."
 _STATUSES = {
     "401": "The signature is missing, wrong, too old or was used before.",
     "403": "This machine may not do this.",
@@ -94,6 +95,8 @@ def _operation(one: Operation) -> dict[str, Any]:
         "parameters": places,
         "responses": {"200": {"description": one.says, "content": _content(one.answer)}},
     }
+    if one.is_bytes and one.answer is None:
+        found["responses"]["307"] = {"description": _ELSEWHERE}
     problems = {"content": _content(Problem)}
     found["responses"] |= {status: {"description": text} | problems for status, text in _STATUSES.items()}
     if one.body is not None or (one.is_bytes and one.answer is not None):

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from backyard.core.errors import HubRefused
+from backyard.core.errors import HubError, HubRefused
 from backyard.hub import rounds
 from backyard.hub.blobs import Blobs
 from backyard.hub.client import HubClient
@@ -42,40 +44,48 @@ from backyard.shipping import Limits
 
 _POLL_S = 20.0
 _PAUSE_S = 2.0
+_SENT_AWAY_S = 60.0
 GATHER_S = 1.0
 _SHORTER = 0.7  # of the parent's round: the region's own must fit into it
 logger = logging.getLogger(__name__)
 
 
 class Parent:
-    """The parent as a region sees it. Every method blocks."""
+    """The parent as a region sees it. Every method blocks. A thread that passes a round up and one that looks
+    for news take turns."""
 
     def __init__(self, client: HubClient, blobs: Blobs, folder: Path, limits: Limits) -> None:
         self._client, self._blobs = client, blobs
         folder.mkdir(parents=True, exist_ok=True)
         self._fetcher = Fetcher(client, blobs, folder, limits)
+        self._turn = threading.Lock()
         self.lease: Lease | None = None
 
     def describe(self) -> Description:
-        return self._client.patiently("GET", "/v1/run", Description)
+        with self._turn:
+            return self._client.patiently("GET", "/v1/run", Description)
 
     def steps(self, after: int | None, wait: float = 0.0) -> tuple[Step, ...]:
         """Of the chain, with their blobs here."""
-        steps = self._client.head(after, wait).steps
-        for step in steps:
-            self._fetcher.fetch(step.sha256, size=step.size)
-        return steps
+        with self._turn:
+            steps = self._client.head(after, wait).steps
+            for step in steps:
+                self._fetcher.fetch(step.sha256, size=step.size)
+            return steps
 
     def take_lease(self, rate: float, version: int) -> Lease:
         message = LeaseRequest(samples_per_s=rate, version=version)
-        self.lease = self._client.patiently("POST", "/v1/leases", Lease, message)
-        return self.lease
+        with self._turn:
+            self.lease = self._client.patiently("POST", "/v1/leases", Lease, message)
+            return self.lease
 
     def push(self, declaration: Declaration) -> None:
-        push(self._client, declaration, self._blobs.path(declaration.sha256))
+        with self._turn:
+            push(self._client, declaration, self._blobs.path(declaration.sha256))
 
     def fetch_code(self, name: str | None) -> tuple[str, ...]:
-        return () if name is None else self._fetcher.fetch_code(name)
+        with self._turn:
+            return () if name is None else self._fetcher.fetch_code(name)
 
 
 class PassUp(OuterStep):
@@ -117,7 +127,7 @@ class PassUp(OuterStep):
         self._feedback = outcome.feedback
         steps: tuple[Step, ...] = ()
         while not steps:
-            steps = self._parent.steps(closed.head.number, _POLL_S)
+            steps = self._news(closed.head.number)
             if is_refused:  # there may be no version after this one before the region delivers again
                 break
         versions = mirrored(self._parent, steps, self._terms.base_every, closed.time)
@@ -128,6 +138,18 @@ class PassUp(OuterStep):
             first, members=len(parts), samples=declaration.samples, loss=declaration.loss
         )
         return Merged((counted, *others), parts, refused)
+
+    def _news(self, after: int) -> tuple[Step, ...]:
+        """Once more if a blob was denied or changed on its way: the update that was taken must not be merged
+        and passed up again for that."""
+        try:
+            return self._parent.steps(after, _POLL_S)
+        except HubRefused:
+            raise
+        except HubError as error:
+            logger.warning("the parent's version did not arrive: %s. %s", error.message, error.hint)
+            time.sleep(_PAUSE_S)
+            return ()
 
 
 def declared(step: Step, lease: Lease, parts: Sequence[Contribution]) -> Declaration:
@@ -183,6 +205,9 @@ async def run_region(hub: Hub, parent: Parent) -> None:
                 return await _is_over_after(hub, parent, description)
             await asyncio.sleep(_PAUSE_S)
         except HubRefused as error:
+            if error.status == 403:  # sent away, or in quarantine: only its owner can change that
+                logger.warning("the parent does not take this region: %s. %s", error.message, error.hint)
+                await asyncio.sleep(_SENT_AWAY_S)
             await asyncio.sleep(max(error.retry_s, 0.1))
         return False
 

@@ -106,7 +106,9 @@ class Committed(NamedTuple):
 
 
 class MergeFailed(NamedTuple):
-    pass
+    """The merge of these came to nothing."""
+
+    updates: tuple[Delivered, ...]
 
 
 class Ended(NamedTuple):
@@ -204,7 +206,7 @@ def decide(state: State, event: Event, now: float) -> Decision:
         found = Decision(_replace(state, pool=give_back(state.pool, event.spans)), (), "")
     elif isinstance(event, Committed):
         found = _commit(state, event.version, now)
-    elif isinstance(event, MergeFailed):
+    elif isinstance(event, MergeFailed) and event.updates == state.closing:
         again = Book({one.id: one for one in state.closing} | dict(state.waiting))
         found = Decision(_replace(state, closing=(), waiting=again), (), "the merge failed and is repeated")
     else:

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from backyard.core.decoding import decode
 from backyard.core.errors import HubError, ProtocolError
-from backyard.hub.messages import Address, Name
+from backyard.hub.messages import Address, Name, Origin
 from backyard.identity.keys import NodeKey
 from backyard.identity.node_id import NodeId
 from backyard.identity.private_file import load_or_create_private
@@ -39,6 +39,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     key: Annotated[bytes, Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES)]
     run: Name
     folder: Annotated[str, Meta(max_length=4096)] = ""  # for files on their way; of a site, each has its own
+    store: Origin | None = None  # what was accepted beside the hub
     is_owner: bool = False
     only_begins: bool = False  # the owner's model becomes the first version, and nothing is trained here
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 from backyard.core.errors import HubError, HubRefused
+from backyard.core.news import News
 from backyard.hub import rounds
 from backyard.hub.admission import after_refusal
 from backyard.hub.blobs import Blobs
@@ -75,6 +76,7 @@ class Hub:
     seen: list[Seen]
     state: State
     covered: int  # samples that the chain has behind it
+    store: str | None = None  # the origin where members find blobs, too
 
     def __init__(
         self,
@@ -93,8 +95,9 @@ class Hub:
         self._reader = Log(directory)
         self._writer: Writer | None = None
         self._finisher: asyncio.Task[Finisher] | None = None
-        self._changed = asyncio.Event()
+        self._changed = News()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._discarded: set[str] = set()  # blobs that go with the next commit
         self._epoch = 0  # of the state: a merge that began before it was read anew does not count
         self._reloading = asyncio.Lock()
         self._joining = asyncio.Lock()
@@ -154,6 +157,7 @@ class Hub:
             course=self.state.course,
             version=self.version,
             finished=self.state.is_finished,
+            store=self.store,
         )
 
     async def head(self, after: int | None, wait: float) -> Head:
@@ -169,10 +173,7 @@ class Hub:
         """Asks again at every version, for so many seconds at most."""
         until = self.now() + wait
         while not holds() and (left := until - self.now()) > 0:
-            try:
-                await asyncio.wait_for(self._changed.wait(), left)
-            except TimeoutError:
-                return
+            await self._changed.within(left)
 
     def _has_news(self, after: int | None) -> bool:
         return self.version is not None and (after != self.version or self.state.is_finished)
@@ -257,8 +258,8 @@ class Hub:
         todo: Changes = [] if refusal else list(changes or [])
         todo += changes_of(decision.effects)
         for effect in decision.effects:
-            if isinstance(effect, Discard):
-                self.arrivals.pop(effect.update, None)
+            if isinstance(effect, Discard) and effect.update in self.arrivals:
+                self._discarded.add(self.arrivals.pop(effect.update).sha256)
         if self.state.pool != before:
             todo.append(change(Log.put_pool, self.state.pool))
         if decision.reason:
@@ -298,13 +299,15 @@ class Hub:
         """Versions of the chain that another hub made; their blobs are here."""
         facts = [change(Log.set_fact, "layout", layout), change(Log.set_fact, "course", course)]
         await self.write([*facts, *(change(Log.put_version, one) for one in versions)])
+        before = named_blobs(self.versions)
         self.versions += versions
         self.layout = layout
         if self.state.course is None:
             await self.step(rounds.Founded(course))
         await self.step(rounds.Committed(self.versions[-1].number))
         self._prepare()
-        self._announce()
+        self._changed.announce()
+        await asyncio.to_thread(self.blobs.remove_all, before - self.needed_blobs())
 
     async def note(self, node: str, kind: str, reason: str) -> None:
         """A refusal, for the page; some kinds count, and bring their sender into quarantine."""
@@ -340,7 +343,9 @@ class Hub:
             logger.error("the round could not be merged, it is tried again in %.1f s: %s", self._pause, error)
             await asyncio.sleep(self._pause)
             self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
-            await self._tick_once(rounds.MergeFailed() if self._epoch == epoch else rounds.Ticked())
+            await self._tick_once(
+                rounds.MergeFailed(close.updates) if self._epoch == epoch else rounds.Ticked()
+            )
 
     def _closed(self, arrivals: tuple[Arrival, ...]) -> Closed:
         strangers = frozenset(node for node, one in self.members.items() if one.role == "stranger")
@@ -367,7 +372,7 @@ class Hub:
         for one in arrivals:
             del self.arrivals[one.update.id]
         await self.step(rounds.Committed(number))
-        self._announce()
+        self._changed.announce()
         for version in versions:
             self.on_commit(version)
             logger.info("version %d: %d updates, %d samples", number, version.members, version.samples)
@@ -375,12 +380,9 @@ class Hub:
             if one.update.id in refused:
                 verdict = refused[one.update.id]
                 await self.refuse(one.update.node, verdict.kind, verdict.reason)
-        gone = (before | {one.sha256 for one in arrivals}) - self.needed_blobs()
+        gone = (before | {one.sha256 for one in arrivals} | self._discarded) - self.needed_blobs()
+        self._discarded.clear()
         await asyncio.to_thread(self.blobs.remove_all, gone)
-
-    def _announce(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
 
     async def _tick(self) -> None:
         await self._tick_once()
@@ -398,6 +400,9 @@ class Hub:
             await self.step(event)
         except HubError as error:
             logger.error("%s", error.message)
+            await asyncio.sleep(1.0)
+        except Exception:  # nobody waits for whoever ticks: it would only be gone
+            logger.exception("the rounds could not go on, it is tried again")
             await asyncio.sleep(1.0)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
@@ -430,7 +435,7 @@ class Hub:
         self.state = recalled(found, founding, self.now(), is_region=self._is_region)
         self.covered = covered_by(found, self.state)
         self._epoch += 1
-        self._announce()
+        self._changed.announce()
 
 
 _JOIN = "Join with an invite: `backyard join --invite ...`."

@@ -22,6 +22,7 @@ from backyard.core.errors import HubError
 from backyard.hub.accepting import MOST, Doors, Impatient, Server
 from backyard.hub.app import Reception, make_app
 from backyard.hub.blobs import Blobs
+from backyard.hub.bucket import Bucket, Place
 from backyard.hub.certificate import server_context
 from backyard.hub.client import HubClient
 from backyard.hub.finishing import Finisher
@@ -33,6 +34,7 @@ from backyard.hub.invites import Invite, invite_text
 from backyard.hub.messages import MOST_OFFERED, Description, Join, Joined, Layout, Offer, Role, Terms
 from backyard.hub.open_files import connections_within, raise_limit
 from backyard.hub.service import Hub, MakeFinisher
+from backyard.hub.stocking import Stock
 from backyard.hub.taking_in import REPEATED_S
 from backyard.shipping import folder_limits
 
@@ -78,20 +80,37 @@ async def running(
     held_out: HeldOut | None = None,
     make_finisher: MakeFinisher = outer_step,
     is_region: bool = False,
+    store: Place | None = None,
 ) -> AsyncIterator[tuple[Hub, Starlette]]:
     """A hub that works, and its application."""
     key = hub_key(directory)
     hub = Hub(directory, key.id, make_finisher, is_region)
     try:
         await hub.start()
-        yield hub, make_app(Reception(hub, Intake(hub, held_out), key))
+        async with _stocked(hub, store) as stock:
+            yield hub, make_app(Reception(hub, Intake(hub, held_out), key, stock))
     finally:
         await hub.close()
 
 
-async def serve(directory: Path, listening: Listening) -> None:
+@contextlib.asynccontextmanager
+async def _stocked(hub: Hub, store: Place | None) -> AsyncIterator[Stock | None]:
+    """The hub's blobs in the store, if there is to be one, for as long as this lasts."""
+    if store is None:
+        yield None
+        return
+    stock = Stock(hub, await asyncio.to_thread(Bucket, store, str(hub.id)))
+    hub.store = stock.origin
+    keeping = asyncio.create_task(stock.keep())
+    try:
+        yield stock
+    finally:
+        keeping.cancel()
+
+
+async def serve(directory: Path, listening: Listening, store: Place | None = None) -> None:
     """Until SIGINT or SIGTERM. HubError if the port is taken."""
-    async with running(directory) as (hub, app):
+    async with running(directory, store=store) as (hub, app):
         await _serve(directory, hub, app, listening)
 
 
@@ -100,7 +119,8 @@ async def serve_mirror(directory: Path, invite: Invite, listening: Listening) ->
     key = hub_key(directory)
     client = HubClient(invite.addresses, invite.hub_id, key)
     joined = Join(token=invite.token_text, name="mirror")
-    await asyncio.to_thread(client.patiently, "POST", "/v1/members", Joined, joined)
+    answer = await asyncio.to_thread(client.patiently, "POST", "/v1/members", Joined, joined)
+    client.accept_store(answer.description.store)
     mirror = Mirror(directory, client, invite.hub_id, folder_limits(load_settings()))
     await asyncio.to_thread(mirror.follow, 0.0)
     hub = Hub(directory, key.id, outer_step)
@@ -125,7 +145,9 @@ async def keep_following(mirror: Mirror, hub: Hub, pause_s: float = _MIRROR_PAUS
     await until_over(turn, "the hub could not be followed", pause_s)
 
 
-async def serve_region(directory: Path, invite: Invite, listening: Listening, seats: Seats | None) -> None:
+async def serve_region(
+    directory: Path, invite: Invite, listening: Listening, seats: Seats | None, store: Place | None = None
+) -> None:
     """A member of the invite's hub that has members of its own, until SIGINT or SIGTERM."""
     from backyard.hub.regional import Parent, PassUp, found_region, run_region  # torch, which takes a while
 
@@ -134,13 +156,14 @@ async def serve_region(directory: Path, invite: Invite, listening: Listening, se
     parent = Parent(client, blobs, directory / "uploads", folder_limits(load_settings()))
     message = Join(token=invite.token_text, name="region")
     joined = await asyncio.to_thread(client.patiently, "POST", "/v1/members", Joined, message)
+    client.accept_store(joined.description.store)
     if not has_hub(directory):
         await asyncio.to_thread(found_region, directory, parent, joined.description, key.id)
 
     def pass_up(blobs: Blobs, terms: Terms, layout: Layout) -> Finisher:
         return PassUp(blobs, terms, layout, parent)
 
-    async with running(directory, make_finisher=pass_up, is_region=True) as (hub, app):
+    async with running(directory, make_finisher=pass_up, is_region=True, store=store) as (hub, app):
         working = [asyncio.create_task(run_region(hub, parent))]
         if joined.role == "region" and seats is not None:
             above = HubClient(invite.addresses, invite.hub_id, key)  # for a thread of its own
@@ -267,13 +290,14 @@ def run(
     follow: Invite | None = None,
     parent: Invite | None = None,
     seats: Seats | None = None,
+    store: Place | None = None,
 ) -> None:
     _check_plain(listening)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if follow is not None:
         serving = serve_mirror(directory, follow, listening)
     elif parent is not None:
-        serving = serve_region(directory, parent, listening, seats)
+        serving = serve_region(directory, parent, listening, seats, store)
     else:
-        serving = serve(directory, listening)
+        serving = serve(directory, listening, store)
     asyncio.run(serving)

@@ -9,6 +9,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from backyard.core.whole_files import write_whole
+
 _NOTE, _DROPPED = "provisional", "dropped"
 
 Step = Annotated[int, Meta(ge=0, lt=10**12)]
@@ -20,10 +22,8 @@ class _Note(msgspec.Struct, frozen=True):
 
 
 def note_steps(home: Path, began: int, done: int) -> None:
-    """After each step: ``began`` had been agreed upon. A kill leaves the note before or this one."""
-    draft = home / f"{_NOTE}.new"
-    draft.write_bytes(msgspec.json.encode(_Note(began, done)))
-    draft.replace(home / _NOTE)
+    """After each step: ``began`` had been agreed upon."""
+    write_whole(home / _NOTE, msgspec.json.encode(_Note(began, done)))
 
 
 def settle_steps(home: Path, *, counts: bool) -> None:

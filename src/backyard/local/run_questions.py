@@ -146,12 +146,14 @@ class SignersAsk(msgspec.Struct, frozen=True, tag="signers?"):
 
 class NewestAsk(msgspec.Struct, frozen=True, tag="newest?"):
     """Which is the newest checkpoint of this run on any machine in reach? ``earlier``: or of those that it
-    goes on with. Those that turned out to be of no use are passed over.
+    goes on with. Those that turned out to be of no use are passed over. ``awaiting``: and which of these
+    machines are not in reach?
     """
 
     run: RunName
     earlier: bool = False
     passing_over: Annotated[tuple[tuple[RunName, Step], ...], Meta(max_length=1024)] = ()
+    awaiting: Annotated[tuple[Node, ...], Meta(max_length=256)] = ()
 
 
 class BringAsk(msgspec.Struct, frozen=True, tag="bring?"):
@@ -325,6 +327,7 @@ class NewestTold(msgspec.Struct, frozen=True, tag="newest"):
     agreed: bool = False
     machines: tuple[str, ...] = ()
     sharded: int = 0
+    absent: tuple[str, ...] = ()  # of those who are awaited
 
 
 class BringTold(msgspec.Struct, frozen=True, tag="bring"):

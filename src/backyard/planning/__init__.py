@@ -13,7 +13,7 @@ from backyard.planning.inputs import Model, Options, StepProfile
 from backyard.planning.levels import Level, Levels, read_levels
 from backyard.planning.planner import make_plans
 from backyard.planning.plans import Plan, Ranking, observation
-from backyard.planning.watching import Replan, Watch, adopt, begin_watch, reconsider, watch
+from backyard.planning.watching import Replan, Watch, adopt, begin_watch, is_worth, watch
 
 __all__ = [
     "LOSSY",
@@ -41,10 +41,10 @@ __all__ = [
     "build_cluster",
     "cluster_of",
     "imagine",
+    "is_worth",
     "make_plans",
     "observation",
     "read_levels",
-    "reconsider",
     "refit",
     "watch",
     "with_imagined",

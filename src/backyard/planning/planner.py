@@ -48,8 +48,9 @@ def make_plans(
     groups = [usable] if question.options.is_given else worthwhile_groups(question, usable)
     prices = [*alone, *_prices(question, groups)]
     prices.sort(key=lambda price: _rank(question, price))
-    # A given group may have no plan: someone in it is too slow to get a unit, or has too little memory.
-    chosen = next((price for price in prices if _is_allowed(question, price)), prices[0])
+    # A given group may have no plan: someone in it is too slow to get a unit, or has too little memory. Then
+    # an exact one: whatever else comes first in the list, nobody has given his word for it.
+    chosen = next((price for price in prices if _is_allowed(question, price)), alone[0])
     shown = _shown(question, prices, chosen, usable)
     plans = {id(price): _written(question, price, alone[0]) for price in shown}
     return Ranking(

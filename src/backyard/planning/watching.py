@@ -12,11 +12,7 @@ import math
 import msgspec
 
 from backyard.core.units import format_duration
-from backyard.planning.calibration import Calibration, refit
-from backyard.planning.cluster import Cluster
-from backyard.planning.inputs import Model, Options, StepProfile
-from backyard.planning.planner import make_plans
-from backyard.planning.plans import Plan, observation
+from backyard.planning.plans import Plan
 
 OFF = 0.20
 LEAST_COMMITS = 10
@@ -87,31 +83,18 @@ def adopt(state: Watch, plan: Plan) -> Watch:
     return msgspec.structs.replace(_calm(state), expected_s=plan.step_s)
 
 
-def reconsider(
-    current: Plan,
-    measured_step_s: float,
-    cluster: Cluster,
-    model: Model,
-    profile: StepProfile,
-    options: Options,
-    calibration: Calibration,
-) -> tuple[Plan | None, Calibration, str]:
-    """What to do about a proposal: a plan to change to or None, what was learnt, and why.
-
-    ``cluster`` has the speeds and links as they are known now.
-    """
-    learnt = refit(calibration, observation(current, cluster, measured_step_s))
-    found = make_plans(cluster, model, profile, options, learnt).chosen
+def is_worth(current: Plan, found: Plan, measured_step_s: float) -> tuple[bool, str]:
+    """Whether to change from a plan whose steps take so long to another one, and why."""
     gain = found.score / (current.score * current.step_s / measured_step_s)
     step = format_duration(measured_step_s)
     if is_same(current, found):
-        return None, learnt, f"{current.name} takes {step} a step, and is still the best plan."
+        return False, f"{current.name} takes {step} a step, and is still the best plan."
     faster = f"{found.name} is predicted to be {gain:.2f} times as fast"
     if gain < WORTH:
-        reason = f"{current.name} takes {step} a step. {faster}: below {WORTH:.2f} a change is not worth it."
-        return None, learnt, reason
+        why = f"{current.name} takes {step} a step. {faster}: below {WORTH:.2f} a change is not worth it."
+        return False, why
     was = format_duration(current.step_s)
-    return found, learnt, f"{current.name} takes {step} a step instead of {was}. {faster}. {found.reason}"
+    return True, f"{current.name} takes {step} a step instead of {was}. {faster}. {found.reason}"
 
 
 def is_same(one: Plan, other: Plan) -> bool:

@@ -6,14 +6,15 @@
 
 A checkpoint counts if a machine signed it that may save for its run: an owner's, or one that the run's order
 names. The signature covers the manifest, and the manifest the tensors, so that it does not matter who passes
-a copy on. Pure, but for `manifest_in`.
+a copy on. Pure, but for `manifest_in` and `written_in`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -77,16 +78,25 @@ def folder_name(step: int) -> str:
     return f"step-{step:08}"
 
 
+def written_in(folder: Path) -> dict[str, float]:
+    """The names of what is in there, and when each was written."""
+    with os.scandir(folder) as found:
+        return {one.name: one.stat(follow_symlinks=False).st_mtime for one in found}
+
+
 def step_of(name: str) -> int | None:
     """The step that a folder's name says; None if it is no checkpoint's."""
     found = _FOLDER.fullmatch(name)
     return int(found[1]) if found is not None else None
 
 
-def out_of_date(names: Iterable[str], keep: int = 0) -> list[str]:
-    """The folders of checkpoints that are not among the newest; that of step ``keep`` stays."""
-    steps = {step: name for name in names if (step := step_of(name)) is not None}
-    return [steps[step] for step in sorted(steps)[:-KEPT] if step != keep]
+def out_of_date(written: Mapping[str, float], keep: int) -> list[str]:
+    """The folders of checkpoints that are not among the last that were written; that of step ``keep`` stays.
+
+    By time, not by step: what a dropped branch left may have higher steps than all that is saved now.
+    """
+    ours = [(at, name) for name, at in written.items() if step_of(name) is not None]
+    return [name for _, name in sorted(ours)[:-KEPT] if step_of(name) != keep]
 
 
 # who vouches for it

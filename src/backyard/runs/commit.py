@@ -42,6 +42,7 @@ class Word(msgspec.Struct, frozen=True, array_like=True):
     arithmetic: Digest = b""  # the same on machines that compute the same bits
     ahead: Units = ()  # that it has computed of the step after that one
     epoch: tuple[Step, Step] = (0, 0)  # the pass over the data that it is in, and the batches before that
+    overlaps: bool = True  # it could compute while a round is summed
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -58,6 +59,7 @@ class Verdict(msgspec.Struct, frozen=True):
     speeds: tuple[float, ...] = ()  # of every rank; empty: nothing is known
     mixed: bool = False  # members compute different bits
     epoch: tuple[int, int] = (0, 0)
+    overlaps: bool = True  # all of them could
 
 
 def conclude(words: Sequence[Word]) -> Verdict:
@@ -66,8 +68,14 @@ def conclude(words: Sequence[Word]) -> Verdict:
     near = [rank for rank in verdict.fresh if words[rank].nursed and words[rank].done == verdict.done]
     mixed = len({word.arithmetic for word in words}) > 1
     epoch = max((word.epoch for word in words if not word.fresh), default=(0, 0))
-    speeds = _speeds(words)
-    return msgspec.structs.replace(verdict, nursed=tuple(near), speeds=speeds, mixed=mixed, epoch=epoch)
+    return msgspec.structs.replace(
+        verdict,
+        nursed=tuple(near),
+        speeds=_speeds(words),
+        mixed=mixed,
+        epoch=epoch,
+        overlaps=all(word.overlaps for word in words),
+    )
 
 
 def _speeds(words: Sequence[Word]) -> tuple[float, ...]:

@@ -65,6 +65,8 @@ def next_record(record: RunRecord, facts: Facts) -> RunRecord | None:
             changed = _stop(record, facts)
         case _:
             changed = None
+    if changed is None and record.phase == "running" and record.restarts and facts.since_s > _SETTLED_S:
+        changed = replace(record, restarts=0)  # written down: a power cut forgets how long it ran
     return None if changed is None else replace(changed, version=record.version + 1)
 
 

@@ -37,6 +37,11 @@ class AtHand:
     def is_ahead(self) -> bool:
         return bool(self.next_units)
 
+    @property
+    def samples(self) -> int:
+        """Of the whole step."""
+        return sum(unit.size for unit in self.units)
+
     def claim(self, number: int) -> None:
         (self.ahead if self.is_ahead else self.claimed).add(number)
         self.pending = [one for one in self.pending if one.number != number]

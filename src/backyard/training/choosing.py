@@ -31,12 +31,14 @@ from backyard.planning import (
     adopt,
     begin_watch,
     cluster_of,
+    is_worth,
     make_plans,
     observation,
     refit,
     watch,
 )
 from backyard.planning.plans import listed
+from backyard.planning.watching import is_same
 from backyard.topology.graph import Graph, build_graph
 from backyard.training.codec_speeds import measured as measured_codecs
 from backyard.training.sync import Sync
@@ -158,6 +160,7 @@ class Chooser:
     def note(self, seen: Seen) -> None:
         """After each commit."""
         if seen.generation != self._generation or seen.sync != self._sync:
+            self._failed = self._failed and seen.generation == self._generation
             self._generation, self._sync, self._steps = seen.generation, seen.sync, []
             return  # what came before belongs to another group
         self._steps.append(seen.step_s)
@@ -204,6 +207,8 @@ class Chooser:
                 self._codecs or CODECS,
                 overlaps=self._overlaps,
             )
+            if is_followed and not is_first:
+                found = _unless_worth_it(found, current, step_s, seen.sync)
         except BackyardError as error:
             self._failed = True
             log.warning("nothing is planned for this group: %s", error.message)
@@ -215,6 +220,15 @@ class Chooser:
         if found.said:
             log.warning("%s", found.said)
         self._want(found.sync)
+
+
+def _unless_worth_it(found: Choice, current: Plan, step_s: float, sync: Sync) -> Choice:
+    """What is followed stays, unless another plan is clearly better: each change costs what was learnt."""
+    is_better, why = is_worth(current, found.plan, step_s)
+    if is_better:
+        return found._replace(why=why)
+    same = is_same(current, found.plan)
+    return found._replace(plan=found.plan if same else current, sync=sync, why=why)
 
 
 def cluster_at(graph: Graph, model: Model, nodes: Sequence[str], speeds: Sequence[float]) -> Cluster:

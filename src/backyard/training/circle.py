@@ -68,10 +68,12 @@ class Circle(Wire, Reducer, CodedReducer, Protocol):
     rank: int
     world: int
     generation: int
-    provisional: bool
     beginning: bool  # somebody in this group was started with the run, or with its restart
     finished: bool  # a member has ended well
     on_told: Callable[[int], None]  # while it meets: the newest nursery of the group that comes, or 0
+
+    @property
+    def provisional(self) -> bool: ...
 
     def meet(self, broken: CollectiveError | None) -> None:
         """Be in a group that is newer than the last one, with everybody in it; ``broken``: how that ended."""
@@ -200,8 +202,8 @@ class AgentsCircle:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self.rank, self.world, self.generation, self.provisional = 0, 1, 0, False
-        self.beginning, self.finished = True, False
+        self.rank, self.world, self.generation = 0, 1, 0
+        self.beginning, self.finished, self._provisional = True, False, False
         self.on_told: Callable[[int], None] = lambda nursery: None
         self._room: GroupRoom | None = None
         self._stuck = False
@@ -220,6 +222,14 @@ class AgentsCircle:
     def newest(self) -> int:
         told = self._told
         return told.generation if told is not None and told.is_member else self.generation
+
+    @property
+    def provisional(self) -> bool:
+        """As it is by now: it may be settled while the group stays."""
+        told = self._told
+        if told is not None and told.generation == self.generation:
+            self._provisional = told.provisional
+        return self._provisional
 
     def machines(self) -> tuple[str, ...]:
         others = [] if self._room is None else [node.hex() for node in self._room.nodes]
@@ -243,7 +253,7 @@ class AgentsCircle:
                 self._room.close()
                 self._room = None
             self.generation, self.rank, self.world = told.generation, told.rank, told.world
-            self.provisional, self.beginning = told.provisional, told.beginning
+            self._provisional, self.beginning = told.provisional, told.beginning
             self.finished = told.finished
             if told.world == 1:
                 return

@@ -23,6 +23,8 @@ class OwnSum:
     def take(self, weight: float) -> None:
         """The gradients that backward has left, which are means over a unit or a part of one."""
         came = self._sums.collect()
+        if not weight:  # nothing, also if it is NaN
+            return
         if self.is_empty:
             self._found, self._weight, self._is_mean = dict(came), weight, True
             return

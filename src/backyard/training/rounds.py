@@ -178,9 +178,9 @@ class Rounds:
             self._is_aside = True
             for one, other in zip(self._model(), self._other, strict=True):
                 one.copy_(other)
-        self._sums.give(None)
         assert self._state.outer is not None
-        self._state.outer.step()
+        if self._sums.give(None):
+            self._state.outer.step()
 
     def _put_on_top(self) -> None:
         """What was changed since, if anything: it is this member's progress in the round at hand."""

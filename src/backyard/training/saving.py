@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from backyard.checkpoint.files import Checkpoints, Facts
+from backyard.checkpoint.holders import note_saved, read_saved
 from backyard.checkpoint.notary import AgentsNotary, Notary
 from backyard.checkpoint.state import Parts
 from backyard.core.decoding import decode
@@ -24,6 +25,8 @@ from backyard.training.state import TrainingState
 log = logging.getLogger("backyard.training")
 
 _NOWHERE = 1 << 16
+_HOLDERS_S = 120.0
+_LOOK_S, _SAY_S = 2.0, 15.0
 
 
 class _Found(msgspec.Struct, frozen=True, array_like=True):
@@ -33,10 +36,17 @@ class _Found(msgspec.Struct, frozen=True, array_like=True):
     agreed: bool = False  # such count before provisional ones
     step: int = 0
     here: bool = True
+    awaits: int = 0  # the step of a newer one, whose holders are not in reach
+    holders: str = ""
 
     @property
     def worth(self) -> tuple[int, bool, int]:
         return -self.place, self.agreed, self.step
+
+    @property
+    def own_step(self) -> int:
+        """Of this run itself."""
+        return self.step if self.place == 0 else 0
 
 
 class _Loaded(NamedTuple):
@@ -49,6 +59,7 @@ class Shelves(NamedTuple):
 
     checkpoints: tuple[Checkpoints, ...]
     notary: Notary
+    note: Path  # who saved last, for a member that does not
 
     @classmethod
     def of(cls, place: Place | None) -> Shelves | None:
@@ -61,7 +72,8 @@ class Shelves(NamedTuple):
         earlier = [run for run in os.environ.get("BACKYARD_RESUMES", "").split(",") if run]
         # The folders of all runs lie beside each other.
         places = [(own, place.run), *((own.parents[1] / run / own.name, run) for run in earlier)]
-        return cls(tuple(Checkpoints(path, run, notary) for path, run in places), notary)
+        kept = tuple(Checkpoints(path, run, notary) for path, run in places)
+        return cls(kept, notary, own.with_name("saved"))
 
 
 class Saving:
@@ -82,25 +94,44 @@ class Saving:
         return self._shelves is not None and time.monotonic() - self._last >= self._every_s
 
     def save(self, circle: Circle, keepers: Sequence[int], state: TrainingState, done: int) -> None:
-        """The first of those who can each write a copy, every one on another machine."""
+        """The first of those who can each write a copy, every one on another machine; the others note who."""
         self._last = time.monotonic()
-        if self._shelves is not None and circle.rank in keepers[: self._copies]:
+        if self._shelves is None:
+            return
+        holders = keepers[: self._copies]
+        if circle.rank in holders:
             facts = Facts(done, circle.generation, circle.provisional, self._copies)
             self._shelves.checkpoints[0].save(state.parts(done), facts)
+        elif self.keeps and holders:
+            machines = circle.machines()
+            try:
+                note_saved(self._shelves.note, done, [bytes.fromhex(machines[rank]) for rank in holders])
+            except OSError as error:
+                log.warning("who saved step %d could not be noted: %s", done, error)
 
     def restore(self, circle: Circle, state: TrainingState) -> tuple[int, int]:
         """Nobody has a state: who begins, and with how many steps behind it. The newest checkpoint counts.
 
-        If it is on no member's disk, one of them has it brought from whatever machine holds it.
+        If it is on no member's disk, one of them has it brought from whatever machine holds it. Machines that
+        are known to hold a newer one are waited for, without end if there is none at all: nothing begins anew
+        that was saved.
         """
         given_up: set[tuple[str, int]] = set()
         loaded = self._newest_here(circle)
+        waiting = _Waiting()
         while True:
-            away = self._newest_away(circle, loaded, given_up)
+            away, absent = self._newest_away(circle, loaded, given_up)
             mine = self._word(loaded) if away is None else self._word_of(away)
+            if absent.awaits > mine.own_step and waiting.is_patient:
+                mine = msgspec.structs.replace(mine, awaits=absent.awaits, holders=absent.holders)
             said = circle.gather(msgspec.msgpack.encode(mine))
             words = [decode(_decoder, data, "what a member has saved cannot be read") for data in said]
             best = max(range(len(words)), key=lambda rank: (words[rank].worth, words[rank].here, -rank))
+            awaited = max(words, key=lambda one: one.awaits)
+            if awaited.awaits > words[best].own_step:
+                waiting.pause(awaited, words[best])
+                loaded = self._newest_here(circle)
+                continue
             if words[best].here:
                 break
             if best == circle.rank and away is not None:
@@ -129,18 +160,22 @@ class Saving:
 
     def _newest_away(
         self, circle: Circle, loaded: _Loaded | None, given_up: set[tuple[str, int]]
-    ) -> Held | None:
-        """What the machines in reach have, if it is better than what this one could read itself."""
+    ) -> tuple[Held | None, _Found]:
+        """What the machines in reach have, if it is better than what this one could read itself; and what
+        those have that are not in reach, as far as it was noted here."""
         if not self._possible(circle) or self._shelves is None:
-            return None
+            return None, _Found()
+        saved = read_saved(self._shelves.note)
         try:
-            told = self._shelves.notary.newest(given_up)
+            told = self._shelves.notary.newest(given_up, saved.holders)
         except BackyardError as error:
             log.warning("checkpoints of other machines are not looked for: %s", error.message)
-            return None
+            return None, _Found()
+        absent = _Found(awaits=saved.step if told.absent else 0, holders=", ".join(told.absent))
         held = Held(told.run, told.step, told.agreed)
         is_known = any(one.run == held.run for one in self._possible(circle))
-        return held if is_known and self._word_of(held).worth > self._word(loaded).worth else None
+        is_better = is_known and self._word_of(held).worth > self._word(loaded).worth
+        return held if is_better else None, absent
 
     def _bring(self, held: Held) -> None:
         assert self._shelves is not None
@@ -167,6 +202,37 @@ class Saving:
         assert self._shelves is not None
         runs = [one.run for one in self._shelves.checkpoints]
         return _Found(runs.index(held.run), held.agreed, held.step, False)
+
+
+class _Waiting:
+    """For the holders of a checkpoint. If there is an older one, only for a while."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._said = float("-inf")
+        self._has_any = False
+
+    @property
+    def is_patient(self) -> bool:
+        return not self._has_any or time.monotonic() - self._began < _HOLDERS_S
+
+    def pause(self, awaited: _Found, best: _Found) -> None:
+        self._has_any = best.step > 0
+        now = time.monotonic()
+        if now - self._said >= _SAY_S:
+            self._said = now
+            log.warning(
+                "waiting for %.0f s for %s: the checkpoint of step %d is there, and here %s. Switch one of "
+                "them on; without them it goes on %s",
+                now - self._began,
+                awaited.holders,
+                awaited.awaits,
+                f"only that of step {best.step}" if best.step else "none",
+                f"after {_HOLDERS_S:.0f} s"
+                if best.step
+                else "only by your word: backyard unpair, or a new run",
+            )
+        time.sleep(_LOOK_S)
 
 
 _decoder = msgspec.msgpack.Decoder(_Found)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from backyard.compression import Codec, ErrorFeedback, Part, PowerSGD, Turn
-from backyard.training.sums import Reducer
+from backyard.training.sums import Pairs, Reducer
 from backyard.training.sync import Sync
 
 
@@ -42,24 +42,32 @@ class Squeeze:
         self._feedback = ErrorFeedback()
         self._codec: tuple[str, Codec | PowerSGD] | None = None
         self._keeps: list[Callable[[], None]] = []
+        self._whole = self._kept_whole = 1.0
 
     def sum(
         self,
         circle: CodedReducer,
         sync: Sync,
         step: int,
-        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        pairs: Pairs,
         parts: Sequence[Sequence[Part]],
+        whole: float,
     ) -> None:
-        """Of each pair (mine, total) the second becomes the sum of everybody's first."""
-        self._keeps = []
+        """Of each pair (mine, total) the second becomes the sum of everybody's first.
+
+        ``whole`` is what all members' sums are divided by later, or in proportion to it. What was lost of one
+        is added in proportion: of a round of 32 batches as a thirty-second part to one of a single batch.
+        """
+        self._keeps, self._whole = [], whole
         if circle.world == 1:
-            for mine, total in pairs:
-                total.copy_(mine)
+            self._feedback.decay = whole / self._kept_whole
+            for (mine, total), named in zip(pairs, parts, strict=True):
+                total.copy_(self._feedback.compensated(mine, named))
+            self._keeps.append(self._feedback.forget)
             return
         if self._codec is None or self._codec[0] != sync.codec:
             self._codec = (sync.codec, sync.made_codec())
-        self._feedback.decay = sync.decay
+        self._feedback.decay = sync.decay * whole / self._kept_whole
         for number, ((mine, total), named) in enumerate(zip(pairs, parts, strict=True)):
             turn = Turn(f"sum-{number}", step)
             found, keep = circle.sum_coded(Encoding(mine, self._codec[1], turn, named, self._feedback))
@@ -72,18 +80,22 @@ class Squeeze:
 
     def keep(self) -> None:
         """The step counts."""
+        if not self._keeps:
+            return
         for keep in self._keeps:
             keep()
-        self._keeps = []
+        self._keeps, self._kept_whole = [], self._whole
 
     def pooled(self, circle: Reducer, parts: Sequence[Sequence[Part]]) -> dict[str, torch.Tensor]:
         """What all members keep, together: for a checkpoint, from which one of them goes on with it."""
         own: Mapping[str, torch.Tensor] = self._feedback.state_dict()["residuals"]
         named = [part for some in parts for part in some]
         flat = torch.cat([own.get(part.name, torch.zeros(part.numel)) for part in named])
+        flat /= self._kept_whole
         circle.begin_sum(flat).wait()
         pieces = torch.split(flat, [part.numel for part in named])
         return {part.name: piece.clone() for part, piece in zip(named, pieces, strict=True)}
 
     def take(self, pooled: Mapping[str, torch.Tensor]) -> None:
-        self._feedback.load_state_dict({"decay": self._feedback.decay, "residuals": dict(pooled)})
+        self._feedback.load_state_dict({"decay": 1.0, "residuals": dict(pooled)})
+        self._kept_whole = 1.0

@@ -97,7 +97,7 @@ class TrainingState:
         if self.outer is not None:
             self.outer.load_state_dict(state["outer"])
         for one, found in zip(self.schedulers, state["schedulers"], strict=True):
-            one.load_state_dict(found)
+            one.load_state_dict(_with_lambdas(one, found))
         if set(state["tracked"]) != set(self.tracked):
             raise RunError(
                 f"this worker tracks {sorted(self.tracked)}, the others {sorted(state['tracked'])}",
@@ -121,6 +121,12 @@ class TrainingState:
         """More than this state can ever have, with what optimizers add to it."""
         tensors = self.parts(0).tensors
         return 8 * sum(tensor.numel() * tensor.element_size() for tensor in tensors) + _MOST_BESIDES
+
+
+def _with_lambdas(scheduler: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Those whose rate is a function of the user's ask for the state of these functions."""
+    lambdas = getattr(scheduler, "lr_lambdas", None)
+    return state if lambdas is None else {**state, "lr_lambdas": [None] * len(lambdas)}
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:

@@ -67,11 +67,10 @@ class Steps:
         self._fresh = True
         self._at_hand = AtHand()
         self._flight: Flight[list[Held]] | None = None
+        self._all_overlap = False  # this group's members
         self._window = b""
         self.deals = 0  # how often units were dealt anew because a group had changed
-        self._nurse = Nurse(circle)
-        self._newcomer = Newcomer()
-        self._trace = Trace()
+        self._nurse, self._newcomer, self._trace = Nurse(circle), Newcomer(), Trace()
 
     @property
     def pending(self) -> list[Unit]:
@@ -153,7 +152,6 @@ class Steps:
         try:
             words = work()
         except CollectiveError as error:
-            log.info("step %d was not reduced by everybody: %s", self.done, error.message)
             self.meet(error)
             return
         self._commit(words)
@@ -166,7 +164,6 @@ class Steps:
             words = self._flight.result()
         except CollectiveError as error:
             self._flight = None
-            log.info("step %d was not reduced by everybody: %s", self.done, error.message)
             self._rounds.turn_back(self.clip)
             self.meet(error)
             return
@@ -185,7 +182,6 @@ class Steps:
         try:
             self._follow_up(words)
         except CollectiveError as error:
-            log.info("after step %d: %s", self.done, error.message)
             self.meet(error)
             return
         if is_outdated(words, self._circle.generation):
@@ -201,7 +197,7 @@ class Steps:
     def _may_go_ahead(self) -> bool:
         """From what all members know alike."""
         way, coming = self._state.sync, self._state.coming
-        if not self.overlaps or not may_go_ahead(world=self._circle.world, sync=way, coming=coming):
+        if not self._all_overlap or not may_go_ahead(world=self._circle.world, sync=way, coming=coming):
             return False
         return self._training.data.may_go_ahead(self._state.covered + self._batches_at_hand())
 
@@ -213,7 +209,11 @@ class Steps:
         wish = None
         if self._circle.rank == 0 and self.wanted is not None and self._pace.is_known:
             wish = self.wanted.dealt(self._training.data.batch, self._circle.world)
-        coded = partial(self._sum_coded, sync) if sync.is_encoded else None
+        coded = None
+        if sync.is_encoded:
+            whole = self._at_hand.samples * (1.0 if self._rounds.is_on else self._training.scaling.factor())
+            first = self._circle, sync, self.done
+            coded = partial(self._squeeze.sum, *first, parts=self._sums.parts(), whole=whole)
         word = self._word()
 
         def work() -> list[Held]:
@@ -232,7 +232,7 @@ class Steps:
             dict(self._journal.of_step(self.done - 1)),
             self._saving.is_due(),
             self._window if self._rounds.is_on else self._state.window(self.done),
-            sum(unit.size for unit in self._at_hand.units),
+            self._at_hand.samples,
             self._saving.keeps,
             units=fingerprint(self._at_hand.claimed),
         )
@@ -246,9 +246,6 @@ class Steps:
         mine = msgspec.structs.replace(word, digest=held, newest=newest, nursery=nursery)
         said = self._circle.gather(msgspec.msgpack.encode(mine))
         return read_held(said, step=self.done, units=count, mixed=self._anchoring.mixed)
-
-    def _sum_coded(self, sync: Sync, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self._squeeze.sum(self._circle, sync, self.done, pairs, self._sums.parts())
 
     def _apply(self, words: Sequence[Held]) -> None:
         """The commit. From here on the step counts."""
@@ -294,8 +291,8 @@ class Steps:
             self._rounds.apply()
         else:
             finite = self._training.scaling.scaler is None or self._sums.is_finite()
-            self._sums.give(clip, self._training.scaling.factor())
-            for step in self._training.optimizer_steps if finite else ():
+            gives = self._sums.give(clip, self._training.scaling.factor())
+            for step in self._training.optimizer_steps if finite and gives else ():
                 step()
             self._training.scaling.follow(finite=finite)
         self._go_forward(batches)
@@ -305,7 +302,7 @@ class Steps:
         adopted = self._state.hear(word)
         if adopted is not None:
             log.warning("from step %d on: %s", self._state.covered, adopted.sentence())
-        if self._rounds.is_on != was_local:
+        if self._rounds.is_on != was_local or (adopted is not None and not adopted.is_encoded):
             self._squeeze.take({})  # what a codec lost of gradients is no part of a change, nor the other way
 
     def _go_forward(self, batches: int) -> None:
@@ -338,6 +335,8 @@ class Steps:
 
     def meet(self, broken: CollectiveError | None = None) -> None:
         """Until a group holds in which everybody has concluded the same and has the state."""
+        if broken is not None:
+            log.info("the group broke at step %d: %s", self.done, broken.message)
         self.deals += 1
         self._at_hand.leave_group()
         self._norms.end(None)
@@ -368,11 +367,13 @@ class Steps:
             arithmetic=self._anchoring.arithmetic,
             ahead=tuple(sorted(at_hand.ahead)),
             epoch=(self._state.epoch, self._state.epoch_began),
+            overlaps=self.overlaps,
         )
         said = self._circle.gather(msgspec.msgpack.encode(word))
         verdict = conclude([decode(_word, data, UNREADABLE) for data in said])
         log.info("generation %d of %d: %s", self._circle.generation, self._circle.world, verdict.why)
         self._nurse.begin_group()
+        self._all_overlap = verdict.overlaps
         if not word.fresh:
             if verdict.apply and self.done < verdict.done:
                 self._apply(())

@@ -29,6 +29,7 @@ _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 log = logging.getLogger("backyard.training")
 
 Kind = tuple[torch.dtype, torch.device]
+Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]  # a member's own, and what becomes the sum
 
 
 class Travelling(Protocol):
@@ -169,7 +170,9 @@ class Sums:
         return found
 
     def settle(self) -> None:
-        """What was kept becomes part of the local sum."""
+        """What was kept becomes part of the local sum. What weighs nothing is nothing, also if it is NaN."""
+        if not self._kept_weight:
+            self._kept.clear()
         for number, gradient in self._kept:
             _, kind, first, last = self._places[number]
             flat = self.local[kind]
@@ -199,7 +202,7 @@ class Sums:
         self,
         circle: Reducer,
         also: torch.Tensor,
-        coded: Callable[[Sequence[tuple[torch.Tensor, torch.Tensor]]], None] | None = None,
+        coded: Callable[[Pairs], None] | None = None,
         word: Sync | None = None,
     ) -> None:
         """``total`` becomes the sum over all members, and so does ``also``; ``local`` stays.
@@ -222,7 +225,7 @@ class Sums:
         self,
         circle: Reducer,
         also: torch.Tensor,
-        coded: Callable[[Sequence[tuple[torch.Tensor, torch.Tensor]]], None] | None,
+        coded: Callable[[Pairs], None] | None,
     ) -> None:
         travelling, self._travelling = self._travelling, []  # units of the next step may come meanwhile
         is_spoiled = self._is_spoiled
@@ -275,8 +278,13 @@ class Sums:
     def is_finite(self) -> bool:
         return all(_is_finite(flat) for flat in self.total.values())
 
-    def give(self, clip: float | None, scale: float = 1.0) -> None:
-        """The mean gradient of the whole batch becomes each parameter's; ``scale`` divides it first."""
+    def give(self, clip: float | None, scale: float = 1.0) -> bool:
+        """The mean gradient of the whole batch becomes each parameter's; ``scale`` divides it first.
+
+        Returns whether there is one: of a batch that weighs nothing there is none.
+        """
+        if not self.total_weight[0]:
+            return False
         for flat in self.total.values():
             flat.mul_(1.0 / (float(self.total_weight[0]) * scale))
         factor = clipping(self.total.values(), clip)
@@ -285,6 +293,7 @@ class Sums:
         for number, parameter in enumerate(self.parameters):
             _, kind, first, last = self._places[number]
             parameter.grad = self.total[kind][first:last].view_as(parameter).to(parameter.dtype)
+        return True
 
     def release(self) -> None:
         for parameter in self.parameters:
@@ -306,7 +315,9 @@ class Sums:
         # As `settle` adds it, if it must, to the last bit.
         total = self.total[place.kind][place.first : place.last]
         part = gradient.detach().reshape(-1).to(flat.dtype)
-        if self._is_dirty:
+        if not self._weight:
+            total.copy_(flat)
+        elif self._is_dirty:
             torch.add(flat, part, alpha=self._weight, out=total)
         else:
             torch.mul(part, self._weight, out=total)
@@ -332,9 +343,15 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(_WIDE.get(tensor.dtype, tensor.dtype))
 
 
+def _norm(tensor: torch.Tensor) -> float:
+    """In float64: the order in which processors add must not show in what gradients are multiplied with."""
+    found = tensor.cpu() if tensor.device.type == "mps" else tensor  # which has none
+    return float(torch.linalg.vector_norm(found, dtype=torch.float64))
+
+
 def clipping(tensors: Iterable[torch.Tensor], most: float | None) -> float:
     """What a gradient of these tensors is multiplied with, so that its norm is at most this."""
     if most is None:
         return 1.0
-    norm = sum(float(torch.linalg.vector_norm(one)) ** 2 for one in tensors) ** 0.5
+    norm = sum(_norm(one) ** 2 for one in tensors) ** 0.5
     return most / (norm + 1e-6) if norm > most else 1.0

@@ -51,7 +51,8 @@ def _contributor(seat: Seat, folder: Path) -> Contributor:
         quiet=QuietHours.parse(wishes.quiet_hours or ""),
     )
     logging.basicConfig(level=logging.WARNING, format="backyard: %(message)s")
-    client = HubClient(seat.addresses, seat.hub_id, seat.member_key, pace=Pace(manners.uplink_bytes_s))
+    pace = Pace(manners.uplink_bytes_s)
+    client = HubClient(seat.addresses, seat.hub_id, seat.member_key, pace=pace, store=seat.store)
     return Contributor(client, folder, is_owner=seat.is_owner, manners=manners)
 
 

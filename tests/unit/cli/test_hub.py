@@ -23,7 +23,7 @@ from backyard.identity import NodeKey
 from tests.unit.hub.hub_process import HubProcess
 
 
-def wishes(script: Path, codec: str) -> Wishes:
+def wishes(script: Path, codec: str = "int8", store: str = "", endpoint: str = "") -> Wishes:
     return Wishes(
         name="",
         host="",
@@ -36,6 +36,8 @@ def wishes(script: Path, codec: str) -> Wishes:
         train=False,
         parent="",
         seats=100,
+        store=store,
+        store_endpoint=endpoint,
         folder=script.parent,
         script=str(script),
         arguments=(),
@@ -54,6 +56,24 @@ def test_a_codec_that_no_hub_can_use(tmp_path: Path, codec: str) -> None:
     with pytest.raises(HubError, match=codec) as caught:
         up(wishes(script, codec))
     assert "int8" in caught.value.hint
+    assert not top_folder(load_settings()).exists()
+
+
+@pytest.mark.parametrize(
+    ("store", "endpoint", "why"),
+    [
+        ("bucket/folder", "", "names no bucket"),
+        ("", "https://s3.example.org", "names no bucket"),
+        ("s3://our-blobs", "s3.example.org", "no address"),
+        ("s3://our-blobs", "http://192.168.1.5:9000", "without TLS"),
+    ],
+)
+@pytest.mark.usefixtures("_own_state")
+def test_a_store_that_no_hub_can_use(tmp_path: Path, store: str, endpoint: str, why: str) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    with pytest.raises(HubError, match=why):
+        up(wishes(script, store=store, endpoint=endpoint))
     assert not top_folder(load_settings()).exists()
 
 

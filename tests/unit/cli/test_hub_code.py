@@ -8,9 +8,9 @@ from backyard.identity.keys import NodeKey
 from backyard.shipping import Manifest
 
 
-def offered(*arguments: str, entry: str = "train.py") -> Offered:
+def offered(*arguments: str, entry: str = "train.py", store: str | None = None) -> Offered:
     node = str(NodeKey.generate().id)
-    description = Description(protocol=1, hub=node, name="fireside", owner=node, terms=Terms())
+    description = Description(protocol=1, hub=node, name="fireside", owner=node, terms=Terms(), store=store)
     code = Code(entry=entry, arguments=arguments, manifest="0" * 64, contents=())
     return Offered(description, code, Manifest(()))
 
@@ -24,3 +24,10 @@ def test_nothing_that_the_hub_sends_commands_the_terminal() -> None:
     said = shown(offered("\x1b[2J\rpython harmless.py", entry="tr\u202eain.py"))
     assert "\n  python 'tr?ain.py' '?[2J?python harmless.py'\n" in said
     assert all(line.isprintable() for line in said.split("\n"))
+
+
+def test_where_else_things_come_from_is_shown_before_anybody_says_yes() -> None:
+    assert "\nFiles and models may also come from https://store.example," in shown(
+        offered(store="https://store.example")
+    )
+    assert "come from" not in shown(offered())

@@ -65,6 +65,15 @@ class Scene:
             progress = await self.intake.append(node, progress.id, progress.offset, data[progress.offset :])
         return progress
 
+    async def half_sent(self) -> tuple[str, Lease, bytes]:
+        """A member of whose update all but the last byte has come."""
+        node = await self.member()
+        lease = await self.lease(node)
+        data = update(lease)
+        progress = await self.intake.declare(node, declared(lease, data))
+        await self.intake.append(node, progress.id, 0, data[:-1])
+        return node, lease, data
+
     async def round(self, node: str) -> None:
         lease = await self.lease(node)
         data = update(lease)
@@ -179,7 +188,9 @@ def test_what_is_refused_at_last_takes_no_needed_blob_with_it(
     play(tmp_path, story)
 
 
-def test_a_member_has_one_upload(tmp_path: Path) -> None:
+def test_a_member_has_one_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backyard.hub.intake._FRESH_S", 0.0)
+
     async def story(scene: Scene) -> None:
         eve, before = await scene.member(), scene.partial_files()
         lease = await scene.lease(eve)
@@ -197,6 +208,32 @@ def test_a_member_has_one_upload(tmp_path: Path) -> None:
         await scene.intake.declare(eve, declared(lease, other))
         assert scene.partial_files() == before
         assert (await scene.send(eve, declared(lease, other), other)).accepted
+
+    play(tmp_path, story)
+
+
+def test_two_machines_of_a_home_that_lost_each_other_do_not_cancel_each_other(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        home, lease, one = await scene.half_sent()
+        two, name = update(lease), (await scene.intake.declare(home, declared(lease, one))).id
+        with pytest.raises(HubRefused, match="not done yet") as busy:
+            await scene.intake.declare(home, declared(lease, two))
+        assert busy.value.status == 503, "it is asked again"
+        last = await scene.intake.append(home, name, len(one) - 1, one[-1:])
+        assert last.accepted
+        with pytest.raises(HubRefused) as late:
+            await scene.intake.declare(home, declared(lease, two))
+        assert late.value.status == 409
+
+    play(tmp_path, story)
+
+
+def test_who_broke_off_makes_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(scene: Scene) -> None:
+        home, lease, _ = await scene.half_sent()
+        two = update(lease)
+        monkeypatch.setattr("backyard.hub.intake._FRESH_S", 0.0)  # as after a while
+        assert (await scene.send(home, declared(lease, two), two)).accepted
 
     play(tmp_path, story)
 

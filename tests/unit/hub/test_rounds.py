@@ -210,8 +210,14 @@ def test_a_failed_merge_is_repeated_with_the_same_updates() -> None:
     table.deliver(table.lease("a", 0.0), 1.0)
     closing = table.state.closing
     assert closing
-    table.state, effects, _ = decide(table.state, MergeFailed(), 2.0)
+    table.state, effects, _ = decide(table.state, MergeFailed(closing), 2.0)
     assert effects == (Close(closing),)
+    table.commit(3.0)
+    table.deliver(table.lease("a", 3.0), 4.0)
+    following = table.state.closing
+    assert following not in ((), closing)
+    table.state, effects, _ = decide(table.state, MergeFailed(closing), 5.0)
+    assert (table.state.closing, effects) == (following, ()), "what fails after its commit repeats no other"
 
 
 def test_the_end() -> None:
@@ -275,7 +281,7 @@ def test_whatever_happens_each_sample_counts_once(script: list[tuple[str, int, f
         elif word == "commit" and table.state.closing:
             table.commit(now)
         elif word == "fail" and table.state.closing:
-            table.state = decide(table.state, MergeFailed(), now).state
+            table.state = decide(table.state, MergeFailed(table.state.closing), now).state
         elif word == "leave":
             table.state = decide(table.state, GaveUp(f"n{who}"), now).state
         else:

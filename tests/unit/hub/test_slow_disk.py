@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from backyard.hub.disk import SLOW_S, Disk
-from backyard.hub.messages import Progress
+from backyard.hub.messages import Description, Progress
 from backyard.hub.troubles import Lookout, Troubles
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, declared, encoded, plainly
 from tests.unit.hub.test_crashes import COURSE, Worker, checked, stop
@@ -143,8 +143,9 @@ def test_a_slow_disk_keeps_nobody_from_training(tmp_path: Path) -> None:
 
 def _begin_twice(friend: Friend) -> None:
     """An upload that another one replaces: what arrived of the first is removed from the slow disk."""
-    lease = friend.lease()
     for _ in range(2):
+        friend.version = friend.ask("POST", "/v1/leave", Description).version
+        lease = friend.lease()
         data = encoded(torch.randn(LAYOUT.numel) * 0.01, TERMS.codec, lease.version)
         progress = friend.ask("POST", "/v1/uploads", Progress, declared(lease, data))
         assert progress.offset == 0

@@ -48,6 +48,22 @@ def proxys_page(request: httpx.Request, answer: Callable[[], httpx.Response]) ->
     return httpx.Response(502, html="<h1>Bad Gateway</h1>")
 
 
+def denied(request: httpx.Request, answer: Callable[[], httpx.Response]) -> httpx.Response:
+    """By what stands between."""
+    return httpx.Response(404, html="<h1>Not Found</h1>")
+
+
+def changed(request: httpx.Request, answer: Callable[[], httpx.Response]) -> httpx.Response:
+    found = answer()
+    return httpx.Response(found.status_code, content=b"?" + found.content[1:], headers=found.headers)
+
+
+def longer(request: httpx.Request, answer: Callable[[], httpx.Response]) -> httpx.Response:
+    found = answer()
+    kept = {name: value for name, value in found.headers.items() if name != "content-length"}
+    return httpx.Response(found.status_code, content=found.content + b"?", headers=kept)
+
+
 class StandIn:
     """Half of each update is applied at once; a lease is eight positions, and after ``rounds`` it is over."""
 

@@ -35,7 +35,15 @@ from backyard.hub.seating import (
 )
 from backyard.identity.keys import NodeKey, private_pem
 from backyard.identity.node_id import NodeId
-from tests.unit.hub_client.stand_in import StandIn, lost_answer, no_connection, proxys_page
+from tests.unit.hub_client.stand_in import (
+    StandIn,
+    changed,
+    denied,
+    longer,
+    lost_answer,
+    no_connection,
+    proxys_page,
+)
 
 LAYOUT = Layout((Entry("weight", (50, 60), "float32"), Entry("bias", (60,), "float32")))
 COURSE = Course(samples=100, batch=8, epochs=4)
@@ -190,7 +198,7 @@ def test_the_state_is_what_the_hub_made_of_the_changes(hub: StandIn, tmp_path: P
     assert float(lost) <= float((hub.updates[0] - changes[0]).abs().max()) * 1.5
 
 
-@pytest.mark.parametrize("fault", [lost_answer, no_connection, proxys_page])
+@pytest.mark.parametrize("fault", [lost_answer, no_connection, proxys_page, denied, changed, longer])
 def test_whatever_breaks_at_whichever_request_the_rounds_are_the_same(fault: Any, tmp_path: Path) -> None:
     plain = StandIn(tmp_path / "plain")
     plain.room.mkdir()
@@ -346,6 +354,31 @@ def test_a_blob_with_another_content_is_refused(hub: StandIn, tmp_path: Path) ->
     with pytest.raises(HubError, match="larger than was said"):
         client_of(hub).fetch("ab" * 32, tmp_path / "blob", size=3)
     assert list(tmp_path.glob("blob*")) == []
+
+
+@pytest.mark.parametrize("fault", [denied, changed, longer])
+def test_a_blob_that_one_way_spoils_is_taken_by_another(hub: StandIn, tmp_path: Path, fault: Any) -> None:
+    """A cache at one address that holds something else, for ever."""
+    owner(hub, tmp_path).begin(LAYOUT, COURSE, torch.full((LAYOUT.numel,), 7.0))
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "one.test" and request.url.path.startswith("/v1/blobs/"):
+            return fault(request, lambda: hub._answer(request))
+        return hub._answer(request)
+
+    addresses, said = ["http://one.test", "http://two.test"], []
+    client = HubClient(
+        addresses,
+        hub.key.id,
+        NodeKey.generate(),
+        transport=httpx.MockTransport(handle),
+        sleep=lambda seconds: said.append(seconds),
+    )
+    state = torch.zeros(LAYOUT.numel)
+    Contributor(client, tmp_path, metered=lambda: False).begin(LAYOUT, COURSE, state)
+    assert torch.equal(state, torch.full((LAYOUT.numel,), 7.0))
+    assert len(said) == 1
+    assert client.address == "http://two.test"
 
 
 # seats

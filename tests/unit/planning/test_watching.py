@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from backyard.planning import (
     Calibration,
     Model,
-    Options,
     Replan,
     StepProfile,
     Watch,
     adopt,
     begin_watch,
+    is_worth,
     make_plans,
-    reconsider,
+    observation,
+    refit,
     watch,
 )
 from backyard.planning.watching import FIRST_REST_S, LEAST_COMMITS, LEAST_S, LONGEST_REST_S, is_same
@@ -102,33 +103,27 @@ def test_a_plan_is_changed_if_another_is_a_tenth_better() -> None:
     cluster, profile = mesh([20, 20], 940.0), StepProfile(batch=256, unit=8)
     current = make_plans(cluster, MODEL, profile).chosen
     assert current.kind == "every_step"
-    new, learnt, reason = reconsider(
-        current, 5 * current.step_s, cluster, MODEL, profile, Options(), Calibration()
-    )
-    assert new is not None
+    learnt = refit(Calibration(), observation(current, cluster, 5 * current.step_s))
+    new = make_plans(cluster, MODEL, profile, calibration=learnt).chosen
+    is_better, reason = is_worth(current, new, 5 * current.step_s)
+    assert is_better
     assert new.kind == "alone"
     assert learnt.factor("every_step") > 5
     assert "m00 alone is predicted to be" in reason
     state = adopt(begin_watch(current), new)
     assert state.expected_s == new.step_s
-    # Back to the group only if the model is taught otherwise: with what was learnt, alone stays.
-    assert make_plans(cluster, MODEL, profile, calibration=learnt).chosen.kind == "alone"
 
 
 def test_a_plan_stays_if_it_is_still_the_best_or_nearly() -> None:
     cluster, model = mesh([20, 20], 940.0), Model(parameters=10_000_000)
     current = make_plans(cluster, model, PROFILE).chosen
-    new, learnt, reason = reconsider(
-        current, 1.3 * current.step_s, cluster, model, PROFILE, Options(), Calibration()
-    )
-    assert new is None
-    assert "is still the best plan" in reason
-    assert learnt != Calibration()
+    assert is_worth(current, current, 1.3 * current.step_s)[0] is False
+    assert "is still the best plan" in is_worth(current, current, 1.3 * current.step_s)[1]
     # One that promises less than a tenth is not taken.
-    step = make_plans(cluster, model, PROFILE).best_alone.step_s * 1.05
-    new, _, reason = reconsider(current, step, cluster, model, PROFILE, Options(), Calibration())
-    assert new is None
-    assert "below 1.10 a change is not worth it" in reason or "is still the best plan" in reason
+    alone = make_plans(cluster, model, PROFILE).best_alone
+    is_better, reason = is_worth(current, alone, alone.step_s * 1.05)
+    assert not is_better
+    assert "below 1.10 a change is not worth it" in reason
 
 
 def test_plans_that_differ_in_shares_alone_are_the_same() -> None:

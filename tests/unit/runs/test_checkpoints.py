@@ -109,7 +109,15 @@ def test_copies_are_given_one_by_one_until_there_are_enough(holders: set[int], c
 
 
 def test_the_last_three_stay() -> None:
-    names = [folder_name(step) for step in (9, 100_000_000, 7, 8)]
-    assert out_of_date([*names, "new-1", ".draft-00000001", "step-x"]) == [folder_name(7)]
-    assert out_of_date(names, keep=7) == []
+    written = {folder_name(step): float(at) for at, step in enumerate((7, 8, 9, 100_000_000))}
+    others = {"new-1": 9.0, ".draft-00000001": 9.0, "step-x": 9.0}
+    assert out_of_date({**written, **others}, keep=100_000_000) == [folder_name(7)]
+    assert out_of_date(written, keep=7) == []
+
+
+def test_what_a_dropped_branch_left_goes_before_what_is_saved_now() -> None:
+    written = {folder_name(step): float(at) for at, step in enumerate((7000, 8000, 9000, 5100))}
+    assert out_of_date(written, keep=5100) == [folder_name(7000)]
+    written[folder_name(5200)] = 4.0
+    assert out_of_date(written, keep=5200) == [folder_name(7000), folder_name(8000)]
     assert step_of(folder_name(100_000_000)) == 100_000_000

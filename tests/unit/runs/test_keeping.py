@@ -248,6 +248,13 @@ def test_a_long_good_while_earns_the_restarts_again() -> None:
     assert soon is not None
     assert late is not None
     assert (soon.phase, late.phase) == ("stopping", "restarting")
+    # It is written down: after a power cut nobody knows how long it had run.
+    at_ease = {A: at_work(record, A)}
+    assert next_record(record, facts(asked, at_ease, since_s=5.0)) is None
+    again = next_record(record, facts(asked, at_ease, since_s=700.0))
+    assert again is not None
+    assert (again.phase, again.restarts, again.version) == ("running", 0, record.version + 1)
+    assert next_record(again, facts(asked, at_ease, since_s=700.0)) is None
 
 
 def test_too_few_machines_left_end_it() -> None:

@@ -11,7 +11,7 @@ from backyard.core.errors import RunError
 from backyard.planning import Calibration, Model, Options, StepProfile, make_plans
 from backyard.topology.graph import Graph
 from backyard.training import choosing
-from backyard.training.choosing import WARM, Chooser, Seen, choose, sync_of
+from backyard.training.choosing import WARM, Chooser, Seen, _unless_worth_it, choose, sync_of
 from backyard.training.sync import Sync
 from tests.unit.planning.clusters import mesh
 
@@ -32,6 +32,19 @@ def test_a_group_that_is_slower_than_one_of_it_is_told_so() -> None:
     assert found.said.startswith("m01 alone would be ")
     assert "backyard run --on m01" in found.said
     assert "--sync auto" in found.said
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_one_that_is_too_slow_for_a_unit_changes_no_mathematics(overlaps: bool) -> None:
+    """If somebody of a given group gets no unit it has no exact plan, and nobody has asked for rounds."""
+    cluster, profile = mesh([300.0, 500.0, 10.0], 50.0), StepProfile(batch=24, unit=3)
+    small = Model(parameters=478, wire_bytes=8.0)
+    options = Options(is_given=True, is_flat=True, overlaps=overlaps)
+    found = make_plans(cluster, small, profile, options)
+    assert not any(plan.kind == "every_step" and len(plan.order) == 3 for plan in found.plans)
+    assert any(plan.kind == "local_steps" for plan in found.plans)
+    assert (found.chosen.kind, found.chosen.codec) == ("alone", "exact")
+    assert choose(cluster, small, profile, "exact", Calibration(), overlaps=overlaps).sync == Sync()
 
 
 def test_a_machine_whose_line_slows_the_others_is_named() -> None:
@@ -152,6 +165,17 @@ def test_steps_that_leave_the_prediction_are_a_reason_to_plan_again(monkeypatch:
         watched.commit(1, sync=sync, step_s=3 * predicted.step_s)
     assert len(watched.wanted) == 2
     assert watched.wanted[1].period > sync.period or watched.wanted[1].codec != sync.codec
+
+
+@pytest.mark.parametrize(("gain", "changes"), [(0.9, False), (1.05, False), (1.2, True)])
+def test_a_plan_that_is_hardly_better_is_not_changed_to(gain: float, changes: bool) -> None:
+    current = choose(mesh(SPEEDS, 200.0), MODEL, PROFILE, "auto", Calibration())
+    found = choose(mesh(SPEEDS, 20.0), MODEL, PROFILE, "auto", Calibration())
+    assert found.sync != current.sync
+    plan = current.plan
+    step_s = gain * plan.score * plan.step_s / found.plan.score
+    after = _unless_worth_it(found, plan, step_s, current.sync)
+    assert (after.plan, after.sync) == ((found.plan, found.sync) if changes else (plan, current.sync))
 
 
 def test_an_agent_that_does_not_answer_stops_planning_not_training(

@@ -167,6 +167,31 @@ def test_units_that_weigh_nothing_change_nothing() -> None:
     assert alike == [True, True]
 
 
+@pytest.mark.parametrize("period", [1, 3])
+@pytest.mark.parametrize("light", [range(1, 60, 3), range(60)])
+def test_what_weighs_nothing_is_nothing_also_if_it_is_not_a_number(period: int, light: range) -> None:
+    """As the mean over the tokens of a unit whose labels are all ignored."""
+    found = []
+    for factor in (float("nan"), 1.0):
+        one = Training(Alone(), Sync(period=period), kind=torch.optim.AdamW)
+        before, done = one.flat.clone(), 0
+        for number, (x, y) in enumerate(one.batches):
+            if number == 24:
+                break
+            is_light = number in light
+            one.run.weight(0.0 if is_light else float(len(x)))
+            loss = torch.nn.functional.mse_loss(one.net(x), y)
+            (loss * factor if is_light else loss).backward()
+            one.optimizer.step()
+            one.optimizer.zero_grad()
+            done = one.run.done
+        assert done > 1
+        assert torch.equal(before, one.flat) == (len(light) == 60)
+        found.append(one.flat.clone())
+    assert torch.equal(*found)
+    assert found[0].isfinite().all()
+
+
 def test_nobody_gathers_within_a_unit() -> None:
     one = Training(Alone(), Sync(period=2))
     for x, y in one.batches:

@@ -16,6 +16,7 @@ from backyard.training.circle import Alone
 from backyard.training.pace import Pace
 from backyard.training.saving import Saving
 from backyard.training.session import Session
+from backyard.training.squeeze import Squeeze
 from backyard.training.sums import Travelling
 from backyard.training.sync import NUMBERS, Sync
 from tests.unit.training.together import Seat, together
@@ -198,7 +199,9 @@ def test_what_codecs_lost_goes_on_from_a_checkpoint() -> None:
 
     (first, mine, pooled), (_, other, same) = together(2, member)
     assert torch.equal(pooled["sum-0"], same["sum-0"])
-    torch.testing.assert_close(pooled["sum-0"], mine["sum-0"] + other["sum-0"])
+    whole = first.run._steps._squeeze._kept_whole
+    assert whole > 1
+    torch.testing.assert_close(whole * pooled["sum-0"], mine["sum-0"] + other["sum-0"])
     assert float(pooled["sum-0"].abs().max()) > 0
     first.run._state.residuals = pooled
     saved = first.run._state.parts(first.run._steps.done)
@@ -207,6 +210,39 @@ def test_what_codecs_lost_goes_on_from_a_checkpoint() -> None:
     again.run._steps._squeeze.take(again.run._state.residuals)
     found = again.run._steps._squeeze._feedback.state_dict()["residuals"]
     assert torch.equal(found["sum-0"], pooled["sum-0"])
+
+
+def test_what_was_lost_of_a_long_round_is_added_to_a_short_one_in_proportion() -> None:
+    """An epoch ends with a short round: what it is divided by is small."""
+    torch.manual_seed(0)
+    change = torch.randn(200)
+    sync, parts = Sync(period=32, codec="int4"), [[Part("0", (200,))]]
+
+    def member(seat: Seat) -> tuple[torch.Tensor, torch.Tensor]:
+        squeeze, found = Squeeze(), []
+        for weight, mine in ((16.0, change), (0.5, torch.zeros(200))):
+            total = torch.zeros(200)
+            squeeze.sum(seat, sync, len(found), [(weight * mine, total)], parts, 2 * weight)
+            squeeze.keep()
+            found.append(total / (2 * weight))
+        return found[0], found[1]
+
+    for first, second in together(2, member):
+        lost = change - first
+        assert float(lost.abs().max()) > 0.05
+        assert float(second.abs().max()) <= 1.01 * float(lost.abs().max())
+        assert float((lost - second).norm()) < 0.3 * float(lost.norm())
+
+
+def test_who_is_alone_adds_what_was_lost_and_keeps_nothing() -> None:
+    sync, parts, mine = Sync(period=4, codec="int4"), [[Part("0", (50,))]], torch.linspace(-1, 1, 50)
+    squeeze = Squeeze()
+    squeeze.take({"0": torch.full((50,), 0.25)})  # of a mean
+    for expected in (4 * mine + 1.0, 4 * mine):
+        total = torch.zeros(50)
+        squeeze.sum(Alone(), sync, 0, [(4 * mine, total)], parts, 4.0)
+        squeeze.keep()
+        torch.testing.assert_close(total, expected)
 
 
 def test_back_to_every_step_everybody_is_equal() -> None:

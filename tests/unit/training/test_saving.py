@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from backyard.checkpoint.files import Checkpoints, Facts
+from backyard.checkpoint.holders import Saved, note_saved, read_saved
 from backyard.checkpoint.state import dismantle
 from backyard.core.errors import RunError
 from backyard.identity import NodeKey
@@ -30,12 +31,13 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.held: set[Held] = set()
+        self.absent: Callable[[], Collection[bytes]] = lambda: ()
         self.brought: list[tuple[str, int]] = []
 
     def has(self, run: str, step: int, *, agreed: bool = True) -> None:
-        self.held.add(Held(run, step, agreed))
         notary = Machine(self, self.folder, run)
         save(Checkpoints(self.folder / run, run, notary), step, agreed=agreed)
+        self.held.add(Held(run, step, agreed))
 
 
 class Machine:
@@ -51,10 +53,13 @@ class Machine:
     def signers(self, run: str) -> Collection[bytes]:
         return {KEY.id.raw}
 
-    def newest(self, passing_over: Collection[tuple[str, int]]) -> NewestTold:
+    def newest(self, passing_over: Collection[tuple[str, int]], awaiting: Sequence[bytes]) -> NewestTold:
+        absent = tuple(node.hex()[:2] for node in awaiting if node in self.cluster.absent())
         known = [one for one in self.cluster.held if (one.run, one.step) not in passing_over]
         best = newest(known, [RUN, EARLIER])
-        return NewestTold() if best is None else NewestTold(best.run, best.step, best.agreed, ("there",))
+        if best is None:
+            return NewestTold(absent=absent)
+        return NewestTold(best.run, best.step, best.agreed, ("there",), absent=absent)
 
     def bring(self, run: str, step: int) -> None:
         if step in self.cannot:
@@ -117,6 +122,9 @@ class Yard:
         machine = self.machines[rank]
         return Checkpoints(machine.home / run, run, machine)
 
+    def note(self, rank: int) -> Path:
+        return self.machines[rank].home / "saved"
+
     def begin(self, generation: int = 2) -> list[tuple[int, int, int]]:
         """By member: who begins, with how many steps, and what this one loaded."""
         group = Group(len(self.machines))
@@ -124,7 +132,7 @@ class Yard:
 
         def run(rank: int) -> None:
             own = tuple(self.own(rank, name) for name in self.runs)
-            saving = Saving(Shelves(own, self.machines[rank]), 60.0, 2)
+            saving = Saving(Shelves(own, self.machines[rank], self.note(rank)), 60.0, 2)
             state: Any = State()
             first, done = saving.restore(group.member(rank, generation), state)
             found[rank] = first, done, state.loaded
@@ -181,6 +189,83 @@ def test_a_first_start_looks_for_nothing(tmp_path: Path) -> None:
     yard = Yard(tmp_path, 2, RUN)
     yard.cluster.has(RUN, 60)
     assert yard.begin(generation=1) == [(0, 0, 0), (0, 0, 0)]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Pauses take no time; how many there were."""
+    pauses: list[float] = []
+    monkeypatch.setattr("backyard.training.saving.time.sleep", pauses.append)
+    return pauses
+
+
+@pytest.mark.parametrize("older", [0, 20])
+def test_those_who_hold_a_newer_one_are_waited_for(
+    tmp_path: Path, quick: list[float], caplog: pytest.LogCaptureFixture, older: int
+) -> None:
+    yard = Yard(tmp_path, 2, RUN)
+    holder = b"\xaa" * 32
+    for machine in yard.machines:
+        machine.home.mkdir(parents=True)
+    note_saved(yard.note(1), 60, [holder])
+    if older:
+        save(yard.own(0, RUN), older)
+
+    switched_on = threading.Lock()
+
+    def absent() -> Collection[bytes]:
+        if len(quick) < 6:
+            return {holder}
+        with switched_on:
+            if not yard.cluster.held:
+                yard.cluster.has(RUN, 60)
+        return ()
+
+    yard.cluster.absent = absent
+    assert {found[1] for found in yard.begin()} == {60}
+    assert "for aa: the checkpoint of step 60 is there" in caplog.text
+
+
+def test_after_a_while_an_older_one_has_to_do(
+    tmp_path: Path, quick: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backyard.training.saving._HOLDERS_S", -1.0)
+    yard = Yard(tmp_path, 2, RUN)
+    yard.machines[1].home.mkdir(parents=True)
+    note_saved(yard.note(1), 60, [b"\xaa" * 32])
+    save(yard.own(0, RUN), 20)
+    yard.cluster.absent = lambda: {b"\xaa" * 32}
+    assert yard.begin() == [(0, 20, 20), (0, 20, 0)]
+    assert quick
+
+
+def test_whose_holders_are_here_and_have_nothing_begins(tmp_path: Path, quick: list[float]) -> None:
+    """They died while they wrote it."""
+    yard = Yard(tmp_path, 2, RUN)
+    yard.machines[1].home.mkdir(parents=True)
+    note_saved(yard.note(1), 60, [b"\xaa" * 32])
+    assert yard.begin() == [(0, 0, 0), (0, 0, 0)]
+    assert not quick
+
+
+def test_who_does_not_save_notes_who_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    yard = Yard(tmp_path, 1, RUN)
+    yard.machines[0].home.mkdir(parents=True)
+
+    class Third:
+        rank, generation, provisional = 2, 1, False
+
+        def machines(self) -> tuple[str, ...]:
+            return "aa" * 32, "bb" * 32, ""
+
+    saving = Saving(Shelves((yard.own(0, RUN),), yard.machines[0], yard.note(0)), 60.0, 2)
+    third: Any = Third()
+    state: Any = None
+    saving.save(third, [0, 1, 2], state, 70)
+    assert read_saved(yard.note(0)) == Saved(70, (b"\xaa" * 32, b"\xbb" * 32))
+    yard.note(0).write_bytes(b"torn")
+    assert read_saved(yard.note(0)) == Saved()
 
 
 def test_a_step_of_which_nothing_was_logged_has_no_entry() -> None:

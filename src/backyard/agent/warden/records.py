@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from backyard.core.decoding import decode
+from backyard.core.whole_files import write_whole
 
 SUFFIX = ".warden"
 _MOST_BYTES = 256 << 10
@@ -42,10 +42,7 @@ def record_path(directory: Path, mark: str) -> Path:
 def write_record(directory: Path, record: Record) -> None:
     """Whole or not at all; OSError if it cannot be written."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = record_path(directory, record.mark)
-    draft = path.with_suffix(".draft")
-    draft.write_bytes(msgspec.json.encode(record))
-    os.replace(draft, path)
+    write_whole(record_path(directory, record.mark), msgspec.json.encode(record))
 
 
 def read_record(path: Path) -> Record:

@@ -1,0 +1,89 @@
+"""Checkpoints on a machine's disk when a quorum is there again, and runs whose folders go."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from backyard.agent.checkpoint_shelf import Shelf
+from backyard.agent.runs import _KEPT_FOLDERS, _out_of_date
+from backyard.checkpoint.files import Checkpoints, Facts
+from backyard.checkpoint.state import dismantle
+from backyard.identity import NodeKey
+from backyard.runs.checkpoints import Held, Seal, sign
+from backyard.shipping import Store
+
+KEY, WORKER = NodeKey.generate(), NodeKey.generate()
+RUN = "train-abcd"
+SIGNERS = {KEY.id.raw, WORKER.id.raw}
+
+
+class Notary:
+    def seal(self, step: int, fingerprint: bytes) -> Seal:
+        return sign(WORKER, RUN, step, fingerprint)
+
+    def signers(self, run: str) -> set[bytes]:
+        return SIGNERS
+
+
+def _saved(shelf: Shelf, step: int, *, provisional: bool) -> None:
+    checkpoints = Checkpoints(shelf.folder(RUN), RUN, Notary())  # type: ignore[arg-type]
+    checkpoints.save(dismantle({"w": torch.full((2,), float(step))}), Facts(step, 1, provisional))
+    checkpoints.wait()
+
+
+def _shelf(folder: Path) -> Shelf:
+    shelf = Shelf(folder / "runs", Store(folder / "store"), KEY)
+    for step, provisional in ((50, False), (70, True), (90, True)):
+        _saved(shelf, step, provisional=provisional)
+    return shelf
+
+
+def test_what_was_saved_without_a_quorum_counts_like_all_else_once_it_is_settled(tmp_path: Path) -> None:
+    shelf = _shelf(tmp_path)
+    shelf.settle(RUN, SIGNERS, counts=True)
+    assert set(shelf.held(RUN, SIGNERS)) == {Held(RUN, step, True) for step in (50, 70, 90)}
+    assert all(shelf.is_whole(RUN, step, SIGNERS) for step in (50, 70, 90))
+    found = Checkpoints(shelf.folder(RUN), RUN, Notary()).newest()  # type: ignore[arg-type]
+    assert found is not None
+    assert (found[0].step, found[0].provisional) == (90, False)
+    assert sorted(os.listdir(shelf.folder(RUN) / "step-00000090")) == [
+        "manifest.json",
+        "seal.json",
+        "state.safetensors",
+    ]
+
+
+def test_what_is_dropped_stands_in_nobodys_way(tmp_path: Path) -> None:
+    shelf = _shelf(tmp_path)
+    shelf.settle(RUN, SIGNERS, counts=False)
+    assert shelf.held(RUN, SIGNERS) == [Held(RUN, 50, True)]
+    assert shelf.latest(RUN) == 50
+    for step in (60, 70, 80, 85):
+        _saved(shelf, step, provisional=False)
+    assert set(shelf.held(RUN, SIGNERS)) == {Held(RUN, step, True) for step in (70, 80, 85)}
+    _saved(shelf, 95, provisional=True)
+    shelf.settle(RUN, SIGNERS, counts=False)
+    left = {name for name in os.listdir(shelf.folder(RUN)) if name.startswith("dropped-")}
+    assert left == {"dropped-step-00000095"}, "those of the time before are gone"
+
+
+def test_the_last_that_was_written_is_the_latest(tmp_path: Path) -> None:
+    shelf = _shelf(tmp_path)
+    _saved(shelf, 60, provisional=False)
+    assert shelf.latest(RUN) == 60
+    assert Held(RUN, 60, True) in shelf.held(RUN, SIGNERS), "though three have higher steps"
+
+
+def test_a_long_run_that_failed_just_now_keeps_its_checkpoints(tmp_path: Path) -> None:
+    for number in range(_KEPT_FOLDERS + 3):
+        (tmp_path / f"short-{number:02}" / "logs").mkdir(parents=True)
+        for place in (tmp_path / f"short-{number:02}" / "logs", tmp_path / f"short-{number:02}"):
+            os.utime(place, (1000 + number, 1000 + number))
+    (tmp_path / "long" / "checkpoints" / "step-00000007").mkdir(parents=True)
+    for place, at in (("long", 10), ("long/checkpoints", 5000)):
+        os.utime(tmp_path / place, (at, at))
+    assert _out_of_date(tmp_path, {"short-00"}) == ["short-01", "short-02", "short-03"]
+    assert _out_of_date(tmp_path / "none", set()) == []
