@@ -103,7 +103,10 @@ class ListenerError(TransportError):
     """This machine's listener is missing, busy, or refused the request."""
 
     code = "listener"
-    default_hint = "Start it with `backyard listen`, or free the port that it names."
+    default_hint = (
+        "Start it with `backyard up --detach` (only without a cluster: `backyard listen`), "
+        "or free the port that it names."
+    )
 
 
 class PairingError(BackyardError):
