@@ -132,7 +132,7 @@ class Bench:
     def follow(self, plan: Plan) -> dict[str, Any]:
         """The session as a plan says it."""
         hosts = range(len(plan.order))
-        sync = sync_of(plan, PROFILE)
+        sync = sync_of(plan, PROFILE, len(plan.order))
         text = f"{sync.period}:{sync.codec}" if sync.is_local or sync.is_encoded else "exact"
         # The first commit is exact, and carries the word; whole rounds follow.
         rounds = 3 if sync.period > 8 else 5

@@ -92,13 +92,11 @@ def chosen_while_training(
     def want(sync: Sync) -> None:
         training.wanted = sync
 
-    chooser = PlanningAtOnce(
-        lambda: (graph, nodes[0]), model, profile, wish, want, overlaps=training.overlaps
-    )
+    chooser = PlanningAtOnce(lambda: graph, model, profile, wish, want, overlaps=training.overlaps)
 
     def note(made: Committed) -> None:
         speeds = tuple(training.pace.shares) if training.pace.is_known else ()
-        machines = ("", *(nodes[one] for one in training.members[1:]))
+        machines = tuple(nodes[one] for one in training.members)
         chooser.note(Seen(training.generation, training.sync, speeds, machines, made.seconds / made.batches))
 
     training.on_commit.append(note)

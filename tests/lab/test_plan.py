@@ -54,7 +54,7 @@ def line(machines: Machines) -> CommandLine:
     def is_measured() -> bool:
         return all(any(device.tflops for device in row.devices) for row in machines.status(0).nodes)
 
-    machines.until(is_measured, 60.0, "all is measured")
+    machines.until(is_measured, 240.0, "all is measured")
     return CommandLine(machines)
 
 

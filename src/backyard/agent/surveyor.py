@@ -41,6 +41,9 @@ from backyard.topology.measure import (
 from backyard.topology.probe import remembered_speeds
 
 _PROBE_AFTER_S = 10.0
+_PROBES = 3
+_FAILED_AGAIN_S = 30.0
+_DISTURBED_AGAIN_S = 600.0
 _LOOK_S = 2.0
 _SETTLE_S = 5.0
 _CHUNK = 64 * 1024
@@ -194,12 +197,17 @@ class Surveyor:
     # devices
 
     async def _probe(self) -> None:
+        """A machine that had no time for it now may have some later."""
         await asyncio.sleep(_PROBE_AFTER_S)
-        report = await measured_speeds(describe_machine(), self._state)
-        machine = with_speeds(describe_machine(), report)
-        if machine != self.machine:
-            self.machine = machine
-            self._around.machine_changed()
+        for _ in range(_PROBES):
+            report = await measured_speeds(describe_machine(), self._state)
+            machine = with_speeds(describe_machine(), report)
+            if machine != self.machine:
+                self.machine = machine
+                self._around.machine_changed()
+            if report.speeds and not report.disturbed:
+                return
+            await asyncio.sleep(_DISTURBED_AGAIN_S if report.speeds else _FAILED_AGAIN_S)
 
     # links that we measure
 

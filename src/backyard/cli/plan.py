@@ -37,7 +37,7 @@ from backyard.planning import (
     with_imagined,
     without,
 )
-from backyard.topology import Graph, LinkFacts, build_graph
+from backyard.topology import Graph, build_graph
 from backyard.topology.graph import decode_graph
 
 # Forward and backward, for each parameter and each place that it is used at.
@@ -160,7 +160,7 @@ def _cluster(here: _Here | None, model: Model, speeds: Mapping[str, float]) -> C
         return build_cluster(())
     # This machine's figures say how fast the others are, also where it takes no part.
     wanted = {*here.nodes, here.this} if here.this in speeds else set(here.nodes)
-    graph = _whole(build_graph((one for one in here.graph.nodes if one.node in wanted), here.graph.links))
+    graph = build_graph((one for one in here.graph.nodes if one.node in wanted), here.graph.links).whole()
     cluster = cluster_of(graph, model, speeds)
     cluster = without(cluster, [member.name for member in cluster.members if member.node not in here.nodes])
     if not cluster.members:
@@ -170,13 +170,6 @@ def _cluster(here: _Here | None, model: Model, speeds: Mapping[str, float]) -> C
             "`backyard nodes`. Or say how fast this one is: --seconds-per-sample 12ms",
         )
     return cluster
-
-
-def _whole(graph: Graph) -> Graph:
-    """Machines of one cluster reach each other: those that nobody told of are links, too."""
-    trip = max((link.rtt_s for link in graph.links), default=0.0)
-    unheard = [LinkFacts(a=a, b=b, rtt_s=trip) for a, b in graph.missing_pairs()]
-    return build_graph(graph.nodes, (*graph.links, *unheard))
 
 
 def _answer(

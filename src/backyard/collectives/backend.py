@@ -147,13 +147,17 @@ class BackyardGroup(dist.ProcessGroup):
         self.nodes = tuple(nodes)  # the machines of the other ranks, as their links proved
 
     def tell_sites(self, sites: Sequence[Sequence[int]]) -> None:
-        """The ranks of each site along its chain, the leader first; every rank says the same."""
+        """The ranks of each site along its chain, the leader first; every rank says the same.
+
+        Rings follow this order. One site with everybody in it says nothing but that.
+        """
         self._issuer.sites = tuple(tuple(site) for site in sites)
 
     @property
     def sites(self) -> tuple[tuple[int, ...], ...]:
         """As they were told; none where a strategy is set by name that does not know of them."""
-        return self._issuer.sites if self._issuer.may_use_sites else ()
+        sites = self._issuer.sites
+        return sites if self._issuer.may_use_sites and len(sites) > 1 else ()
 
     # what torch asks of every group
 

@@ -90,7 +90,7 @@ class Issuer:
                 piece.sizes,
                 choice.segment,
                 choice.arity,
-                self.sites if choice.strategy == "sites" else (),
+                self.sites if choice.strategy in ("sites", "ring") else (),
             )
             return operation, Start(
                 operation,
@@ -147,7 +147,7 @@ class Issuer:
             arity=settings.arity,
             limit=settings.segment_bytes,
             plain_below=settings.tree_below_bytes,
-            leaders=len(self.sites),
+            leaders=len(self.sites) if len(self.sites) > 1 else 0,
         )
         if first_time((call.kind, choice.strategy, self.world, size.bit_length())):
             log.info("%s by %s", call.kind, choice.reason)

@@ -19,12 +19,14 @@ def compile_operation(
 ) -> IndexedProgram:
     """``splits``: this rank's send and receive sizes, for all_to_all only."""
     sizes = specification.sizes if splits is None else splits[0] + splits[1]
+    goes_around = specification.strategy == "ring"
     layout = Layout(
         sizes=sizes,
         item=by_code(specification.dtype).size,
         root=max(0, specification.root),
         segment=specification.segment,
         arity=specification.arity,
-        sites=specification.sites,
+        order=tuple(rank for site in specification.sites for rank in site) if goes_around else (),
+        sites=() if goes_around else specification.sites,
     )
     return indexed(compile_program(specification.kind, specification.strategy, rank, world, layout))

@@ -138,7 +138,9 @@ def _settings(case: _Case, now: Ranking) -> Iterator[_Change]:
         " in samples per second; the learning rate then needs to be looked at again",
     )
     finer = max(1, profile.batch // _FINE_UNITS)
-    if finer < profile.unit_size and now.chosen.phases.waiting_s > _WAITING * now.chosen.step_s:
+    waits = now.chosen.phases.waiting_s > _WAITING * now.chosen.step_s
+    too_few = profile.batch < profile.unit_size * len(case.cluster.members)
+    if finer < profile.unit_size and (waits or too_few):
         yield _Change(
             "units",
             case._replace(profile=msgspec.structs.replace(profile, unit=finer)),

@@ -132,7 +132,8 @@ def _with_one(cluster: Cluster, machine: Imagined, model: Model) -> Cluster:
     taken = {member.name for member in cluster.members}
     names = [machine.name, *(f"{machine.name} {number}" for number in range(2, len(taken) + 2))]
     name = next(name for name in names if name not in taken)
-    sites = [member.site for member in cluster.members if member.site]
+    # Somebody far away is a site by himself.
+    sites = [member.site for member in cluster.members if member.site not in ("", member.name)]
     line = machine.line
     member = Member(
         name=name,

@@ -45,11 +45,14 @@ def make_plans(
     question = Question(cluster, model, profile, options or Options(), calibration or Calibration())
     usable, notes = _usable(question)
     alone = sorted((price_alone(question, one, profile.batch) for one in usable), key=lambda one: one.step_s)
-    groups = [usable] if question.options.is_given else worthwhile_groups(question, usable)
+    if not question.options.is_given:
+        groups = worthwhile_groups(question, usable)
+    else:
+        groups = [usable] if len(usable) > 1 else []
     prices = [*alone, *_prices(question, groups)]
     prices.sort(key=lambda price: _rank(question, price))
-    # A given group may have no plan: someone in it is too slow to get a unit, or has too little memory. Then
-    # an exact one: whatever else comes first in the list, nobody has given his word for it.
+    # A given group may have no plan if links are missing. Then an exact one: whatever else comes first in the
+    # list, nobody has given his word for it.
     chosen = next((price for price in prices if _is_allowed(question, price)), alone[0])
     shown = _shown(question, prices, chosen, usable)
     plans = {id(price): _written(question, price, alone[0]) for price in shown}
@@ -64,7 +67,9 @@ def make_plans(
 
 
 def _usable(question: Question) -> tuple[Group, list[str]]:
-    """Who has the memory for the model, and a note about each who has not."""
+    """Who has the memory for the model, and a note about each who has not. A given group trains already."""
+    if question.options.is_given:
+        return question.everybody, []
     needed = memory_needed(question, question.exact)
     usable = tuple(one for one in question.everybody if fits(question, (one,), needed))
     small = [question.cluster.members[one] for one in question.everybody if one not in usable]
@@ -105,7 +110,7 @@ def _prices(question: Question, groups: Sequence[Group]) -> Iterator[Price]:
                 limit = fastest / (1 + options.speed_per_loss * codec.step_cost)
                 known = best.get(("every_step", way, codec.name, False, True), 0.0)
                 hopeless = limit <= known and not (codec.is_exact and way == "ring")
-                if hopeless or not fits(question, group, memory_needed(question, codec)):
+                if hopeless or not _has_room(question, group, codec):
                     continue
                 route = router.route(group, way, codec)
                 price = price_step(question, group, route, codec, question.profile.batch)
@@ -116,6 +121,11 @@ def _prices(question: Question, groups: Sequence[Group]) -> Iterator[Price]:
             if question.speed(group) > max(rounds, default=0.0):
                 for price in local_prices(question, router, group):
                     yield _noted(question, best, price)
+
+
+def _has_room(question: Question, group: Group, codec: Codec) -> bool:
+    is_there = question.options.is_given and codec.is_exact
+    return is_there or fits(question, group, memory_needed(question, codec))
 
 
 def _noted(question: Question, best: dict[Family, float], price: Price) -> Price:

@@ -71,7 +71,7 @@ class Question:
         return sum(self.speeds[one] for one in group)
 
     def work(self, group: Group, batch: int) -> Work | None:
-        """None if somebody would have nothing to do."""
+        """None if somebody would have nothing to do, unless the group is given: then he only adds."""
         key = (group, batch)
         if key not in self._work:
             self._work[key] = self._dealt(group, batch)
@@ -82,7 +82,7 @@ class Question:
         unit = min(profile.unit_size, batch)
         speeds = [self.speeds[one] for one in group]
         samples = deal_samples(batch, unit, speeds)
-        if min(samples) < 1:
+        if min(samples) < 1 and not self.options.is_given:
             return None
         seconds = [count / speed for count, speed in zip(samples, speeds, strict=True)]
         # Gradients can travel when the last of the members has come to its last backward pass.

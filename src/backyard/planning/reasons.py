@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from backyard.core.units import counted, format_duration, format_rate, format_size
 from backyard.planning.calibration import Calibration
 from backyard.planning.plans import Plan, SlowestLink, listed
-from backyard.planning.pricing import Price, score
+from backyard.planning.pricing import Price, fits, memory_needed, score
 from backyard.planning.question import Question
 from backyard.planning.writing import flows_of, slowest_link
 
@@ -59,10 +59,7 @@ def choice_reason(question: Question, chosen: Plan, prices: Sequence[Price], bes
     """Why this plan and no other; of a machine alone, what would change that."""
     auto = _with_auto(question, chosen, prices)
     if chosen.kind != "alone":
-        used = {part.name for part in chosen.parts}
-        idle = [name for name in question.names if name not in used]
-        slower = f" With {listed(idle)} it would not be faster." if idle else ""
-        return f"{chosen.name}. {chosen.reason}{slower}{auto}"
+        return f"{chosen.name}. {chosen.reason}{_without(question, chosen)}{auto}"
     alone = _members(question, best_alone)
     text = f"{alone} alone is fastest: {format_duration(best_alone.step_s)} for a batch."
     groups = [price for price in prices if price.kind == "every_step" and price.is_exact]
@@ -71,6 +68,20 @@ def choice_reason(question: Question, chosen: Plan, prices: Sequence[Price], bes
     rival = groups[0]
     text += f" The best group, {_members(question, rival)}, would need {format_duration(rival.step_s)}"
     return f"{text}: {_phases(rival)}.{_what_would_change_it(question, groups, best_alone)}{auto}"
+
+
+def _without(question: Question, chosen: Plan) -> str:
+    """Why others are not used. Of those whose memory is too small there is a note."""
+    used = {part.name for part in chosen.parts}
+    needed = memory_needed(question, question.exact)
+    fitting = [one for one in question.everybody if fits(question, (one,), needed)]
+    idle = [question.names[one] for one in fitting if question.names[one] not in used]
+    units = -(-question.profile.batch // question.profile.unit_size)
+    if not idle:
+        return ""
+    if units < len(fitting):
+        return f" A batch has {units} units, too few for {listed(idle)} to get one."
+    return f" With {listed(idle)} it would not be faster."
 
 
 def _members(question: Question, price: Price) -> str:

@@ -90,6 +90,12 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
         pairs = ((a, b) for place, a in enumerate(ids) for b in ids[place + 1 :])
         return tuple(pair for pair in pairs if pair not in known)
 
+    def whole(self) -> Graph:
+        """Machines of one cluster reach each other: those pairs that nobody told of are links, too."""
+        trip = max((link.rtt_s for link in self.links), default=0.0)
+        unheard = [LinkFacts(a=a, b=b, rtt_s=trip) for a, b in self.missing_pairs()]
+        return build_graph(self.nodes, (*self.links, *unheard))
+
     def slowest(self) -> LinkFacts | None:
         """The link with the least bandwidth; before any was measured, the one with the longest round trip."""
         measured = [link for link in self.links if link.mbps is not None]

@@ -26,7 +26,7 @@ import backyard
 from backyard.topology.devices import Machine, ProbeReport, best_of
 
 CACHE_NAME = "probe_cache.json"
-_DEADLINE_S = 60.0
+_DEADLINE_S = 120.0
 _MOST_TRIES = 3
 _MOST_ENTRIES = 8
 _LARGEST_CACHE = 256 * 1024

@@ -12,12 +12,13 @@ import logging
 import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from backyard.core.errors import BackyardError
+from backyard.core.errors import BackyardError, RunError
 from backyard.planning import (
     LOSSY,
     Calibration,
@@ -38,7 +39,7 @@ from backyard.planning import (
     watch,
 )
 from backyard.planning.plans import listed
-from backyard.planning.watching import is_same
+from backyard.planning.watching import FIRST_REST_S, is_same
 from backyard.topology.graph import Graph, build_graph
 from backyard.training.codec_speeds import measured as measured_codecs
 from backyard.training.sync import Sync
@@ -47,6 +48,7 @@ log = logging.getLogger("backyard.training")
 
 WARM = 8  # commits of a group before anything is said of it
 _LONG_S = 20.0  # or as many as take so long
+_AGAIN_S = 60.0
 _SAID = 0.98  # of a step's time: what is faster than this alone is said
 
 # How small PowerSGD's form is depends on the shapes; sparse gradients of single steps are only known to suit
@@ -80,40 +82,46 @@ def choose(
     codecs: tuple[Codec, ...] = CODECS,
     *,
     overlaps: bool = True,
+    workers: int = 0,
 ) -> Choice:
     """``measured``: the plan that is followed, and the seconds of a step. Without it, every step is exact.
 
-    ``overlaps``: whether members go ahead while a round is summed.
+    ``overlaps``: whether members go ahead while a round is summed. ``workers``: how many there are, at least
+    one on each machine.
     """
-    if measured is not None:
+    if measured is not None and len(measured[0].order) == len(cluster.members):
         calibration = refit(calibration, observation(measured[0], cluster, measured[1]))
     options = Options(sync=wish, is_given=True, is_flat=True, codecs=codecs, overlaps=overlaps)
     found = make_plans(cluster, model, profile, options, calibration)
     free = msgspec.structs.replace(options, is_given=False)
     best = make_plans(cluster, model, profile, free, calibration).chosen
-    said = _advice(found.chosen, best, wish)
-    return Choice(found.chosen, sync_of(found.chosen, profile), calibration, found.reason, said)
+    said = _advice(found.chosen, best)
+    if said and wish == "exact":
+        auto = make_plans(cluster, model, profile, msgspec.structs.replace(options, sync="auto"), calibration)
+        if auto.chosen.score > best.score:
+            said += "; or let plans change the mathematics: --sync auto"
+    sync = sync_of(found.chosen, profile, workers or len(cluster.members))
+    return Choice(found.chosen, sync, calibration, found.reason, said)
 
 
-def _advice(plan: Plan, best: Plan, wish: Wish) -> str:
+def _advice(plan: Plan, best: Plan) -> str:
     """Whether fewer machines would be faster."""
     if len(best.order) >= len(plan.order) or best.step_s > _SAID * plan.step_s:
         return ""
     together = " alone" if len(best.order) == 1 else ""
-    said = (
+    return (
         f"{listed(sorted(best.order))}{together} would be {plan.step_s / best.step_s:.2f} times as fast as "
         f"these {len(plan.order)} machines together: backyard run --on {','.join(sorted(best.order))} ..."
     )
-    return f"{said}; or let plans change the mathematics: --sync auto" if wish == "exact" else said
 
 
-def sync_of(plan: Plan, profile: StepProfile) -> Sync:
+def sync_of(plan: Plan, profile: StepProfile, workers: int) -> Sync:
     if plan.outer is None:
         return Sync(codec=plan.codec)
     return Sync(
         period=plan.period,
         codec=plan.codec,
-        inner=max(1, profile.batch // len(plan.order)),
+        inner=max(1, profile.batch // workers),
         rate=plan.outer.learning_rate,
         momentum=plan.outer.momentum,
         decay=plan.outer.error_feedback or 1.0,
@@ -126,7 +134,7 @@ class Seen(NamedTuple):
     generation: int
     sync: Sync
     speeds: tuple[float, ...]  # by rank; empty: not known yet
-    nodes: tuple[str, ...]  # machines by rank; this one's is empty
+    nodes: tuple[str, ...]  # machines by rank
     step_s: float  # since the commit before, for each batch
 
 
@@ -135,7 +143,7 @@ class Chooser:
 
     def __init__(
         self,
-        survey: Callable[[], tuple[Graph, str]],
+        survey: Callable[[], Graph],
         model: Model,
         profile: StepProfile,
         wish: Wish,
@@ -148,35 +156,48 @@ class Chooser:
         self._wish, self._want = wish, want
         self._known: frozenset[str] = frozenset()
         self._generation = -1
-        self._steps: list[float] = []
+        self._steps: deque[float] = deque(maxlen=WARM)
         self._plan: Plan | None = None  # that is followed, or about to be
         self._sync = Sync()
         self._watch: Watch | None = None
         self._calibration = Calibration()
         self._thread: threading.Thread | None = None
-        self._failed = False
+        self._not_before = 0.0  # planning did not work, and is not tried again so soon
+        self._said = ""
+        self._alone_since: float | None = None
         self._codecs: tuple[Codec, ...] = ()
 
     def note(self, seen: Seen) -> None:
         """After each commit."""
         if seen.generation != self._generation or seen.sync != self._sync:
-            self._failed = self._failed and seen.generation == self._generation
-            self._generation, self._sync, self._steps = seen.generation, seen.sync, []
+            if seen.generation != self._generation:
+                self._not_before, self._alone_since = 0.0, None
+            self._generation, self._sync = seen.generation, seen.sync
+            self._steps.clear()
             return  # what came before belongs to another group
         self._steps.append(seen.step_s)
+        now = time.monotonic()
+        if len(set(seen.nodes)) == 1:
+            self._stay_alone(seen, now)
+            return
         is_busy = self._thread is not None and self._thread.is_alive()
-        if self._wish == "auto" and len(set(seen.nodes)) == 1 and seen.sync != Sync():
-            self._plan, self._known = None, frozenset()
-            self._want(Sync())  # for one machine, exact steps cost nothing
-        if is_busy or self._failed or not seen.speeds or len(set(seen.nodes)) < 2:
+        if is_busy or now < self._not_before or not seen.speeds:
             return
         if self._plan is None or frozenset(seen.nodes) != self._known:
             if len(self._steps) >= WARM or (len(self._steps) > 1 and sum(self._steps) > _LONG_S):
-                self._begin(seen, statistics.median(self._steps[-WARM:]), is_first=True)
+                self._begin(seen, statistics.median(self._steps), is_first=True)
         elif self._watch is not None:
-            self._watch, proposal, _ = watch(self._watch, seen.step_s, time.monotonic())
+            self._watch, proposal, _ = watch(self._watch, seen.step_s, now)
             if proposal is not None:
                 self._begin(seen, proposal.measured_s, is_first=False)
+
+    def _stay_alone(self, seen: Seen, now: float) -> None:
+        """For one machine exact steps cost nothing. But who left may be back soon, and changes cost."""
+        if self._alone_since is None:
+            self._alone_since = now
+        if self._wish == "auto" and seen.sync != Sync() and now - self._alone_since > FIRST_REST_S:
+            self._plan, self._known = None, frozenset()
+            self._want(Sync())
 
     def _begin(self, seen: Seen, step_s: float, *, is_first: bool) -> None:
         self._known = frozenset(seen.nodes)
@@ -187,14 +208,13 @@ class Chooser:
 
     def _plan_again(self, seen: Seen, step_s: float, is_first: bool) -> None:
         try:
-            graph, this = self._survey()
-            nodes = [node or this for node in seen.nodes]
-            cluster = cluster_at(graph, self._model, nodes, seen.speeds)
+            cluster = cluster_at(self._survey(), self._model, seen.nodes, seen.speeds)
+            workers = len(seen.nodes)
             current = self._plan
             if is_first or current is None:
                 exact = Options(is_given=True, is_flat=True)
                 current = make_plans(cluster, self._model, self._profile, exact, self._calibration).chosen
-            is_followed = seen.sync == sync_of(current, self._profile)
+            is_followed = seen.sync == sync_of(current, self._profile, workers)
             if self._wish == "auto" and not self._codecs:
                 self._codecs = measured_codecs(CODECS)
             found = choose(
@@ -206,20 +226,30 @@ class Chooser:
                 (current, step_s) if is_followed else None,
                 self._codecs or CODECS,
                 overlaps=self._overlaps,
+                workers=workers,
             )
             if is_followed and not is_first:
                 found = _unless_worth_it(found, current, step_s, seen.sync)
-        except BackyardError as error:
-            self._failed = True
-            log.warning("nothing is planned for this group: %s", error.message)
+        except Exception as error:  # noqa: BLE001  # whatever it is, training goes on as it is
+            self._give_up(error)
             return
         self._calibration = found.calibration
-        self._watch = begin_watch(found.plan) if self._watch is None else adopt(self._watch, found.plan)
+        if self._watch is None:
+            self._watch = begin_watch(found.plan)
+        elif is_first or found.sync != seen.sync:
+            self._watch = adopt(self._watch, found.plan)
         self._plan = found.plan
-        log.info("plan: %s", found.why)
+        log.log(logging.INFO if found.sync == seen.sync else logging.WARNING, "plan: %s", found.why)
         if found.said:
             log.warning("%s", found.said)
         self._want(found.sync)
+
+    def _give_up(self, error: Exception) -> None:
+        self._not_before = time.monotonic() + _AGAIN_S
+        said = f"{error.message} {error.hint}" if isinstance(error, BackyardError) else repr(error)
+        if said != self._said:
+            self._said = said
+            log.warning("nothing is planned for this group: %s", said)
 
 
 def _unless_worth_it(found: Choice, current: Plan, step_s: float, sync: Sync) -> Choice:
@@ -237,4 +267,9 @@ def cluster_at(graph: Graph, model: Model, nodes: Sequence[str], speeds: Sequenc
     for node, speed in zip(nodes, speeds, strict=True):
         together[node] = together.get(node, 0.0) + speed
     facts = [one for one in graph.nodes if one.node in together]
-    return cluster_of(build_graph(facts, graph.links), model, together)
+    if len(facts) < len(together):
+        raise RunError(
+            "not all of its machines have been measured yet",
+            hint="`backyard status --measure` measures them.",
+        )
+    return cluster_of(build_graph(facts, graph.links).whole(), model, together)

@@ -48,6 +48,7 @@ class Place(NamedTuple):
     local_rank: int
     start: int
     state: Path
+    node: str
 
     @classmethod
     def from_environment(cls) -> Place | None:
@@ -59,6 +60,7 @@ class Place(NamedTuple):
             int(os.environ["LOCAL_RANK"]),
             int(os.environ["BACKYARD_START"]),
             state_directory(load_settings()),
+            os.environ["BACKYARD_NODE"],
         )
 
 
@@ -82,10 +84,10 @@ class Circle(Wire, Reducer, CodedReducer, Protocol):
         """The newest generation that is known of, without waiting."""
 
     def machines(self) -> tuple[str, ...]:
-        """Of every rank; this one's is empty."""
+        """Of every rank."""
 
-    def survey(self) -> tuple[Graph, str]:
-        """What was measured of the cluster, from any thread, and which of its machines this is."""
+    def survey(self) -> Graph:
+        """What was measured of the cluster, from any thread."""
 
     def gather(self, word: bytes) -> list[bytes]: ...
 
@@ -135,8 +137,8 @@ class Alone:
     def machines(self) -> tuple[str, ...]:
         return ("",)
 
-    def survey(self) -> tuple[Graph, str]:
-        return Graph(), ""
+    def survey(self) -> Graph:
+        return Graph()
 
     def gather(self, word: bytes) -> list[bytes]:
         return [word]
@@ -233,14 +235,14 @@ class AgentsCircle:
 
     def machines(self) -> tuple[str, ...]:
         others = [] if self._room is None else [node.hex() for node in self._room.nodes]
-        return (*others[: self.rank], "", *others[self.rank :])
+        return (*others[: self.rank], self._place.node, *others[self.rank :])
 
-    def survey(self) -> tuple[Graph, str]:
+    def survey(self) -> Graph:
         with ListenerClient.connect(self._place.state) as client:
             told = decode_told(client.ask(encode(GraphAsk()), _ASK_S))
         if not isinstance(told, GraphTold):
             raise RunError("the agent does not speak of what it has measured")
-        return decode_graph(told.graph), told.this
+        return decode_graph(told.graph)
 
     def meet(self, broken: CollectiveError | None) -> None:
         """Groups that break while they are made are passed over for the next one."""
@@ -392,7 +394,7 @@ class AgentsCircle:
                 self._changed.wait(0.5)
 
     def _question(self, version: int, wait_s: float) -> CircleAsk:
-        run, local_rank, start, _ = self._place
+        run, local_rank, start, *_ = self._place
         generation = self.generation or self._broken_nursery
         stuck = generation > 0 and (self._stuck or self.generation == 0)
         blames = self._blames if stuck else ()

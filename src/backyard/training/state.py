@@ -62,16 +62,16 @@ class TrainingState:
         """In rounds, what an optimizer remembers is each member's own."""
         return {**state, "state": {}} if self.sync.is_local else state
 
-    def hear(self, word: Sync | None) -> Sync | None:
+    def hear(self, word: Sync | None, *, is_alone: bool = False) -> Sync | None:
         """What the first member said with the sum of a commit; returns what is adopted now, if anything."""
         due, self.coming = heard(self.sync, self.coming, word)
         if due is not None:
-            self.adopt(due)
+            self.adopt(due, is_alone=is_alone)
         return due
 
-    def adopt(self, sync: Sync) -> None:
+    def adopt(self, sync: Sync, *, is_alone: bool = False) -> None:
         """From the next step on. All members do it at the same commit."""
-        if self.sync.is_local and not sync.is_local:
+        if self.sync.is_local and not sync.is_local and not is_alone:
             for one in self.optimizers:
                 one.state.clear()  # they differ from member to member
         self.sync = sync

@@ -299,7 +299,7 @@ class Steps:
         self._sums.release()
         self.done += 1
         was_local = self._rounds.is_on
-        adopted = self._state.hear(word)
+        adopted = self._state.hear(word, is_alone=self._circle.world == 1)
         if adopted is not None:
             log.warning("from step %d on: %s", self._state.covered, adopted.sentence())
         if self._rounds.is_on != was_local or (adopted is not None and not adopted.is_encoded):

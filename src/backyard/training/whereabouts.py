@@ -18,28 +18,29 @@ _SURVEY_S = 300.0
 class Whereabouts:
     """Remembers what was measured for a while: a group must not wait for it."""
 
-    def __init__(self, survey: Callable[[], tuple[Graph, str]]) -> None:
+    def __init__(self, survey: Callable[[], Graph]) -> None:
         self._survey = survey
-        self._known: tuple[Graph, str] | None = None
+        self._known: Graph | None = None
         self._survey_again = 0.0
 
     def sites(self, machines: Sequence[str]) -> Sites:
-        """``machines``: of every rank; this one's is empty. None where nothing can be told apart."""
+        """``machines``: of every rank. None where nothing can be told apart."""
         try:
             known = self._known
-            if known is None or time.monotonic() > self._survey_again or not _knows(known[0], machines):
+            if known is None or time.monotonic() > self._survey_again or not _knows(known, machines):
                 self._known = known = self._survey()
                 self._survey_again = time.monotonic() + _SURVEY_S
-            graph, this = known
-            sites = ranks_by_site(graph, [node or this for node in machines])
+            sites = ranks_by_site(known, machines)
         except BackyardError as error:
             log.info("sites are not told apart: %s", error.message)
             return ()
-        if sites:
+        if len(sites) > 1:
             log.info("sums go through %d sites, ranks %s", len(sites), " and ".join(map(str, sites)))
+        elif sites:
+            log.info("sums go around by ranks %s, which avoids the slowest links", sites[0])
         return sites
 
 
 def _knows(graph: Graph, machines: Sequence[str]) -> bool:
     known = {facts.node for facts in graph.nodes}
-    return all(machine in known for machine in machines if machine)
+    return all(machine in known for machine in machines)

@@ -43,6 +43,27 @@ def test_nothing_to_tell_apart() -> None:
     assert ranks_by_site(each_far, ["a", "b", "c", "d"]) == ()
 
 
+def test_a_ring_takes_the_fast_links() -> None:
+    fast = ("ac", "bc", "bd", "ad")
+    graph = _graph("abcd", lambda a, b: 940.0 if a + b in fast else 300.0)
+    assert ranks_by_site(graph, ["a", "b", "c", "d"]) == ((0, 3, 1, 2),)
+    assert ranks_by_site(graph, ["a", "c", "b", "d"]) == (), "by rank it is as fast"
+    nearly = _graph("abcd", lambda a, b: 940.0 if a + b in fast else 900.0)
+    assert ranks_by_site(nearly, ["a", "b", "c", "d"]) == ()
+
+
+def test_sites_stand_in_the_order_of_their_ring() -> None:
+    def rate(a: str, b: str) -> float:
+        one, other = sorted(("abcdefgh".index(a) // 2, "abcdefgh".index(b) // 2))
+        if one == other:
+            return 940.0
+        return 5.0 if (one, other) in ((0, 1), (2, 3)) else 20.0
+
+    found = ranks_by_site(_graph("abcdefgh", rate), list("abcdefgh"))
+    assert [site[0] // 2 for site in found] == [0, 3, 1, 2]
+    assert sorted(map(sorted, found)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
 def test_links_that_were_not_measured_tell_nothing() -> None:
     graph = _graph("abcd", lambda a, b: None if (a, b) == ("a", "c") else _two_sites(a, b))
     assert ranks_by_site(graph, ["a", "b", "c", "d"]) == ()

@@ -49,15 +49,15 @@ class FileCircle(AgentsCircle):
     """Groups whose members are given beforehand."""
 
     def __init__(self, machine: str, room: Path, groups: list[str]) -> None:
-        super().__init__(Place("run-1", 0, 1, room / "state"))
+        super().__init__(Place("run-1", 0, 1, room / "state", machine))
         self._machine, self._folder, self._groups = machine, room, groups
         self._members = ""
 
     def machines(self) -> tuple[str, ...]:
-        return tuple("" if one == self._machine else one for one in self._members)
+        return tuple(self._members)
 
-    def survey(self) -> tuple[Graph, str]:
-        return surveyed(), self._machine
+    def survey(self) -> Graph:
+        return surveyed()
 
     def newest(self) -> int:
         return self.generation

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from backyard.core.errors import RunError
@@ -36,15 +37,32 @@ def test_a_group_that_is_slower_than_one_of_it_is_told_so() -> None:
 
 @pytest.mark.parametrize("overlaps", [True, False])
 def test_one_that_is_too_slow_for_a_unit_changes_no_mathematics(overlaps: bool) -> None:
-    """If somebody of a given group gets no unit it has no exact plan, and nobody has asked for rounds."""
+    """Somebody of a given group who gets no unit only adds; nobody has asked for rounds."""
     cluster, profile = mesh([300.0, 500.0, 10.0], 50.0), StepProfile(batch=24, unit=3)
     small = Model(parameters=478, wire_bytes=8.0)
     options = Options(is_given=True, is_flat=True, overlaps=overlaps)
     found = make_plans(cluster, small, profile, options)
-    assert not any(plan.kind == "every_step" and len(plan.order) == 3 for plan in found.plans)
-    assert any(plan.kind == "local_steps" for plan in found.plans)
-    assert (found.chosen.kind, found.chosen.codec) == ("alone", "exact")
-    assert choose(cluster, small, profile, "exact", Calibration(), overlaps=overlaps).sync == Sync()
+    assert (found.chosen.kind, found.chosen.codec, len(found.chosen.order)) == ("every_step", "exact", 3)
+    assert [part.samples for part in found.chosen.parts if part.name == "m02"] == [0]
+    taken = choose(cluster, small, profile, "exact", Calibration(), overlaps=overlaps)
+    assert taken.sync == Sync()
+    large = choose(cluster, MODEL, profile, "exact", Calibration(), overlaps=overlaps)
+    assert large.said.startswith("m01 alone would be"), "also with somebody who only adds"
+    slow = choose(cluster, small, profile, "exact", Calibration(), (found.chosen, 10 * found.chosen.step_s))
+    assert slow.calibration.compute == 1.0, "what the group waits for is not its computing"
+
+
+def test_workers_of_one_machine_have_a_plan() -> None:
+    found = choose(mesh([8.0], 940.0), MODEL, PROFILE, "auto", Calibration(), workers=2)
+    assert (found.plan.kind, found.sync, found.said) == ("alone", Sync(), "")
+
+
+def test_a_given_group_is_not_doubted_for_its_memory() -> None:
+    small = msgspec.structs.replace(mesh([8.0, 8.0], 10_000.0).members[1], memory_bytes=1 << 20)
+    cluster = mesh([8.0, 8.0], 10_000.0)
+    cluster = msgspec.structs.replace(cluster, members=(cluster.members[0], small))
+    found = choose(cluster, MODEL, PROFILE, "auto", Calibration())
+    assert len(found.plan.order) == 2
 
 
 def test_a_machine_whose_line_slows_the_others_is_named() -> None:
@@ -98,13 +116,13 @@ class Watched:
         monkeypatch.setattr(choosing, "cluster_at", lambda *_: cluster)
         self.chooser = Chooser(self._survey, MODEL, PROFILE, wish, self.wanted.append)
 
-    def _survey(self) -> tuple[Graph, str]:
+    def _survey(self) -> Graph:
         self.surveys += 1
-        return Graph(), "a"
+        return Graph()
 
     def commit(self, count: int, generation: int = 1, sync: Sync = Sync(), step_s: float = 2.5) -> None:  # noqa: B008
         for _ in range(count):
-            self.chooser.note(Seen(generation, sync, (8.0, 8.0), ("", "b"), step_s))
+            self.chooser.note(Seen(generation, sync, (8.0, 8.0), ("a", "b"), step_s))
             thread = self.chooser._thread
             if thread is not None:
                 thread.join(30)
@@ -125,11 +143,16 @@ def test_one_that_is_left_alone_goes_back_to_exact_steps(monkeypatch: pytest.Mon
     watched = Watched(monkeypatch, 20.0)
     watched.commit(WARM + 1, step_s=0.1)
     (rounds,) = watched.wanted
-    for _ in range(2):
-        watched.chooser.note(Seen(2, rounds, (8.0,), ("",), 2.5))
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for _ in range(3):
+        watched.chooser.note(Seen(2, rounds, (8.0, 8.0), ("a", "a"), 2.5))
+    assert len(watched.wanted) == 1, "the other may be back soon"
+    now[0] += 301.0
+    watched.chooser.note(Seen(2, rounds, (8.0, 8.0), ("a", "a"), 2.5))
     assert watched.wanted[1:] == [Sync()]
-    watched.chooser.note(Seen(2, Sync(), (8.0,), ("",), 2.5))
-    watched.chooser.note(Seen(2, Sync(), (8.0,), ("",), 2.5))
+    watched.chooser.note(Seen(2, Sync(), (8.0, 8.0), ("a", "a"), 2.5))
+    watched.chooser.note(Seen(2, Sync(), (8.0, 8.0), ("a", "a"), 2.5))
     assert len(watched.wanted) == 2
 
 
@@ -143,7 +166,7 @@ def test_another_group_is_planned_for_anew(monkeypatch: pytest.MonkeyPatch) -> N
     watched = Watched(monkeypatch, 20.0)
     watched.commit(WARM + 1)
     for _ in range(WARM + 1):
-        watched.chooser.note(Seen(2, Sync(), (8.0, 8.0, 8.0), ("", "b", "c"), 2.5))
+        watched.chooser.note(Seen(2, Sync(), (8.0, 8.0, 8.0), ("a", "b", "c"), 2.5))
     thread = watched.chooser._thread
     assert thread is not None
     thread.join(30)
@@ -183,24 +206,31 @@ def test_an_agent_that_does_not_answer_stops_planning_not_training(
 ) -> None:
     watched = Watched(monkeypatch, 20.0)
 
-    def fail() -> tuple[Graph, str]:
+    def fail() -> Graph:
+        watched.surveys += 1
         raise RunError("the agent is away")
 
     watched.chooser._survey = fail
     watched.commit(3 * WARM)
     assert not watched.wanted
+    assert caplog.text.count("the agent is away") == watched.surveys == 1
+    now = time.monotonic() + 61.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    watched.commit(1)
+    assert watched.surveys == 2, "it is asked again"
     assert caplog.text.count("the agent is away") == 1
 
 
 def test_one_machine_has_nothing_to_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, 20.0)
     for _ in range(2 * WARM):
-        watched.chooser.note(Seen(1, Sync(), (8.0,), ("",), 2.5))
+        watched.chooser.note(Seen(1, Sync(), (8.0,), ("a",), 2.5))
     assert watched.surveys == 0
 
 
 def test_plans_and_syncs_say_the_same() -> None:
     plan = choose(mesh(SPEEDS, 20.0), MODEL, PROFILE, "auto", Calibration()).plan
-    sync = sync_of(plan, PROFILE)
+    sync = sync_of(plan, PROFILE, 8)
+    assert sync.inner == PROFILE.batch // 8, "workers, not machines"
     assert plan.outer is not None
     assert (sync.period, sync.codec, sync.rate) == (plan.period, plan.codec, plan.outer.learning_rate)

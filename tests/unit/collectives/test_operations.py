@@ -1,0 +1,31 @@
+"""An operation's specification says everything that its program is made from."""
+
+from __future__ import annotations
+
+import pytest
+
+from backyard.collectives.messages import Specification
+from backyard.collectives.operations import compile_operation
+from backyard.core.errors import ConfigError
+
+FLOAT32 = 8
+
+
+def _specification(strategy: str, sites: tuple[tuple[int, ...], ...]) -> Specification:
+    return Specification("all_reduce", FLOAT32, "sum", -1, strategy, (4096,), 1024, 2, sites)
+
+
+@pytest.mark.parametrize(
+    ("sites", "following"),
+    [((), [1, 2, 3, 0]), (((0, 2, 1, 3),), [2, 3, 1, 0]), (((0, 2), (3, 1)), [2, 0, 3, 1])],
+    ids=["by rank", "one site", "two sites"],
+)
+def test_a_ring_goes_along_the_sites(sites: tuple[tuple[int, ...], ...], following: list[int]) -> None:
+    for rank in range(4):
+        program = compile_operation(_specification("ring", sites), rank, 4, None).program
+        assert {send.peer for send in program.sends} == {following[rank]}
+
+
+def test_an_order_that_leaves_somebody_out_is_refused() -> None:
+    with pytest.raises(ConfigError, match="does not name each of 4 ranks once"):
+        compile_operation(_specification("ring", ((0, 1, 2),)), 0, 4, None)
