@@ -194,11 +194,13 @@ def mirrored(parent: Parent, steps: Sequence[Step], base_every: int, time: float
     return found
 
 
-def found_region(directory: Path, parent: Parent, description: Description, owner: NodeId) -> None:
-    """A hub in this directory with the parent's run and code."""
+def found_region(
+    directory: Path, parent: Parent, description: Description, owner: NodeId, above: NodeId
+) -> None:
+    """A hub in this directory with the parent's run and code; ``above`` is the parent's key."""
     kept = parent.fetch_code(description.code)
     terms = regional_terms(description.terms)
-    found_hub(directory, description.name, owner, terms, code=description.code, kept=kept)
+    found_hub(directory, description.name, owner, terms, code=description.code, kept=kept, parent=above)
 
 
 async def run_region(hub: Hub, parent: Parent) -> None:

@@ -21,7 +21,7 @@ from backyard.hub.founding import found_hub, hub_key
 from backyard.hub.invites import invite_text
 from backyard.hub.log import Replica
 from backyard.hub.messages import Course
-from backyard.hub.serving import Listening, _listener, run, running, serve
+from backyard.hub.serving import Listening, _bound, run, running, serve
 from backyard.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, plainly
 
@@ -108,13 +108,20 @@ def test_a_mirror_takes_over_by_the_owners_word(
         assert plainly(f"{second.address}/v1/leases", method="POST").status_code == 404, "it only shows"
         hub.kill()
         second.kill()
+        second.start("--follow", invite_text(copying))  # the hub is away, but there is something to serve
+        assert plainly(f"{second.address}/v1/head").json()["version"] == 1
+        successor = hub_key(second.directory).id
+        with pytest.raises(HubError, match="another process"):
+            take_over(second.directory, make_succession(hub.owner, invite.hub_id, successor, 1))
+        second.kill()
         with pytest.raises(HubError, match="mirror"):
             asyncio.run(serve(second.directory, Listening("127.0.0.1", 0, plain=True)))
-        successor = hub_key(second.directory).id
         for key, heir in ((NodeKey.generate(), successor), (hub.owner, NodeKey.generate().id)):
             with pytest.raises(HubError):
                 take_over(second.directory, make_succession(key, invite.hub_id, heir, 1))
         take_over(second.directory, make_succession(hub.owner, invite.hub_id, successor, 1))
+        with pytest.raises(RuntimeError, match="took over"):
+            second.start("--follow", invite_text(copying))
         second.start()
         friends.append(moved := Friend(second.address, successor, ann.key))
         moved.pull(tmp_path)
@@ -169,7 +176,7 @@ def test_small_answers_do_not_wait_for_each_other() -> None:
             found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
-        listener = _listener("127.0.0.1", 0)
+        listener = _bound(Listening("127.0.0.1", 0))
         async with await asyncio.start_server(note, sock=listener):
             _, writer = await asyncio.open_connection(*listener.getsockname())
             assert await found
