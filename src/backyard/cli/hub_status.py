@@ -45,6 +45,17 @@ def invite(
     return 0
 
 
+def export(*, folder: Path, name: str) -> int:
+    """The newest version's parameters, from the disk."""
+    require_hub_parts()
+    from backyard.hub.exporting import FILE_NAME, export_model  # torch, which takes a while
+
+    directory = kept_hub(name, load_settings())
+    number = export_model(directory, folder)
+    say(f"{folder / FILE_NAME} is the model of {directory.name} at version {number}")
+    return 0
+
+
 def status(*, name: str, as_json: bool) -> int:
     """From the log on disk, and from each of its addresses: whether friends would be answered there."""
     require_hub_parts()
