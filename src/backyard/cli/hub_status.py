@@ -1,4 +1,5 @@
-"""``backyard invite`` and ``backyard hub status``: who may come to a hub of this machine, and who came."""
+"""``backyard invite``, ``hub status`` and ``hub export``: who may come to a hub of this machine, who
+came, and what they made."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def invite(
 
 
 def export(*, folder: Path, name: str) -> int:
-    """The newest version's parameters, from the disk."""
+    """Of the newest version, from the disk."""
     require_hub_parts()
     from backyard.hub.exporting import FILE_NAME, export_model  # torch, which takes a while
 

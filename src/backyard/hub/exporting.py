@@ -20,7 +20,7 @@ _TRIES = 5  # a hub that runs may commit meanwhile, and drop what was just named
 
 
 def export_model(directory: Path, target: Path) -> int:
-    """Write the parameters of the newest version, whole or not at all; its number. The hub may be running."""
+    """Write the newest version, whole or not at all; its number. The hub may be running."""
     for _ in range(_TRIES):
         found = _read(directory)
         founding, layout = (
