@@ -23,6 +23,7 @@ FROZEN = {
     "down": _JSON,
     "export": {"run", "folder"},
     "hub expel": {"member", "--name"},
+    "hub export": {"folder", "--name"},
     "hub follow": {"invite", "--name", "--host", "--port"},
     "hub hand-over": {"node", "--name"},
     "hub pardon": {"member", "--name"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -15,6 +16,7 @@ from backyard.cli.friend import client_of, keep_results, require_hub_parts, room
 from backyard.cli.hub_places import kept_hub, known_addresses, start_hub, top_folder, write_addresses
 from backyard.cli.identity import machine_key
 from backyard.cli.kept import LEFT, LOOK_S, Kept, say, until_left
+from backyard.cli.later import begun
 from backyard.core.config import Settings, load_settings, state_directory
 from backyard.core.errors import HubError, RunError
 from backyard.core.units import counted, format_size, parse_duration
@@ -84,15 +86,13 @@ async def _keep_hub(
     owner: Kept | None = None
     try:
         local = _url(_loopback(host), wishes.port, plain=wishes.plain)
-        await _while_up(asyncio.create_task(asyncio.to_thread(_await_founding, directory)), hub)
+        await _while_up(begun(partial(_await_founding, directory)), hub)
         # A region's model is its parent's; its own machine is a member like all others.
         role: Role = "friend" if wishes.parent else "owner"
         own = invite_to(directory, [local], role=role, valid_s=_OWNERS_S)
-        begun = asyncio.create_task(asyncio.to_thread(_begin_own, own, place, wishes, settings))
-        seated = await _while_up(begun, hub)
+        seated = await _while_up(begun(partial(_begin_own, own, place, wishes, settings)), hub)
         owner = await start_script(seated) if seated is not None else None
-        is_there = asyncio.create_task(asyncio.to_thread(_await_base, own, settings))
-        await _while_up(is_there, hub, owner)
+        await _while_up(begun(partial(_await_base, own, settings)), hub, owner)
         _print_invite(invite_to(directory, addresses, uses=wishes.uses), addresses, wishes)
         return await _watch(hub, owner, wishes, seated, settings)
     except asyncio.CancelledError:
@@ -122,19 +122,22 @@ def _await_founding(directory: Path) -> None:
         time.sleep(LOOK_S)
 
 
-async def _while_up(work: asyncio.Task[T], hub: Kept, owner: Kept | None = None) -> T:
+async def _while_up(work: asyncio.Future[T], hub: Kept, owner: Kept | None = None) -> T:
     """What it gives, if nothing that it needs ends before."""
-    while not work.done():
-        for kept in (hub, owner):
-            if kept is None:
-                continue
-            kept.show()
-            if kept.ended is not None and (kept is hub or kept.code):
+    try:
+        while not work.done():
+            for kept in (hub, owner):
+                if kept is None:
+                    continue
                 kept.show()
-                whose = "the hub's process" if kept is hub else "the script on this machine"
-                raise HubError(f"{whose} {kept.how()}", hint="Do what its last words above say.")
-        await asyncio.sleep(LOOK_S)
-    return work.result()
+                if kept.ended is not None and (kept is hub or kept.code):
+                    kept.show()
+                    whose = "the hub's process" if kept is hub else "the script on this machine"
+                    raise HubError(f"{whose} {kept.how()}", hint="Do what its last words above say.")
+            await asyncio.sleep(LOOK_S)
+        return work.result()
+    finally:
+        work.cancel()
 
 
 def _await_base(invite: Invite, settings: Settings) -> None:

@@ -20,12 +20,15 @@ from backyard.identity.node_id import NodeId
 def follow(*, invite: str, name: str, host: str, port: int) -> int:
     """A mirror, until Ctrl-C."""
     require_hub_parts()
+    from backyard.hub.belonging import check_mirror, facts_in
     from backyard.hub.founding import hub_key
     from backyard.hub.invites import read_invite
 
     settings = load_settings()
     found = read_invite(invite)
     directory = top_folder(settings) / (name or f"{found.run}-mirror")
+    if directory.exists():
+        check_mirror(facts_in(directory), directory, found.hub_id)
     key = hub_key(directory)
     say(f"a copy of {found.run} is kept here; its owner lets it take over with:")
     click.echo(f"  backyard hub hand-over {key.id}")

@@ -1,4 +1,5 @@
-"""``backyard invite`` and ``backyard hub status``: who may come to a hub of this machine, and who came."""
+"""``backyard invite``, ``hub status`` and ``hub export``: who may come to a hub of this machine, who
+came, and what they made."""
 
 from __future__ import annotations
 
@@ -42,6 +43,17 @@ def invite(
     click.echo(invite_text(made))
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(made.expires))
     say(f"for {counted(uses, 'machine')} until {until}: backyard join --invite ...")
+    return 0
+
+
+def export(*, folder: Path, name: str) -> int:
+    """Of the newest version, from the disk."""
+    require_hub_parts()
+    from backyard.hub.exporting import FILE_NAME, export_model  # torch, which takes a while
+
+    directory = kept_hub(name, load_settings())
+    number = export_model(directory, folder)
+    say(f"{folder / FILE_NAME} is the model of {directory.name} at version {number}")
     return 0
 
 

@@ -81,6 +81,16 @@ def _take_over(word: str, name: str) -> int:
     return hub_mirror.take_over(word=word, name=name)
 
 
+@hub_group.command("export")
+@_name
+@click.argument("folder", type=click.Path(path_type=Path))
+def _export(folder: Path, name: str) -> int:
+    """Write the newest model of a hub that is kept here to FOLDER, as model.safetensors."""
+    from backyard.cli import hub_status
+
+    return hub_status.export(folder=folder, name=name)
+
+
 @hub_group.command("pardon")
 @_name
 @click.argument("member")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -45,3 +47,31 @@ class Later(Generic[T]):
             self._error = error.message
         except Exception as error:  # noqa: BLE001 - one look that fails must not hide what the others see
             self._error = f"it could not be looked at: {type(error).__name__}: {error}"
+
+
+def begun(work: Callable[[], T]) -> asyncio.Future[T]:
+    """On such a thread, for a command that has an event loop. Whoever gives up cancels it and is free: of
+    `asyncio.to_thread` the loop would wait for the end, however long that takes."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(error: BaseException | None, found: list[T]) -> None:
+        if future.done():  # nobody wants it any more
+            return
+        if error is None:
+            future.set_result(found[0])
+        else:
+            future.set_exception(error)
+
+    def do() -> None:
+        found: list[T] = []
+        error: Exception | None = None
+        try:
+            found.append(work())
+        except Exception as failed:  # noqa: BLE001 - whatever it is, whoever waits must hear of it
+            error = failed
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, error, found)
+
+    threading.Thread(target=do, daemon=True).start()
+    return future

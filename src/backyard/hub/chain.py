@@ -68,7 +68,7 @@ def shared_blobs(versions: Sequence[Committed], code: Set[str]) -> list[str]:
 
 def replica_of(log: Log, after: int | None) -> Replica:
     """What a mirror takes over. Updates that wait become leases, so that their samples return."""
-    found = log.read()
+    found, grants = log.read_with_grants()
     first = kept_from(found.versions) if found.versions else 0
     waiting = [
         Lent(one.update.lease, one.update.node, one.update.version, one.spans, 1.0, 0.0, 0.0)
@@ -77,7 +77,7 @@ def replica_of(log: Log, after: int | None) -> Replica:
     return Replica(
         facts={name: found.facts[name] for name in _REPLICATED if name in found.facts},
         members=tuple(found.members.values()),
-        grants=log.grants(),
+        grants=grants,
         leases=(*found.leases, *waiting),
         versions=tuple(one for one in found.versions[first:] if after is None or one.number > after),
         seen=found.seen,

@@ -30,6 +30,7 @@ class Merged(NamedTuple):
     versions: tuple[Committed, ...]  # none: nothing of the round may count
     contributions: tuple[Contribution, ...]
     refused: dict[str, Verdict]  # by update: what did not fit the others after all
+    spent: frozenset[str] = frozenset()  # blobs that were needed on the way, and go unless the hub has a use
 
 
 class Finisher(Protocol):

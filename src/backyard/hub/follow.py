@@ -18,10 +18,11 @@ from msgspec import Meta
 
 from backyard.core.decoding import decode
 from backyard.core.errors import HubError, ProtocolError
+from backyard.hub.belonging import facts_in, held
 from backyard.hub.chain import named_blobs
 from backyard.hub.client import HubClient
 from backyard.hub.fetching import Fetcher
-from backyard.hub.founding import FOLLOWS, SUCCEEDS, Founding, hub_blobs, hub_key
+from backyard.hub.founding import FOLLOWS, FOUNDING, SUCCEEDS, Founding, hub_blobs, hub_key
 from backyard.hub.log import Changes, Committed, Log, Replica, change, read_fact
 from backyard.hub.messages import Layout
 from backyard.identity.keys import NodeKey, verify_signature
@@ -100,7 +101,7 @@ class Mirror:
         return needed
 
     def _fetch_code(self, replica: Replica) -> set[str]:
-        founding = read_fact(replica.facts, "founding", Founding)
+        founding = read_fact(replica.facts, FOUNDING, Founding)
         if founding is None:
             raise HubError("the hub's answer does not say what the run is", hint="Update both machines.")
         if founding.code is None:
@@ -120,19 +121,21 @@ class Mirror:
 
 
 def take_over(directory: Path, word: str) -> None:
-    """The mirror in this directory becomes the run's hub. HubError unless the owner said so, of this one."""
-    log = Log(directory)
-    try:
-        facts = log.read().facts
-        founding, follows = read_fact(facts, "founding", Founding), facts.get(FOLLOWS)
+    """The mirror in this directory becomes the run's hub. HubError unless the owner said so, of this one; or
+    while it still follows."""
+    with held(directory):
+        facts = facts_in(directory)
+        founding, follows = read_fact(facts, FOUNDING, Founding), facts.get(FOLLOWS)
         if founding is None or follows is None:
             raise HubError(f"there is no mirror in {directory}", hint="Run `backyard hub follow` first.")
         said = read_succession(word, NodeId.parse(founding.owner))
         if (said.hub, said.successor) != (follows, hub_key(directory).id.raw):
             raise HubError("the owner's word is about other hubs", hint=_COPY_AGAIN)
-        log.transact([change(Log.set_fact, SUCCEEDS, word.strip().encode())])
-    finally:
-        log.close()
+        log = Log(directory)
+        try:
+            log.transact([change(Log.set_fact, SUCCEEDS, word.strip().encode())])
+        finally:
+            log.close()
 
 
 _COPY_AGAIN = "Copy the whole line that the owner's machine printed."

@@ -18,7 +18,9 @@ from backyard.identity.node_id import NodeId
 from backyard.identity.private_file import private_directory
 
 KEY_FILE = "hub.key"
+FOUNDING = "founding"
 FOLLOWS, SUCCEEDS = "follows", "succeeds"  # facts of a mirror, and of one that took over
+PARENT = "parent"  # fact of a region: the hub that it belongs to
 _LOSSLESS = ("fp32", "fp32+zlib")
 
 
@@ -44,6 +46,7 @@ def found_hub(
     *,
     code: str | None = None,
     kept: Sequence[str] = (),
+    parent: NodeId | None = None,
 ) -> None:
     """Put the code's blobs there first (`Blobs.put`). HubError if there is a hub already."""
     if terms.base_codec not in _LOSSLESS:
@@ -59,7 +62,8 @@ def found_hub(
             )
         founding = Founding(name=name, owner=str(owner), terms=terms, code=code, kept=tuple(kept))
         checked = msgspec.convert(msgspec.to_builtins(founding), Founding)
-        log.transact([change(Log.set_fact, "founding", checked)])
+        above = [] if parent is None else [change(Log.set_fact, PARENT, parent.raw)]
+        log.transact([change(Log.set_fact, FOUNDING, checked), *above])
     except msgspec.ValidationError as error:
         raise HubError(
             f"a hub cannot be founded like this: {error}", hint="Correct what the sentence names."
@@ -69,7 +73,7 @@ def found_hub(
 
 
 def is_founded(log: Log) -> bool:
-    return read_fact(log.read().facts, "founding", Founding) is not None
+    return read_fact(log.read().facts, FOUNDING, Founding) is not None
 
 
 def has_hub(directory: Path) -> bool:
@@ -132,7 +136,7 @@ def still_open(directory: Path, invites: Sequence[Invite], clock: float) -> list
 
 
 def _founding(log: Log, directory: Path) -> Founding:
-    founding = read_fact(log.read().facts, "founding", Founding)
+    founding = read_fact(log.read().facts, FOUNDING, Founding)
     if founding is None:
         raise HubError(f"there is no hub in {directory}", hint="Found one with `backyard hub up`.")
     return founding

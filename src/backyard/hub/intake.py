@@ -209,9 +209,7 @@ class Intake:
             await hub.step(rounds.Arrived(update), changes)
         except HubRefused:
             hub.arrivals.pop(name, None)
-            # What is being merged may become a blob of the same name.
-            if not hub.state.closing and declared.sha256 not in hub.needed_blobs():
-                hub.blobs.remove(declared.sha256)
+            hub.let_go(declared.sha256)
             raise
         hub.members[node] = after_acceptance(hub.members[node], declared.samples)
         hub.seen = [*hub.seen, seen][-MOST_SEEN:]

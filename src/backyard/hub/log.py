@@ -8,10 +8,11 @@ behind it: the hub reads its state anew.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -173,17 +174,32 @@ class Log:
                 raise broken(error) from error
             raise
 
-    def read(self) -> Everything:
+    @contextlib.contextmanager
+    def _unchanging(self) -> Iterator[None]:
+        """What is read within is of one moment, whatever another connection commits meanwhile."""
         try:
-            return Everything(
-                facts=dict(self._base.execute("SELECT name, record FROM fact").fetchall()),
-                members={one.node: one for one in self._all("member", "name", Member)},
-                leases=self._all("lease", "name", Lent),
-                arrivals=self._all("arrived", "name", Arrival),
-                versions=self._all("version", "number", Committed),
-                refusals=self._all("refusal", "place", Refusal),
-                seen=self._all("seen", "place", Seen),
-            )
+            self._base.execute("BEGIN")
+            yield
+        finally:
+            if self._base.in_transaction:
+                self._base.execute("ROLLBACK")  # nothing was written
+
+    def read(self) -> Everything:
+        return self.read_with_grants()[0]
+
+    def read_with_grants(self) -> tuple[Everything, tuple[Grant, ...]]:
+        try:
+            with self._unchanging():
+                found = Everything(
+                    facts=dict(self._base.execute("SELECT name, record FROM fact").fetchall()),
+                    members={one.node: one for one in self._all("member", "name", Member)},
+                    leases=self._all("lease", "name", Lent),
+                    arrivals=self._all("arrived", "name", Arrival),
+                    versions=self._all("version", "number", Committed),
+                    refusals=self._all("refusal", "place", Refusal),
+                    seen=self._all("seen", "place", Seen),
+                )
+                return found, self._all("grants", "name", Grant)
         except (sqlite3.Error, msgspec.DecodeError) as error:
             raise broken(error) from error
 
@@ -224,9 +240,6 @@ class Log:
             "SELECT record FROM contribution WHERE number = ? ORDER BY place", (number,)
         ).fetchall()
         return tuple(msgspec.msgpack.decode(row[0], type=Contribution) for row in rows)
-
-    def grants(self) -> tuple[Grant, ...]:
-        return self._all("grants", "name", Grant)
 
     def clear_for_replica(self) -> None:
         """What a replica brings whole."""

@@ -31,6 +31,7 @@ Version = Annotated[int, Meta(ge=0, le=1 << 40)]
 Count = Annotated[int, Meta(ge=0, le=1 << 50)]
 Size = Annotated[int, Meta(ge=1, le=1 << 44)]
 Seconds = Annotated[float, Meta(ge=0, le=604_800)]
+LeaseTime = Annotated[float, Meta(ge=0, le=1 << 27)]  # what the longest rounds come to, by the slowest terms
 Role = Literal["owner", "friend", "stranger", "mirror", "region"]
 InviteText = Annotated[str, Meta(max_length=4000, pattern="^backyard-invite:[A-Za-z0-9_-]+$")]
 MOST_REGIONS = 16
@@ -163,8 +164,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     version: Version  # to begin from
     spans: Annotated[tuple[Span, ...], Meta(max_length=4096)]
     steps: Count  # H: inner steps of `Course.batch` samples that cover the spans
-    seconds: Seconds  # in which the hub expects the update
-    void_s: Seconds  # from now on, after which somebody else gets the spans
+    seconds: LeaseTime  # in which the hub expects the update
+    void_s: LeaseTime  # from now on, after which somebody else gets the spans
     covered: Count = 0  # samples that the chain has behind it, which schedules follow
     members: Count = 1  # who train at the same time, by the last round and the leases that are out
 

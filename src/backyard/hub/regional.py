@@ -95,11 +95,14 @@ class PassUp(OuterStep):
         super().__init__(blobs, terms, layout)
         self._parent = parent
         self._feedback: str | None = None
+        self._spent: set[str] = set()
 
     def finish(self, closed: Closed) -> Merged:
         lease = self._parent.lease
+        if lease is None or lease.version != closed.head.number:
+            return Merged((), (), {})  # there is nothing that these updates could count for
         inputs, parts, refused = self.inputs(closed)
-        if not inputs or lease is None or lease.version != closed.head.number:
+        if not inputs:
             return Merged((), (), refused)
         trim = self.trim(closed, parts)
         outcome = take_outer_step(  # without momentum and with this rate it is the mean itself
@@ -112,7 +115,13 @@ class PassUp(OuterStep):
             self._pool,
         )
         declaration = declared(outcome.step, lease, parts)
-        self._blobs.remove(outcome.momentum)
+        # Not removed here: the mean of one update may be that update, byte by byte, which the log names.
+        self._spent |= {
+            outcome.step.sha256,
+            outcome.momentum,
+            outcome.feedback,
+            self._feedback or outcome.feedback,
+        }
         is_refused = False
         try:
             self._parent.push(declaration)
@@ -120,10 +129,6 @@ class PassUp(OuterStep):
             logger.warning("the parent refused the region's update: %s", error.message)
             is_refused = True
             self._parent.lease = None  # the region takes another one
-        finally:
-            self._blobs.remove(outcome.step.sha256)
-        if self._feedback is not None and self._feedback != outcome.feedback:
-            self._blobs.remove(self._feedback)
         self._feedback = outcome.feedback
         steps: tuple[Step, ...] = ()
         while not steps:
@@ -132,12 +137,16 @@ class PassUp(OuterStep):
                 break
         versions = mirrored(self._parent, steps, self._terms.base_every, closed.time)
         if is_refused:
-            return Merged(tuple(versions), (), refused)
+            return Merged(tuple(versions), (), refused, self._no_longer_needed())
         first, *others = versions
         counted = msgspec.structs.replace(
             first, members=len(parts), samples=declaration.samples, loss=declaration.loss
         )
-        return Merged((counted, *others), parts, refused)
+        return Merged((counted, *others), parts, refused, self._no_longer_needed())
+
+    def _no_longer_needed(self) -> frozenset[str]:
+        spent, self._spent = frozenset(self._spent) - {self._feedback or ""}, set()
+        return spent
 
     def _news(self, after: int) -> tuple[Step, ...]:
         """Once more if a blob was denied or changed on its way: the update that was taken must not be merged
@@ -185,11 +194,13 @@ def mirrored(parent: Parent, steps: Sequence[Step], base_every: int, time: float
     return found
 
 
-def found_region(directory: Path, parent: Parent, description: Description, owner: NodeId) -> None:
-    """A hub in this directory with the parent's run and code."""
+def found_region(
+    directory: Path, parent: Parent, description: Description, owner: NodeId, above: NodeId
+) -> None:
+    """A hub in this directory with the parent's run and code; ``above`` is the parent's key."""
     kept = parent.fetch_code(description.code)
     terms = regional_terms(description.terms)
-    found_hub(directory, description.name, owner, terms, code=description.code, kept=kept)
+    found_hub(directory, description.name, owner, terms, code=description.code, kept=kept, parent=above)
 
 
 async def run_region(hub: Hub, parent: Parent) -> None:

@@ -244,6 +244,13 @@ class Hub:
         """What no member may send as its own: the chain and the run's code."""
         return named_blobs(self.versions) | self.founding.blobs
 
+    def let_go(self, blob: str) -> None:
+        """At once, or with the next commit: what is being merged may become a blob of the same name."""
+        if self.state.closing:
+            self._discarded.add(blob)
+        elif blob not in self.needed_blobs():
+            self.blobs.remove(blob)
+
     async def finisher(self) -> Finisher:
         if self._finisher is None:
             raise rounds.NO_BASE.error()
@@ -380,9 +387,9 @@ class Hub:
             if one.update.id in refused:
                 verdict = refused[one.update.id]
                 await self.refuse(one.update.node, verdict.kind, verdict.reason)
-        gone = (before | {one.sha256 for one in arrivals} | self._discarded) - self.needed_blobs()
+        gone = before | {one.sha256 for one in arrivals} | self._discarded | merged.spent
         self._discarded.clear()
-        await asyncio.to_thread(self.blobs.remove_all, gone)
+        await asyncio.to_thread(self.blobs.remove_all, gone - self.needed_blobs())
 
     async def _tick(self) -> None:
         await self._tick_once()

@@ -10,7 +10,7 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +18,10 @@ import uvicorn
 from starlette.applications import Starlette
 
 from backyard.core.config import load_settings
-from backyard.core.errors import HubError
+from backyard.core.errors import HubError, HubRefused
 from backyard.hub.accepting import MOST, Doors, Impatient, Server
 from backyard.hub.app import Reception, make_app
+from backyard.hub.belonging import check_hub, check_mirror, check_region, facts_in, held
 from backyard.hub.blobs import Blobs
 from backyard.hub.bucket import Bucket, Place
 from backyard.hub.certificate import server_context
@@ -110,34 +111,57 @@ async def _stocked(hub: Hub, store: Place | None) -> AsyncIterator[Stock | None]
 
 async def serve(directory: Path, listening: Listening, store: Place | None = None) -> None:
     """Until SIGINT or SIGTERM. HubError if the port is taken."""
-    async with running(directory, store=store) as (hub, app):
-        await _serve(directory, hub, app, listening)
+    with _bound(listening) as listener:
+        check_hub(facts_in(directory), directory)
+        async with running(directory, store=store) as (hub, app):
+            await _serve(directory, hub, app, listening, listener)
 
 
 async def serve_mirror(directory: Path, invite: Invite, listening: Listening) -> None:
-    """Follow a hub, and serve what was mirrored to anybody, until SIGINT or SIGTERM."""
-    key = hub_key(directory)
-    client = HubClient(invite.addresses, invite.hub_id, key)
-    joined = Join(token=invite.token_text, name="mirror")
-    answer = await asyncio.to_thread(client.patiently, "POST", "/v1/members", Joined, joined)
-    client.accept_store(answer.description.store)
-    mirror = Mirror(directory, client, invite.hub_id, folder_limits(load_settings()))
-    await asyncio.to_thread(mirror.follow, 0.0)
-    hub = Hub(directory, key.id, outer_step)
-    hub.read()
-    following = asyncio.create_task(keep_following(mirror, hub))
-    try:
-        app = make_app(Reception(hub, Intake(hub), key))
-        await _serve(directory, hub, app, listening)
-    finally:
-        following.cancel()
-        client.close()
+    """Follow a hub, and serve what was mirrored to anybody, until SIGINT or SIGTERM. A mirror that has some
+    state of the hub does not wait for it: the hub may be away just now."""
+    with _bound(listening) as listener:
+        check_mirror(facts_in(directory), directory, invite.hub_id)
+        key = hub_key(directory)
+        client = HubClient(invite.addresses, invite.hub_id, key)
+        mirror = Mirror(directory, client, invite.hub_id, folder_limits(load_settings()))
+        joined = Join(token=invite.token_text, name="mirror")
+
+        def join(patience_s: float | None = 0.0) -> None:
+            answer = client.patiently("POST", "/v1/members", Joined, joined, patience_s=patience_s)
+            client.accept_store(answer.description.store)
+
+        is_new = not has_hub(directory)
+        if is_new:
+            await asyncio.to_thread(join, None)
+            await asyncio.to_thread(mirror.follow, 0.0)
+        hub = Hub(directory, key.id, outer_step)
+        hub.read()
+        following = asyncio.create_task(keep_following(mirror, hub, join=None if is_new else join))
+        try:
+            app = make_app(Reception(hub, Intake(hub), key))
+            await _serve(directory, hub, app, listening, listener)
+        finally:
+            following.cancel()
+            client.close()
 
 
-async def keep_following(mirror: Mirror, hub: Hub, pause_s: float = _MIRROR_PAUSE_S) -> None:
-    """For ever: ``hub`` serves what is mirrored."""
+async def keep_following(
+    mirror: Mirror,
+    hub: Hub,
+    pause_s: float = _MIRROR_PAUSE_S,
+    join: Callable[[], None] | None = None,
+) -> None:
+    """For ever, after a word to the hub if there is one to say: ``hub`` serves what is mirrored."""
 
     async def turn() -> bool:
+        nonlocal join
+        if join is not None:
+            try:
+                await asyncio.to_thread(join)
+            except HubRefused as error:  # it may be a member by an older invite
+                logger.warning("%s. %s", error.message, error.hint)
+            join = None
         await asyncio.to_thread(mirror.follow, _MIRROR_WAIT_S)
         hub.read()
         return False
@@ -149,6 +173,19 @@ async def serve_region(
     directory: Path, invite: Invite, listening: Listening, seats: Seats | None, store: Place | None = None
 ) -> None:
     """A member of the invite's hub that has members of its own, until SIGINT or SIGTERM."""
+    with _bound(listening) as listener:
+        check_region(facts_in(directory), directory, invite.hub_id)
+        await _serve_region(directory, invite, listening, listener, seats, store)
+
+
+async def _serve_region(
+    directory: Path,
+    invite: Invite,
+    listening: Listening,
+    listener: socket.socket,
+    seats: Seats | None,
+    store: Place | None,
+) -> None:
     from backyard.hub.regional import Parent, PassUp, found_region, run_region  # torch, which takes a while
 
     key, blobs = hub_key(directory), hub_blobs(directory)
@@ -158,7 +195,7 @@ async def serve_region(
     joined = await asyncio.to_thread(client.patiently, "POST", "/v1/members", Joined, message)
     client.accept_store(joined.description.store)
     if not has_hub(directory):
-        await asyncio.to_thread(found_region, directory, parent, joined.description, key.id)
+        await asyncio.to_thread(found_region, directory, parent, joined.description, key.id, invite.hub_id)
 
     def pass_up(blobs: Blobs, terms: Terms, layout: Layout) -> Finisher:
         return PassUp(blobs, terms, layout, parent)
@@ -169,7 +206,7 @@ async def serve_region(
             above = HubClient(invite.addresses, invite.hub_id, key)  # for a thread of its own
             working.append(asyncio.create_task(keep_offering(hub, above, Offering(directory, seats))))
         try:
-            await _serve(directory, hub, app, listening)
+            await _serve(directory, hub, app, listening, listener)
         finally:
             for task in working:
                 task.cancel()
@@ -214,39 +251,41 @@ async def keep_offering(hub: Hub, above: HubClient, offering: Offering) -> None:
         above.close()
 
 
-async def _serve(directory: Path, hub: Hub, app: Starlette, listening: Listening) -> None:
-    with _listener(listening.host, listening.port) as listener:
-        config = uvicorn.Config(
-            app,
-            http=Impatient,
-            ws="none",
-            log_level="warning",
-            access_log=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=5,
-            lifespan="off",
-            server_header=False,
-            h11_max_incomplete_event_size=64 << 10,
+async def _serve(
+    directory: Path, hub: Hub, app: Starlette, listening: Listening, listener: socket.socket
+) -> None:
+    config = uvicorn.Config(
+        app,
+        http=Impatient,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=5,
+        lifespan="off",
+        server_header=False,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+    if not listening.plain:
+        # asyncio would give each TLS connection 256 KiB to read into and 512 KiB, which its buffer
+        # doubles, of what a slow reader has not taken yet: 1.2 GiB of a thousand.
+        asyncio.sslproto.SSLProtocol.max_size = _TLS_BUFFER
+        asyncio.constants.FLOW_CONTROL_HIGH_WATER_SSL_WRITE = _TLS_BUFFER >> 10  # type: ignore[misc]
+        context = server_context(directory, hub_key(directory))
+        config.ssl_context_factory = lambda *_: context
+    doors = Doors(connections_within(raise_limit(), MOST))
+    if doors.most < _FEW:
+        logger.warning(
+            "this process may open so few files that %d connections are possible: raise `ulimit -Hn`",
+            doors.most,
         )
-        if not listening.plain:
-            # asyncio would give each TLS connection 256 KiB to read into and 512 KiB, which its buffer
-            # doubles, of what a slow reader has not taken yet: 1.2 GiB of a thousand.
-            asyncio.sslproto.SSLProtocol.max_size = _TLS_BUFFER
-            asyncio.constants.FLOW_CONTROL_HIGH_WATER_SSL_WRITE = _TLS_BUFFER >> 10  # type: ignore[misc]
-            context = server_context(directory, hub_key(directory))
-            config.ssl_context_factory = lambda *_: context
-        doors = Doors(connections_within(raise_limit(), MOST))
-        if doors.most < _FEW:
-            logger.warning(
-                "this process may open so few files that %d connections are possible: raise `ulimit -Hn`",
-                doors.most,
-            )
-        server = Server(config, doors, hub.troubles, hub_key(directory), hub.clock)
-        name, bound = hub.founding.name, listener.getsockname()[1]
-        logger.info("the hub of %s listens at port %d", name, bound)
-        if listening.with_parent:
-            threading.Thread(target=_stop_with_input, args=(server,), daemon=True).start()
-        await server.serve(sockets=[listener])
+    server = Server(config, doors, hub.troubles, hub_key(directory), hub.clock)
+    _listen(listening, listener)
+    name, bound = hub.founding.name, listener.getsockname()[1]
+    logger.info("the hub of %s listens at port %d", name, bound)
+    if listening.with_parent:
+        threading.Thread(target=_stop_with_input, args=(server,), daemon=True).start()
+    await server.serve(sockets=[listener])
 
 
 def _check_plain(listening: Listening) -> None:
@@ -264,23 +303,35 @@ def _stop_with_input(server: uvicorn.Server) -> None:
     server.should_exit = True
 
 
-def _listener(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _bound(listening: Listening) -> socket.socket:
+    """The port, before anything is begun that would need it; nobody is kept waiting there before `_listen`.
+    HubError if it is taken."""
+    family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
     # Named TCP, so that asyncio sends small answers at once instead of waiting for the ones before.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if not hasattr(socket, "SO_EXCLUSIVEADDRUSE"):  # on Windows the reuse option lets others in
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
+        listener.bind((listening.host, listening.port))
     except OSError as error:
         listener.close()
-        raise HubError(
-            f"the hub cannot listen at {host} port {port}: {error.strerror or error}",
-            hint="Stop what uses the port, or give another one with `--port`.",
-        ) from error
+        raise _taken(listening, error) from error
     listener.setblocking(False)
     return listener
+
+
+def _listen(listening: Listening, listener: socket.socket) -> None:
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:  # somebody else bound it, too, and listened first
+        raise _taken(listening, error) from error
+
+
+def _taken(listening: Listening, error: OSError) -> HubError:
+    return HubError(
+        f"the hub cannot listen at {listening.host} port {listening.port}: {error.strerror or error}",
+        hint="Stop what uses the port, or give another one with `--port`.",
+    )
 
 
 def run(
@@ -292,12 +343,13 @@ def run(
     seats: Seats | None = None,
     store: Place | None = None,
 ) -> None:
+    """HubError if another process is in this directory, or the port is taken: before anything is touched."""
     _check_plain(listening)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    if follow is not None:
-        serving = serve_mirror(directory, follow, listening)
-    elif parent is not None:
-        serving = serve_region(directory, parent, listening, seats, store)
-    else:
-        serving = serve(directory, listening, store)
-    asyncio.run(serving)
+    with held(directory):  # until its last thread has ended
+        if follow is not None:
+            asyncio.run(serve_mirror(directory, follow, listening))
+        elif parent is not None:
+            asyncio.run(serve_region(directory, parent, listening, seats, store))
+        else:
+            asyncio.run(serve(directory, listening, store))

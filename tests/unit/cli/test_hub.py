@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from backyard.cli.hub_mirror import hand_over
 from backyard.cli.hub_owner import expel, pardon
 from backyard.cli.hub_places import top_folder, write_addresses
 from backyard.cli.identity import machine_key
+from backyard.cli.later import begun
 from backyard.core.config import load_settings
 from backyard.core.errors import HubError
 from backyard.hub.founding import found_hub, hub_key
@@ -122,6 +127,47 @@ def test_a_quarantine_ends_and_begins_by_the_owners_word(capsys: pytest.CaptureF
     finally:
         hub.kill()
         log.close()
+
+
+@pytest.mark.usefixtures("_own_state")
+def test_a_taken_port_ends_the_command_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not when whoever waits for the hub's answer gives up."""
+    ends = threading.Event()
+    monkeypatch.setattr("backyard.cli.hub._begin_own", lambda *_: ends.wait(120))
+    script = tmp_path / "train.py"
+    script.touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        given = wishes(script)._replace(host="127.0.0.1", port=taken.getsockname()[1])
+        began = time.monotonic()
+        with pytest.raises(HubError, match="the hub's process ended"):
+            up(given)
+    assert time.monotonic() - began < 60
+    ends.set()
+    assert "cannot listen" in capsys.readouterr().out
+
+
+def test_work_that_nobody_wants_any_more_keeps_no_command() -> None:
+    ends = threading.Event()
+
+    async def given_up() -> None:
+        work = begun(lambda: ends.wait(120))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(work, 0.05)
+
+    async def both() -> tuple[int, BaseException | int]:
+        found = await asyncio.gather(begun(lambda: 1), begun(lambda: 1 // 0), return_exceptions=True)
+        assert isinstance(found[0], int)
+        return found[0], found[1]
+
+    began = time.monotonic()
+    asyncio.run(given_up())
+    assert time.monotonic() - began < 60
+    ends.set()
+    one, error = asyncio.run(both())
+    assert one == 1
+    assert isinstance(error, ZeroDivisionError)
 
 
 def test_a_machine_trains_once_in_a_run() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -114,23 +113,58 @@ class Refusing:
         return ()
 
 
+def _closed(sha256: str, size: int) -> Closed:
+    """A round of one update."""
+    update, spans = Delivered("u", "ann", "l", 0, 10), (Span(0, 0, 10),)
+    arrival = Arrival(update=update, sha256=sha256, size=size, spans=spans, norm=1.0, scale=1.0, sketch=b"")
+    head = first_version(Step("base", 0, "0" * 64, 1, "fp32"), 0.0)
+    return Closed((arrival,), frozenset(), head, (head,), 0.0)
+
+
 def test_a_region_whose_update_is_refused_takes_another_lease(tmp_path: Path) -> None:
     blobs, parent = Blobs(tmp_path), Refusing()
     data = encoded(torch.randn(LAYOUT.numel), TERMS.codec, 0)
-    sha256 = blobs.put(data)
-    assert sha256 == hashlib.sha256(data).hexdigest()
-    update = Delivered("u", "ann", "l", 0, 10)
-    arrival = Arrival(
-        update=update, sha256=sha256, size=len(data), spans=(Span(0, 0, 10),), norm=1.0, scale=1.0, sketch=b""
-    )
-    head = first_version(Step("base", 0, "0" * 64, 1, "fp32"), 0.0)
     finisher = PassUp(blobs, TERMS, LAYOUT, cast(Parent, parent))
     try:
-        merged = finisher.finish(Closed((arrival,), frozenset(), head, (head,), 0.0))
+        merged = finisher.finish(_closed(blobs.put(data), len(data)))
     finally:
         finisher.close()
     assert (merged.versions, merged.contributions) == ((), ())
     assert parent.lease is None
+
+
+class Away(Refusing):
+    """A parent whose line breaks while an update is on its way."""
+
+    def push(self, declaration: Declaration) -> None:
+        raise HubError("the disk of this machine failed")
+
+
+def test_a_region_that_was_killed_passes_the_same_update_up(tmp_path: Path) -> None:
+    """The mean of one update may be that update, byte by byte: it stays for as long as the log names it."""
+    blobs = Blobs(tmp_path)
+    data = encoded(torch.zeros(LAYOUT.numel), TERMS.codec, 0)
+    closed = _closed(blobs.put(data), len(data))
+    for parent in (Away(), Away()):
+        finisher = PassUp(blobs, TERMS, LAYOUT, cast(Parent, parent))
+        with pytest.raises(HubError, match="failed"):
+            finisher.finish(closed)
+        finisher.close()
+    finisher = PassUp(blobs, TERMS, LAYOUT, cast(Parent, Refusing()))
+    merged = finisher.finish(closed)
+    finisher.close()
+    assert closed.arrivals[0].sha256 in merged.spent, "it goes when the log has forgotten it"
+    assert all(blobs.has(name) for name in merged.spent)
+
+
+def test_a_region_without_a_lease_needs_no_updates(tmp_path: Path) -> None:
+    parent = Refusing()
+    parent.lease = None
+    finisher = PassUp(Blobs(tmp_path), TERMS, LAYOUT, cast(Parent, parent))
+    try:
+        assert finisher.finish(_closed("0" * 64, 100)).versions == ()
+    finally:
+        finisher.close()
 
 
 def test_who_connects_and_asks_for_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

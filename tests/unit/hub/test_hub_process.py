@@ -13,15 +13,18 @@ import torch
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.x509 import load_der_x509_certificate
+from safetensors.torch import load_file
 
 from backyard.core.errors import HubError
 from backyard.hub.certificate import server_context
+from backyard.hub.exporting import export_model
 from backyard.hub.follow import make_succession, take_over
 from backyard.hub.founding import found_hub, hub_key
 from backyard.hub.invites import invite_text
 from backyard.hub.log import Replica
 from backyard.hub.messages import Course
-from backyard.hub.serving import Listening, _listener, run, running, serve
+from backyard.hub.serving import Listening, _bound, run, running, serve
+from backyard.hub.vectors import flatten
 from backyard.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, plainly
 
@@ -82,6 +85,16 @@ def test_friends_follow_one_chain_to_the_same_bits(
         assert torch.allclose(first.state, expected, atol=0.01)
     newcomer.pull(tmp_path)
     assert torch.equal(newcomer.state, first.state), "a base on the way holds the same bits"
+    assert export_model(hub.directory, tmp_path / "out") == first.version
+    model = load_file(tmp_path / "out" / "model.safetensors")
+    assert [tuple(model[entry.name].shape) for entry in LAYOUT.entries] == [(40, 128), (77,)]
+    assert torch.equal(flatten(LAYOUT, model), first.state)
+
+
+def test_there_is_no_model_before_the_base(hub: HubProcess, tmp_path: Path) -> None:
+    with pytest.raises(HubError, match="no model yet"):
+        export_model(hub.directory, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_mirror_takes_over_by_the_owners_word(
@@ -108,13 +121,20 @@ def test_a_mirror_takes_over_by_the_owners_word(
         assert plainly(f"{second.address}/v1/leases", method="POST").status_code == 404, "it only shows"
         hub.kill()
         second.kill()
+        second.start("--follow", invite_text(copying))  # the hub is away, but there is something to serve
+        assert plainly(f"{second.address}/v1/head").json()["version"] == 1
+        successor = hub_key(second.directory).id
+        with pytest.raises(HubError, match="another process"):
+            take_over(second.directory, make_succession(hub.owner, invite.hub_id, successor, 1))
+        second.kill()
         with pytest.raises(HubError, match="mirror"):
             asyncio.run(serve(second.directory, Listening("127.0.0.1", 0, plain=True)))
-        successor = hub_key(second.directory).id
         for key, heir in ((NodeKey.generate(), successor), (hub.owner, NodeKey.generate().id)):
             with pytest.raises(HubError):
                 take_over(second.directory, make_succession(key, invite.hub_id, heir, 1))
         take_over(second.directory, make_succession(hub.owner, invite.hub_id, successor, 1))
+        with pytest.raises(RuntimeError, match="took over"):
+            second.start("--follow", invite_text(copying))
         second.start()
         friends.append(moved := Friend(second.address, successor, ann.key))
         moved.pull(tmp_path)
@@ -169,7 +189,7 @@ def test_small_answers_do_not_wait_for_each_other() -> None:
             found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
-        listener = _listener("127.0.0.1", 0)
+        listener = _bound(Listening("127.0.0.1", 0))
         async with await asyncio.start_server(note, sock=listener):
             _, writer = await asyncio.open_connection(*listener.getsockname())
             assert await found

@@ -12,8 +12,10 @@ import pytest
 
 from backyard.core.errors import HubError
 from backyard.hub.blobs import Blobs, hash_file
-from backyard.hub.chain import named_blobs, steps_after
+from backyard.hub.chain import named_blobs, replica_of, steps_after
 from backyard.hub.disk import Disk
+from backyard.hub.invites import Grant
+from backyard.hub.leases import Lent
 from backyard.hub.log import Committed, Contribution, Log, Member, Writer, change
 from backyard.hub.messages import Span, Step
 
@@ -132,3 +134,30 @@ def test_steps_to_the_head() -> None:
     assert versions[8].momentum not in named
     assert versions[3].step.sha256 not in named
     assert versions[5].step.sha256 in named
+
+
+def test_a_replica_is_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that is committed while a mirror's answer is read is in all of it, or in nothing of it."""
+    log, writer = Log(tmp_path), Log(tmp_path)
+    lease = Lent("l", "a", 0, (Span(0, 0, 5),), 1.0, 0.0, 0.0)
+    writer.transact([change(Log.put_version, _version(0, base=True)), change(Log.put_lease, lease)])
+    grant = Grant(token_hash="0" * 64, role="friend", uses=1, expires=9)
+    whole, tables = Log._all, []
+
+    def committed_meanwhile(self: Log, table: str, order: str, kind: type) -> tuple[object, ...]:
+        tables.append(table)
+        if table == "version":
+            changes = [change(Log.put_version, _version(1)), change(Log.end_lease, "l")]
+            writer.transact([*changes, change(Log.put_grant, grant)])
+        return whole(self, table, order, kind)
+
+    monkeypatch.setattr(Log, "_all", committed_meanwhile)
+    found = replica_of(log, None)
+    monkeypatch.undo()
+    assert {"version", "grants"} <= set(tables)
+    assert [one.number for one in found.versions] == [0]
+    assert (found.leases, found.grants) == ((lease,), ())
+    after = replica_of(log, None)
+    assert ([one.number for one in after.versions], after.leases, after.grants) == ([0, 1], (), (grant,))
+    log.close()
+    writer.close()

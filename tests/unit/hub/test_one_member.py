@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 import torch
 
 from backyard.core.errors import HubRefused
 from backyard.hub.admission import Allowance
 from backyard.hub.app import Reception, make_app
-from backyard.hub.finishing import Merged
+from backyard.hub.finishing import Closed, Merged
 from backyard.hub.founding import found_hub, hub_blobs, hub_key, invite_to
 from backyard.hub.intake import Intake
 from backyard.hub.log import Log
@@ -29,6 +31,8 @@ from backyard.hub.messages import (
     LeaseRequest,
     Progress,
     Span,
+    Terms,
+    decode_message,
     encode_message,
 )
 from backyard.hub.service import Hub
@@ -119,11 +123,11 @@ async def opened(directory: Path) -> AsyncIterator[Scene]:
         await hub.close()
 
 
-def play(directory: Path, story: Callable[[Scene], Awaitable[None]]) -> None:
+def play(directory: Path, story: Callable[[Scene], Awaitable[None]], terms: Terms = TERMS) -> None:
     """With a run that has its base and its code."""
     blobs, owner = hub_blobs(directory), NodeKey.generate()
     kept = blobs.put(b"print()")
-    found_hub(directory, "fireside", owner.id, TERMS, code=blobs.put(b"{}"), kept=[kept])
+    found_hub(directory, "fireside", owner.id, terms, code=blobs.put(b"{}"), kept=[kept])
 
     async def whole() -> None:
         async with opened(directory) as scene:
@@ -186,6 +190,59 @@ def test_what_is_refused_at_last_takes_no_needed_blob_with_it(
         assert hub.blobs.has(hashlib.sha256(data).hexdigest())
 
     play(tmp_path, story)
+
+
+def test_what_is_refused_during_a_merge_goes_with_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(scene: Scene) -> None:
+        ann, eve = await scene.member(), await scene.member()
+        hub, first, second = scene.hub, await scene.lease(ann), await scene.lease(eve)
+        data, late, adopt = update(first), update(second), hub.blobs.adopt
+        finisher, may_end = await hub.finisher(), threading.Event()
+        finish = finisher.finish
+
+        def finish_later(closed: Closed) -> Merged:
+            assert may_end.wait(30)
+            return finish(closed)
+
+        def adopt_late(file: Path, name: str) -> None:
+            asyncio.run_coroutine_threadsafe(hub.leave(eve), loop).result(30)  # now the round closes
+            adopt(file, name)
+
+        monkeypatch.setattr(finisher, "finish", finish_later)
+        await scene.send(ann, declared(first, data), data)
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(hub.blobs, "adopt", adopt_late)
+        with pytest.raises(HubRefused, match="lease"):
+            await scene.send(eve, declared(second, late), late)
+        assert hub.state.closing
+        may_end.set()
+        gone = hub.blobs.path(hashlib.sha256(late).hexdigest())
+        await asyncio.wait_for(scene.until(lambda: hub.version == 1 and not gone.exists()), 30)
+
+    play(tmp_path, story)
+
+
+def test_what_was_needed_on_the_way_goes_unless_the_hub_has_a_use_for_it(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        hub = scene.hub
+        needed, spent = hub.versions[0].step.sha256, hub.blobs.put(b"spent")
+        await hub._commit((), Merged((), (), {}, frozenset({needed, spent})))
+        assert (hub.blobs.has(needed), hub.blobs.has(spent)) == (True, False)
+
+    play(tmp_path, story)
+
+
+def test_the_longest_rounds_have_leases_that_members_can_read(tmp_path: Path) -> None:
+    limits = {"round_s": 86_400.0, "grace": 4.0, "slack_s": 3600.0, "stale_limit": 64}
+    longest = msgspec.convert({**msgspec.to_builtins(TERMS), **limits}, Terms)
+
+    async def story(scene: Scene) -> None:
+        lease = await scene.lease(await scene.member())
+        assert decode_message(Lease, encode_message(lease)).void_s > longest.round_s
+
+    play(tmp_path, story, longest)
 
 
 def test_a_member_has_one_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
