@@ -79,6 +79,7 @@ class Session:
         self._clip: float | None = None
         self._current: Piece | None = None
         self._stepped = 0
+        self._parts_taken = 0  # of a unit in parts that the script is in the midst of
         self._weight: float | None = None
         self._in_batch = False
         self._pace = Pace()
@@ -276,7 +277,7 @@ class Session:
         self._saving.finish()
         if not self.is_main or self._model is None:
             return
-        with self._steps.committed():
+        with self._steps.committed(), self._norms.committed():
             write_model(self._model.state_dict(), Path(path), {"steps": str(self.done)})
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
@@ -288,7 +289,8 @@ class Session:
 
     def state_digest(self) -> str:
         """Of everything that a commit may change."""
-        return self._steps.state_digest()
+        with self._norms.committed():
+            return self._steps.state_digest()
 
     def on_commit(self, notice: Callable[[Session], None]) -> None:
         self._steps.on_commit.append(lambda: notice(self))
@@ -306,11 +308,16 @@ class Session:
                 continue
             (step, covered), deals = self._steps.at, self._steps.deals
             pieces = [one for unit in self._steps.pending for one in self._memory.pieces(unit)]
+            pieces = pieces[self._parts_taken :]
             batches = self._data.batches(covered, [piece.span for piece in pieces])
             for piece, batch in zip(pieces, batches, strict=True):
                 self._begin(step, covered, piece)
                 self._in_batch = True
-                yield batch
+                try:
+                    yield batch
+                except GeneratorExit:  # break, return or an error: the script is out of the loop
+                    self._leave_unit()
+                    raise
                 self._in_batch = False
                 self._check_stepped()
                 self._pace.end_unit(piece.span.size)
@@ -327,6 +334,13 @@ class Session:
         if len(self._steps.pending) == 1 and piece.is_last and self._steps.travels_early:
             self._sums.expect_last(self._circle, size)
         self._pace.begin_unit()
+
+    def _leave_unit(self) -> None:
+        """The unit at hand does not count: the model is what was committed, and another pass begins with it."""
+        self._norms.end(None)
+        self._sums.forget_unit()
+        self._sums.release()
+        self._current, self._in_batch = None, False
 
     def _check_stepped(self) -> None:
         if self._current is not None:
@@ -363,7 +377,7 @@ class Session:
             raise RunError("optimizer.step() was called without a batch", hint="Call it inside the loop.")
         weight = self._weight if self._weight is not None else float(piece.span.size)
         self._steps.claim(piece.unit, weight, is_whole=piece.is_last)
-        self._current = None
+        self._current, self._parts_taken = None, 0 if piece.is_last else piece.part + 1
         if piece.is_last and self._steps.is_due:  # a group that changes finds whole units alone
             begin = time.monotonic()
             self._steps.finish()
