@@ -211,7 +211,10 @@ class Flat:
 
 
 def _exchanged(model: torch.nn.Module, sums: Sums) -> list[tuple[str, torch.Tensor]]:
-    """What is trained, and the statistics that follow from it; the rest is alike everywhere already."""
+    """What is trained, and the statistics that follow from it; the rest is alike everywhere already.
+
+    All that is trained is in the model's state: see `admission`.
+    """
     trained = {id(one) for one in sums.parameters}
     kept = model.state_dict(keep_vars=True)
     chosen = [
@@ -221,12 +224,6 @@ def _exchanged(model: torch.nn.Module, sums: Sums) -> list[tuple[str, torch.Tens
     ]
     seen: set[int] = set()
     unique = [(name, one) for name, one in chosen if id(one) not in seen and not seen.add(id(one))]  # type: ignore[func-returns-value]
-    missing = trained - seen
-    if missing:
-        raise RunError(
-            f"{len(missing)} parameters are trained that are not in the model's state",
-            hint="Give prepare the model that holds all parameters of its optimizers.",
-        )
     return unique
 
 

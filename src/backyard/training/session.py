@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from backyard.checkpoint.files import write_model
 from backyard.core.errors import RunError
 from backyard.planning import Model, StepProfile
+from backyard.training.admission import check_all_taken, check_prepared, parameters_of
 from backyard.training.anchoring import Anchoring, arithmetic_of
 from backyard.training.beyond import Beyond, Leased
 from backyard.training.choosing import Chooser, Seen, Wish
@@ -78,7 +79,7 @@ class Session:
         self._tracked: dict[str, Any] = {}
         self._clip: float | None = None
         self._current: Piece | None = None
-        self._stepped = 0
+        self._stepped: list[Optimizer] = []  # in the unit at hand
         self._parts_taken = 0  # of a unit in parts that the script is in the midst of
         self._weight: float | None = None
         self._in_batch = False
@@ -132,17 +133,13 @@ class Session:
         """What to use from now on, in the same order; schedulers and a GradScaler may follow the loader."""
         if self._model is not None:
             raise RunError("prepare was called twice", hint="Make everything first, then call it once.")
-        self._model = model
-        self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        self._sums = Sums(
-            parameter
-            for one in self._optimizers
-            for group in one.param_groups
-            for parameter in group["params"]
-        )
-        self._norms = Norms(model)
         scalers = [one for one in more if isinstance(one, torch.amp.GradScaler)]
         schedulers = [one for one in more if one not in scalers]
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        check_prepared(model, optimizers, schedulers)
+        self._model, self._optimizers = model, optimizers
+        self._sums = Sums(parameter for one in optimizers for parameter in parameters_of(one))
+        self._norms = Norms(model)
         scaling = Scaling(scalers[0] if scalers else None)
         if scaling.scaler is not None:
             self._tracked[_SCALER] = scaling.scaler
@@ -165,7 +162,7 @@ class Session:
             scheduler_steps=[one.step for one in schedulers],
         )
         for one in self._optimizers:
-            one.step = self._step_of()  # type: ignore[method-assign,assignment]
+            one.step = self._step_of(one)  # type: ignore[method-assign,assignment]
         for scheduler in schedulers:
             scheduler.step = self._scheduler_step_of(type(scheduler).__name__)
         self._steps = self._steps_of(training)
@@ -326,7 +323,8 @@ class Session:
 
     def _begin(self, step: int, covered: int, piece: Piece) -> None:
         size = float(piece.span.size)
-        self._current, self._stepped, self._weight = piece, 0, None
+        self._current, self._weight = piece, None
+        self._stepped.clear()
         self._journal.begin_unit(step, size)
         self._norms.begin(piece.part)
         self._data.seed_unit(covered, piece.unit, piece.part)
@@ -336,7 +334,7 @@ class Session:
         self._pace.begin_unit()
 
     def _leave_unit(self) -> None:
-        """The unit at hand does not count: the model is what was committed, and another pass begins with it."""
+        """The unit at hand does not count: the model is what was committed; another pass begins with it."""
         self._norms.end(None)
         self._sums.forget_unit()
         self._sums.release()
@@ -344,16 +342,32 @@ class Session:
 
     def _check_stepped(self) -> None:
         if self._current is not None:
+            missing = len(self._optimizers) - len(self._stepped)
+            each = f" of {missing} of the optimizers" if self._stepped else ""
             raise RunError(
-                "a batch ended without optimizer.step()",
-                hint="Call optimizer.step() for each batch; it takes effect with the last one.",
+                f"a batch ended without optimizer.step(){each}",
+                hint="Call step() of each optimizer for each batch; it takes effect with the last one.",
             )
 
-    def _step_of(self) -> Callable[..., None]:
-        def step() -> None:  # no closure: it would compute the unit again
-            self._stepped += 1
-            if self._stepped == len(self._optimizers):
-                self._unit_done()
+    def _step_of(self, optimizer: Optimizer) -> Callable[..., None]:
+        def step(closure: Any = None) -> None:
+            if closure is not None:
+                raise RunError(
+                    "optimizer.step() was called with a closure, which would compute the unit again",
+                    hint="Call backward() before it, and step() without one.",
+                )
+            if self._current is None:
+                raise RunError("optimizer.step() was called without a batch", hint="Call it inside the loop.")
+            if any(one is optimizer for one in self._stepped):
+                raise RunError(
+                    f"{type(optimizer).__name__}.step() was called twice for a batch",
+                    hint="Call each optimizer's step() once for each batch: all take effect together.",
+                )
+            self._stepped.append(optimizer)
+            if len(self._stepped) < len(self._optimizers):
+                self._sums.put_by(parameters_of(optimizer))
+            else:
+                self._unit_done(self._current)
 
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else torch warns, for our own wrapper
         return step
@@ -371,12 +385,10 @@ class Session:
 
         return step
 
-    def _unit_done(self) -> None:
-        piece = self._current
-        if piece is None:
-            raise RunError("optimizer.step() was called without a batch", hint="Call it inside the loop.")
+    def _unit_done(self, piece: Piece) -> None:
         weight = self._weight if self._weight is not None else float(piece.span.size)
         self._steps.claim(piece.unit, weight, is_whole=piece.is_last)
+        check_all_taken(self._state.model, self._optimizers)
         self._current, self._parts_taken = None, 0 if piece.is_last else piece.part + 1
         if piece.is_last and self._steps.is_due:  # a group that changes finds whole units alone
             begin = time.monotonic()

@@ -67,7 +67,8 @@ class Sums:
     """One flat buffer for all parameters of a kind: of one device, and one dtype to sum in."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
-        self.parameters = [one for one in parameters if one.requires_grad]
+        found = {id(one): one for one in parameters if one.requires_grad}
+        self.parameters = list(found.values())
         if not self.parameters:
             raise RunError("the model has no parameter to train", hint="See that requires_grad is set.")
         self._buckets: list[Bucket] = []
@@ -95,6 +96,8 @@ class Sums:
         self._is_dirty = False  # whether the local sum is not zero
         self._kept: list[tuple[int, torch.Tensor]] = []  # the last unit's gradients, not yet in it
         self._kept_weight = 0.0
+        self._numbers = {identity: number for number, identity in enumerate(found)}
+        self._put_by: dict[int, torch.Tensor | None] = {}  # of optimizers that have stepped, others have not
         self._versions: dict[int, int] = {}
         self._circle: Reducer | None = None  # while the last unit is at hand
         self._weight = 0.0
@@ -123,6 +126,7 @@ class Sums:
         self._circle, self._broken, self._is_spoiled = None, None, False
         self._travelling.clear()
         self._versions.clear()
+        self._put_by.clear()
 
     def expect_last(self, circle: Reducer, weight: float) -> None:
         """The unit at hand is this member's last of the step: what backward has done may travel."""
@@ -151,23 +155,39 @@ class Sums:
         if not self._travelling:
             self.settle()
 
+    def put_by(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """An optimizer of several has stepped: its gradients are those of now, whatever comes later."""
+        for number in [self._numbers[id(one)] for one in parameters if id(one) in self._numbers]:
+            self._put_by[number] = self._taken(number)
+
     def collect(self) -> list[tuple[int, torch.Tensor]]:
         """The gradients that backward has left, by parameter; the parameters let go of them."""
         found = []
         for number, parameter in enumerate(self.parameters):
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            if gradient._version != self._versions.get(number, gradient._version):
-                raise RunError(
-                    "gradients were changed between backward() and optimizer.step()",
-                    hint="A unit's gradient is only a part of the step's. Use run.clip_grad_norm(...) once "
-                    "before the loop; it clips the gradient of the whole batch.",
-                )
-            found.append((number, gradient))
-            parameter.grad = None
+            if number in self._put_by:
+                gradient = self._put_by[number]
+                parameter.grad = None  # another optimizer's loss left it
+            else:
+                gradient = self._taken(number)
+            if gradient is not None:
+                found.append((number, gradient))
         self._versions.clear()
+        self._put_by.clear()
         return found
+
+    def _taken(self, number: int) -> torch.Tensor | None:
+        parameter = self.parameters[number]
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None:
+            if number in self._versions and self._places[number].bucket < len(self._travelling):
+                self._is_spoiled = True  # it was dropped by zero_grad() after it had left
+        elif gradient._version != self._versions.get(number, gradient._version):
+            raise RunError(
+                "gradients were changed between backward() and optimizer.step()",
+                hint="A unit's gradient is only a part of the step's. Use run.clip_grad_norm(...) once "
+                "before the loop; it clips the gradient of the whole batch.",
+            )
+        return gradient
 
     def settle(self) -> None:
         """What was kept becomes part of the local sum. What weighs nothing is nothing, also if it is NaN."""
@@ -301,8 +321,13 @@ class Sums:
 
     def _came(self, number: int, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
-        if gradient is None:
+        if gradient is None or number in self._put_by:
             return
+        if gradient.layout != torch.strided:
+            raise RunError(
+                f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse",
+                hint="Use layers with dense gradients, such as an embedding with sparse=False.",
+            )
         self._versions[number] = gradient._version
         if self._circle is None or self._broken is not None:
             return
