@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from backyard.checkpoint.state import Parts, as_bytes, assemble, dismantle
 from backyard.core.errors import RunError
+from backyard.training.sums import laid_out_as
 from backyard.training.sync import Sync, heard
 
 _WINDOW_BYTES = 256 << 10
@@ -93,9 +94,9 @@ class TrainingState:
         self.coming = msgspec.convert(state["coming"], Sync | None)
         for one, found in zip(self.optimizers, state["optimizers"], strict=True):
             own = one.state_dict()["state"] if self.sync.is_local else found["state"]
-            one.load_state_dict({**found, "state": own})
+            _load(one, {**found, "state": own})
         if self.outer is not None:
-            self.outer.load_state_dict(state["outer"])
+            _load(self.outer, state["outer"])
         for one, found in zip(self.schedulers, state["schedulers"], strict=True):
             one.load_state_dict(_with_lambdas(one, found))
         if set(state["tracked"]) != set(self.tracked):
@@ -121,6 +122,14 @@ class TrainingState:
         """More than this state can ever have, with what optimizers add to it."""
         tensors = self.parts(0).tensors
         return 8 * sum(tensor.numel() * tensor.element_size() for tensor in tensors) + _MOST_BESIDES
+
+
+def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    optimizer.load_state_dict(state)
+    for parameter, kept in optimizer.state.items():
+        for name, value in kept.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                kept[name] = laid_out_as(parameter, value)
 
 
 def _with_lambdas(scheduler: Any, state: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 The local sum is never reduced in place: if the reduction breaks, it is what the next group goes on with.
 During the backward pass of a member's last unit, each bucket of gradients travels as soon as it is complete;
-all members start the same buckets in the same order. One more element is the sum of the weights, so that all
-divide by the same number.
+all members start the same buckets in the same order. One more tensor has the sum of the weights, so that all
+divide by the same number, and how many members had a gradient of each parameter: of none, there is none.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from backyard.training.sync import NUMBERS, Sync
 
 BUCKET_BYTES = 16 << 20
 _DIGEST_BYTES = 1 << 20
+_WORD = slice(2, 2 + NUMBERS)
+_CAME = slice(2 + NUMBERS, None)
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 log = logging.getLogger("backyard.training")
@@ -90,8 +92,9 @@ class Sums:
         self.local = {kind: torch.zeros(size, dtype=kind[0], device=kind[1]) for kind, size in sizes.items()}
         self.total = {kind: torch.zeros_like(flat) for kind, flat in self.local.items()}
         self._overlaps = True
-        # The weight, how many members must sum again, and the first member's word on what comes next.
-        self.local_weight = torch.zeros(2 + NUMBERS, dtype=torch.float64)
+        # The weight, how many members must sum again, the first member's word on what comes next, and which
+        # parameters have a gradient: given zeros, an optimizer would move them by decay and by its memory.
+        self.local_weight = torch.zeros(2 + NUMBERS + len(self.parameters), dtype=torch.float64)
         self.total_weight = torch.zeros_like(self.local_weight)
         self._is_dirty = False  # whether the local sum is not zero
         self._kept: list[tuple[int, torch.Tensor]] = []  # the last unit's gradients, not yet in it
@@ -150,8 +153,11 @@ class Sums:
         Those that travel already are only kept: in nearly every step they need not be added here at all.
         """
         self._circle, self._kept_weight = None, weight
-        self._kept += self.collect()
+        came = self.collect()
+        self._kept += came
         self.local_weight[0] += weight
+        if weight:
+            self.local_weight[_CAME][[number for number, _ in came]] = 1.0
         if not self._travelling:
             self.settle()
 
@@ -209,6 +215,7 @@ class Sums:
             place.copy_(old.detach().reshape(-1))
             place.sub_(new.detach().reshape(-1)).mul_(weight)
         self.local_weight[0] = weight
+        self.local_weight[_CAME] = 1.0
         self._is_dirty = True
 
     def parts(self) -> list[list[Part]]:
@@ -230,7 +237,7 @@ class Sums:
         ``coded`` sums the gradients in another form; ``word`` is said to all.
         """
         own = also.clone()
-        self.local_weight[2:] = 0.0 if word is None else word.numbers()
+        self.local_weight[_WORD] = 0.0 if word is None else word.numbers()
         self._sum(circle, also, coded)
         if self.total_weight[1]:
             log.warning("backward() runs more than once for a batch: gradients travel after it from now on")
@@ -239,7 +246,7 @@ class Sums:
 
     def word(self) -> Sync | None:
         """What the first member said with the sum."""
-        return Sync.read(self.total_weight[2:])
+        return Sync.read(self.total_weight[_WORD])
 
     def _sum(
         self,
@@ -310,9 +317,13 @@ class Sums:
         factor = clipping(self.total.values(), clip)
         for flat in self.total.values() if factor != 1.0 else ():
             flat.mul_(factor)
+        came = self.total_weight[_CAME].tolist()
         for number, parameter in enumerate(self.parameters):
             _, kind, first, last = self._places[number]
-            parameter.grad = self.total[kind][first:last].view_as(parameter).to(parameter.dtype)
+            parameter.grad = None
+            if came[number]:
+                found = self.total[kind][first:last].view_as(parameter).to(parameter.dtype)
+                parameter.grad = laid_out_as(parameter, found)
         return True
 
     def release(self) -> None:
@@ -361,6 +372,13 @@ def _is_finite(flat: torch.Tensor) -> bool:
     if flat.device.type == "cpu":  # in one pass, which makes no tensor of truths: a tenth of the time
         flat = torch.stack(torch.aminmax(flat))
     return bool(torch.isfinite(flat).all())
+
+
+def laid_out_as(parameter: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """Fused optimizers take both for one row of numbers: in memory they must have the same order."""
+    if found.stride() == parameter.stride() or (parameter.is_contiguous() and found.is_contiguous()):
+        return found
+    return torch.empty_like(parameter, dtype=found.dtype, device=found.device).copy_(found)
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
