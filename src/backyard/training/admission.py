@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from backyard.core.errors import RunError
+from backyard.training.names_in_state import state_of
 
 
 def check_prepared(
@@ -89,7 +90,7 @@ def _check_owners(model: torch.nn.Module, optimizers: Sequence[Optimizer]) -> No
 
 
 def _name_of(parameter: torch.nn.Parameter, model: torch.nn.Module) -> str:
-    names = (name for name, one in model.named_parameters() if one is parameter)
+    names = (name for name, one in state_of(model, keep_vars=True).items() if one is parameter)
     return next(names, f"a parameter of shape {tuple(parameter.shape)}")
 
 

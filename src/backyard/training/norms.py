@@ -41,6 +41,11 @@ class Norms:
         """How many numbers the statistics of one unit have."""
         return sum(2 * layer.running_mean.numel() for layer in self._layers if layer.running_mean is not None)
 
+    @property
+    def buffers(self) -> set[int]:
+        """All that a layer writes, by identity."""
+        return {id(one) for layer in self._layers for one in layer.buffers(recurse=False)}
+
     def begin(self, part: int = 0) -> None:
         """Before the forward pass of a unit, or of one part of it: its statistics are the mean of theirs."""
         if self._open and part:

@@ -30,6 +30,7 @@ from backyard.training.gathered import decode_tensor, encode_tensor
 from backyard.training.hub_steps import HubSteps
 from backyard.training.journal import Journal
 from backyard.training.memory import Memory, Piece
+from backyard.training.names_in_state import tensors_of
 from backyard.training.norms import Norms
 from backyard.training.nursery import Healed
 from backyard.training.outward import Outward
@@ -45,6 +46,7 @@ from backyard.training.streams import Stream
 from backyard.training.sums import Sums
 from backyard.training.sync import Sync
 from backyard.training.trained import Training
+from backyard.training.written import Written
 
 _SCALER = "backyard.scaler"
 _HUB = "backyard.hub"
@@ -106,7 +108,7 @@ class Session:
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """What was logged, by step: means over whole batches."""
+        """What was logged, by step: means over whole batches. Of long runs the beginning is forgotten."""
         return self._journal.history
 
     @property
@@ -140,6 +142,7 @@ class Session:
         self._model, self._optimizers = model, optimizers
         self._sums = Sums(parameter for one in optimizers for parameter in parameters_of(one))
         self._norms = Norms(model)
+        self._written = Written(model, self._norms.buffers)
         scaling = Scaling(scalers[0] if scalers else None)
         if scaling.scaler is not None:
             self._tracked[_SCALER] = scaling.scaler
@@ -275,14 +278,15 @@ class Session:
         if not self.is_main or self._model is None:
             return
         with self._steps.committed(), self._norms.committed():
-            write_model(self._model.state_dict(), Path(path), {"steps": str(self.done)})
+            write_model(tensors_of(self._model), Path(path), {"steps": str(self.done)})
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
-        """Every member's tensor, one after the other; for evaluation."""
+        """Every member's tensor, one after the other; of numbers, a row of them. For evaluation."""
         if self._current is not None:  # the unit at hand may be another one's when the group has met anew
             raise RunError("run.gather was called within a batch", hint="Call it after optimizer.step().")
         self._steps.settle()
-        return torch.cat([decode_tensor(data) for data in self._circle.gather(encode_tensor(value))])
+        said = encode_tensor(value if value.dim() else value.reshape(1))
+        return torch.cat([decode_tensor(data) for data in self._circle.gather(said)])
 
     def state_digest(self) -> str:
         """Of everything that a commit may change."""
@@ -329,6 +333,7 @@ class Session:
         self._norms.begin(piece.part)
         self._data.seed_unit(covered, piece.unit, piece.part)
         self._sums.forget_unit()
+        self._written.begin()
         if len(self._steps.pending) == 1 and piece.is_last and self._steps.travels_early:
             self._sums.expect_last(self._circle, size)
         self._pace.begin_unit()
@@ -389,6 +394,7 @@ class Session:
         weight = self._weight if self._weight is not None else float(piece.span.size)
         self._steps.claim(piece.unit, weight, is_whole=piece.is_last)
         check_all_taken(self._state.model, self._optimizers)
+        self._written.end()
         self._current, self._parts_taken = None, 0 if piece.is_last else piece.part + 1
         if piece.is_last and self._steps.is_due:  # a group that changes finds whole units alone
             begin = time.monotonic()

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from backyard.checkpoint.state import Parts, as_bytes, assemble, dismantle
 from backyard.core.errors import RunError
+from backyard.training.names_in_state import load_state, state_of, tensors_of
 from backyard.training.sums import laid_out_as
 from backyard.training.sync import Sync, heard
 
@@ -44,7 +45,7 @@ class TrainingState:
     def parts(self, done: int) -> Parts:
         return dismantle(
             {
-                "model": self.model.state_dict(),
+                "model": state_of(self.model),
                 "optimizers": [self._shared(one.state_dict()) for one in self.optimizers],
                 "outer": None if self.outer is None else self.outer.state_dict(),
                 "schedulers": [_plain(one.state_dict()) for one in self.schedulers],
@@ -89,7 +90,7 @@ class TrainingState:
     def load(self, parts: Parts) -> int:
         """Returns how many steps it has behind it."""
         state = assemble(parts.skeleton, parts.tensors)
-        self.model.load_state_dict(state["model"])
+        load_state(self.model, state["model"])
         self.adopt(msgspec.convert(state["sync"], Sync))
         self.coming = msgspec.convert(state["coming"], Sync | None)
         for one, found in zip(self.optimizers, state["optimizers"], strict=True):
@@ -113,7 +114,7 @@ class TrainingState:
 
     def window(self, step: int) -> bytes:
         """A hash of the beginning of one tensor of the model, another one at each step."""
-        tensors = list(self.model.state_dict().values())
+        tensors = list(tensors_of(self.model).values())
         flat = tensors[step % len(tensors)].detach().reshape(-1)
         return blake3(as_bytes(flat[: _WINDOW_BYTES // max(1, flat.element_size())])).digest()
 
