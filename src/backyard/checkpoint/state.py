@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy
 import torch
 from blake3 import blake3
 
@@ -100,6 +101,8 @@ def _take_apart(value: Any, tensors: list[torch.Tensor], where: str, depth: int)
         named = ((f"{where}[{place}]", one) for place, one in enumerate(value))
         parts = [_take_apart(one, tensors, name, depth + 1) for name, one in named]
         return ["l" if isinstance(value, list) else "u", parts]
+    if isinstance(value, numpy.generic):  # some are floats, too, but not for msgspec
+        value = value.item()
     if isinstance(value, _PLAIN):
         return ["p", value]
     raise RunError(

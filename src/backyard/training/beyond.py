@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from backyard.core.errors import RunError
 from backyard.runs.leases import Course, Unit, cut
 from backyard.training.data import Units, seed_unit
+from backyard.training.names_in_state import tensors_of
 from backyard.training.sums import Sums
 
 _FINEST = 8  # units of a step, so that a home's machines can share it by their speed
@@ -211,23 +212,15 @@ class Flat:
 
 
 def _exchanged(model: torch.nn.Module, sums: Sums) -> list[tuple[str, torch.Tensor]]:
-    """What is trained, and the statistics that follow from it; the rest is alike everywhere already."""
+    """What is trained, and the statistics that follow from it; the rest is alike everywhere already.
+
+    All that is trained is in the model's state: see `admission`.
+    """
     trained = {id(one) for one in sums.parameters}
-    kept = model.state_dict(keep_vars=True)
-    chosen = [
-        (name, one)
-        for name, one in kept.items()
-        if isinstance(one, torch.Tensor) and (id(one) in trained or _is_statistic(one))
-    ]
+    kept = tensors_of(model, keep_vars=True)
+    chosen = [(name, one) for name, one in kept.items() if id(one) in trained or _is_statistic(one)]
     seen: set[int] = set()
-    unique = [(name, one) for name, one in chosen if id(one) not in seen and not seen.add(id(one))]  # type: ignore[func-returns-value]
-    missing = trained - seen
-    if missing:
-        raise RunError(
-            f"{len(missing)} parameters are trained that are not in the model's state",
-            hint="Give prepare the model that holds all parameters of its optimizers.",
-        )
-    return unique
+    return [(name, one) for name, one in chosen if id(one) not in seen and not seen.add(id(one))]  # type: ignore[func-returns-value]
 
 
 def _is_statistic(tensor: torch.Tensor) -> bool:

@@ -124,7 +124,7 @@ class HubSteps(Steps):
 
     def _loss(self) -> float | None:
         """A mean over the steps of the lease: of the last one, this member knows its own part."""
-        known = [one["loss"] for one in self._journal.history[self._lease_began :] if "loss" in one]
+        known = [one["loss"] for one in self._journal.since(self._lease_began) if "loss" in one]
         last = self._journal.mean(self.done - 1, "loss")
         known += [] if last is None else [last]
         return sum(known) / len(known) if known else None
@@ -146,7 +146,7 @@ class HubSteps(Steps):
         assert self._answer is not None
         answer, self._answer = self._answer, None
         self._go_forward(self._outward.take(answer))
-        self._lease_began = len(self._journal.history) + 1  # the last lease's last step is told with this
+        self._lease_began = self._journal.count + 1  # the last lease's last step is told with this
         self.done += 1
 
     def _follow(self, result: Result) -> None:

@@ -7,14 +7,17 @@ from typing import Any
 
 import torch
 
+MOST_KEPT = 1 << 16  # entries; twice as many before the older half is dropped
+
 Logged = dict[str, tuple[float, float]]  # by name: the weighted sum, and the weight
 
 
 class Journal:
-    """``history`` has one entry for each step that was logged while this member was there."""
+    """``history``: one entry for each step that was logged while this member was there, not too long ago."""
 
     def __init__(self) -> None:
         self.history: list[dict[str, float]] = []
+        self._dropped = 0  # entries before it
         self._by_step: dict[int, Logged] = {}
         self._at = (0, 1.0)
 
@@ -32,6 +35,15 @@ class Journal:
     def of_step(self, step: int) -> Logged:
         return self._by_step.get(step, {})
 
+    @property
+    def count(self) -> int:
+        """Entries so far, with those that are forgotten."""
+        return self._dropped + len(self.history)
+
+    def since(self, count: int) -> list[dict[str, float]]:
+        """The entries after so many."""
+        return self.history[max(0, count - self._dropped) :]
+
     def mean(self, step: int, name: str) -> float | None:
         """Of what this member has logged in a step so far."""
         total, weight = self.of_step(step).get(name, (0.0, 0.0))
@@ -47,4 +59,7 @@ class Journal:
         found = {name: total / weight for name, (total, weight) in means.items() if weight}
         if found:
             self.history.append(found)
+        if len(self.history) > 2 * MOST_KEPT:
+            del self.history[:MOST_KEPT]
+            self._dropped += MOST_KEPT
         self._by_step = {step: values for step, values in self._by_step.items() if step >= done - 1}

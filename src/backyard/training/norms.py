@@ -6,6 +6,9 @@ momentum set to one; what it then writes are the unit's own mean and variance.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -37,6 +40,11 @@ class Norms:
     def width(self) -> int:
         """How many numbers the statistics of one unit have."""
         return sum(2 * layer.running_mean.numel() for layer in self._layers if layer.running_mean is not None)
+
+    @property
+    def buffers(self) -> set[int]:
+        """All that a layer writes, by identity."""
+        return {id(one) for layer in self._layers for one in layer.buffers(recurse=False)}
 
     def begin(self, part: int = 0) -> None:
         """Before the forward pass of a unit, or of one part of it: its statistics are the mean of theirs."""
@@ -79,6 +87,18 @@ class Norms:
         if unit is not None:
             self.units[unit] = found
 
+    @contextlib.contextmanager
+    def committed(self) -> Iterator[None]:
+        """The running statistics as they were committed last, also in the middle of a unit."""
+        kept = self._kept if self._open else []
+        for layer, mine in zip(self._layers, kept, strict=bool(kept)):
+            _swap(layer, mine)
+        try:
+            yield
+        finally:
+            for layer, mine in zip(self._layers, kept, strict=bool(kept)):
+                _swap(layer, mine)
+
     def packed(self, units: int) -> torch.Tensor:
         """What this member has, by unit, zeros elsewhere: the sum over members has all of it."""
         table = torch.zeros(units, self.width, dtype=torch.float64)
@@ -106,3 +126,14 @@ class Norms:
                 for running, value in ((layer.running_mean, mean), (layer.running_var, var)):
                     running.mul_(1.0 - share).add_(value.to(running), alpha=share)
         self.units.clear()
+
+
+def _swap(layer: _BatchNorm, kept: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]) -> None:
+    """What the layer holds, and what was kept of it."""
+    for held, other in zip(
+        (layer.running_mean, layer.running_var, layer.num_batches_tracked), kept, strict=True
+    ):
+        if held is not None and other is not None:
+            before = held.clone()
+            held.copy_(other)
+            other.copy_(before)

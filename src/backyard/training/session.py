@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from backyard.checkpoint.files import write_model
 from backyard.core.errors import RunError
 from backyard.planning import Model, StepProfile
+from backyard.training.admission import check_all_taken, check_prepared, parameters_of
 from backyard.training.anchoring import Anchoring, arithmetic_of
 from backyard.training.beyond import Beyond, Leased
 from backyard.training.choosing import Chooser, Seen, Wish
@@ -29,6 +30,7 @@ from backyard.training.gathered import decode_tensor, encode_tensor
 from backyard.training.hub_steps import HubSteps
 from backyard.training.journal import Journal
 from backyard.training.memory import Memory, Piece
+from backyard.training.names_in_state import tensors_of
 from backyard.training.norms import Norms
 from backyard.training.nursery import Healed
 from backyard.training.outward import Outward
@@ -44,6 +46,7 @@ from backyard.training.streams import Stream
 from backyard.training.sums import Sums
 from backyard.training.sync import Sync
 from backyard.training.trained import Training
+from backyard.training.written import Written
 
 _SCALER = "backyard.scaler"
 _HUB = "backyard.hub"
@@ -78,7 +81,8 @@ class Session:
         self._tracked: dict[str, Any] = {}
         self._clip: float | None = None
         self._current: Piece | None = None
-        self._stepped = 0
+        self._stepped: list[Optimizer] = []  # in the unit at hand
+        self._parts_taken = 0  # of a unit in parts that the script is in the midst of
         self._weight: float | None = None
         self._in_batch = False
         self._pace = Pace()
@@ -104,7 +108,7 @@ class Session:
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """What was logged, by step: means over whole batches."""
+        """What was logged, by step: means over whole batches. Of long runs the beginning is forgotten."""
         return self._journal.history
 
     @property
@@ -131,17 +135,14 @@ class Session:
         """What to use from now on, in the same order; schedulers and a GradScaler may follow the loader."""
         if self._model is not None:
             raise RunError("prepare was called twice", hint="Make everything first, then call it once.")
-        self._model = model
-        self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        self._sums = Sums(
-            parameter
-            for one in self._optimizers
-            for group in one.param_groups
-            for parameter in group["params"]
-        )
-        self._norms = Norms(model)
         scalers = [one for one in more if isinstance(one, torch.amp.GradScaler)]
         schedulers = [one for one in more if one not in scalers]
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        check_prepared(model, optimizers, schedulers)
+        self._model, self._optimizers = model, optimizers
+        self._sums = Sums(parameter for one in optimizers for parameter in parameters_of(one))
+        self._norms = Norms(model)
+        self._written = Written(model, self._norms.buffers)
         scaling = Scaling(scalers[0] if scalers else None)
         if scaling.scaler is not None:
             self._tracked[_SCALER] = scaling.scaler
@@ -164,7 +165,7 @@ class Session:
             scheduler_steps=[one.step for one in schedulers],
         )
         for one in self._optimizers:
-            one.step = self._step_of()  # type: ignore[method-assign,assignment]
+            one.step = self._step_of(one)  # type: ignore[method-assign,assignment]
         for scheduler in schedulers:
             scheduler.step = self._scheduler_step_of(type(scheduler).__name__)
         self._steps = self._steps_of(training)
@@ -276,19 +277,21 @@ class Session:
         self._saving.finish()
         if not self.is_main or self._model is None:
             return
-        with self._steps.committed():
-            write_model(self._model.state_dict(), Path(path), {"steps": str(self.done)})
+        with self._steps.committed(), self._norms.committed():
+            write_model(tensors_of(self._model), Path(path), {"steps": str(self.done)})
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
-        """Every member's tensor, one after the other; for evaluation."""
+        """Every member's tensor, one after the other; of numbers, a row of them. For evaluation."""
         if self._current is not None:  # the unit at hand may be another one's when the group has met anew
             raise RunError("run.gather was called within a batch", hint="Call it after optimizer.step().")
         self._steps.settle()
-        return torch.cat([decode_tensor(data) for data in self._circle.gather(encode_tensor(value))])
+        said = encode_tensor(value if value.dim() else value.reshape(1))
+        return torch.cat([decode_tensor(data) for data in self._circle.gather(said)])
 
     def state_digest(self) -> str:
         """Of everything that a commit may change."""
-        return self._steps.state_digest()
+        with self._norms.committed():
+            return self._steps.state_digest()
 
     def on_commit(self, notice: Callable[[Session], None]) -> None:
         self._steps.on_commit.append(lambda: notice(self))
@@ -306,11 +309,16 @@ class Session:
                 continue
             (step, covered), deals = self._steps.at, self._steps.deals
             pieces = [one for unit in self._steps.pending for one in self._memory.pieces(unit)]
+            pieces = pieces[self._parts_taken :]
             batches = self._data.batches(covered, [piece.span for piece in pieces])
             for piece, batch in zip(pieces, batches, strict=True):
                 self._begin(step, covered, piece)
                 self._in_batch = True
-                yield batch
+                try:
+                    yield batch
+                except GeneratorExit:  # break, return or an error: the script is out of the loop
+                    self._leave_unit()
+                    raise
                 self._in_batch = False
                 self._check_stepped()
                 self._pace.end_unit(piece.span.size)
@@ -319,27 +327,52 @@ class Session:
 
     def _begin(self, step: int, covered: int, piece: Piece) -> None:
         size = float(piece.span.size)
-        self._current, self._stepped, self._weight = piece, 0, None
+        self._current, self._weight = piece, None
+        self._stepped.clear()
         self._journal.begin_unit(step, size)
         self._norms.begin(piece.part)
         self._data.seed_unit(covered, piece.unit, piece.part)
         self._sums.forget_unit()
+        self._written.begin()
         if len(self._steps.pending) == 1 and piece.is_last and self._steps.travels_early:
             self._sums.expect_last(self._circle, size)
         self._pace.begin_unit()
 
+    def _leave_unit(self) -> None:
+        """The unit at hand does not count: the model is what was committed; another pass begins with it."""
+        self._norms.end(None)
+        self._sums.forget_unit()
+        self._sums.release()
+        self._current, self._in_batch = None, False
+
     def _check_stepped(self) -> None:
         if self._current is not None:
+            missing = len(self._optimizers) - len(self._stepped)
+            each = f" of {missing} of the optimizers" if self._stepped else ""
             raise RunError(
-                "a batch ended without optimizer.step()",
-                hint="Call optimizer.step() for each batch; it takes effect with the last one.",
+                f"a batch ended without optimizer.step(){each}",
+                hint="Call step() of each optimizer for each batch; it takes effect with the last one.",
             )
 
-    def _step_of(self) -> Callable[..., None]:
-        def step() -> None:  # no closure: it would compute the unit again
-            self._stepped += 1
-            if self._stepped == len(self._optimizers):
-                self._unit_done()
+    def _step_of(self, optimizer: Optimizer) -> Callable[..., None]:
+        def step(closure: Any = None) -> None:
+            if closure is not None:
+                raise RunError(
+                    "optimizer.step() was called with a closure, which would compute the unit again",
+                    hint="Call backward() before it, and step() without one.",
+                )
+            if self._current is None:
+                raise RunError("optimizer.step() was called without a batch", hint="Call it inside the loop.")
+            if any(one is optimizer for one in self._stepped):
+                raise RunError(
+                    f"{type(optimizer).__name__}.step() was called twice for a batch",
+                    hint="Call each optimizer's step() once for each batch: all take effect together.",
+                )
+            self._stepped.append(optimizer)
+            if len(self._stepped) < len(self._optimizers):
+                self._sums.put_by(parameters_of(optimizer))
+            else:
+                self._unit_done(self._current)
 
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else torch warns, for our own wrapper
         return step
@@ -357,13 +390,12 @@ class Session:
 
         return step
 
-    def _unit_done(self) -> None:
-        piece = self._current
-        if piece is None:
-            raise RunError("optimizer.step() was called without a batch", hint="Call it inside the loop.")
+    def _unit_done(self, piece: Piece) -> None:
         weight = self._weight if self._weight is not None else float(piece.span.size)
         self._steps.claim(piece.unit, weight, is_whole=piece.is_last)
-        self._current = None
+        check_all_taken(self._state.model, self._optimizers)
+        self._written.end()
+        self._current, self._parts_taken = None, 0 if piece.is_last else piece.part + 1
         if piece.is_last and self._steps.is_due:  # a group that changes finds whole units alone
             begin = time.monotonic()
             self._steps.finish()

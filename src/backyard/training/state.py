@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 
 from backyard.checkpoint.state import Parts, as_bytes, assemble, dismantle
 from backyard.core.errors import RunError
+from backyard.training.names_in_state import load_state, state_of, tensors_of
+from backyard.training.sums import laid_out_as
 from backyard.training.sync import Sync, heard
 
 _WINDOW_BYTES = 256 << 10
@@ -43,7 +45,7 @@ class TrainingState:
     def parts(self, done: int) -> Parts:
         return dismantle(
             {
-                "model": self.model.state_dict(),
+                "model": state_of(self.model),
                 "optimizers": [self._shared(one.state_dict()) for one in self.optimizers],
                 "outer": None if self.outer is None else self.outer.state_dict(),
                 "schedulers": [_plain(one.state_dict()) for one in self.schedulers],
@@ -88,14 +90,14 @@ class TrainingState:
     def load(self, parts: Parts) -> int:
         """Returns how many steps it has behind it."""
         state = assemble(parts.skeleton, parts.tensors)
-        self.model.load_state_dict(state["model"])
+        load_state(self.model, state["model"])
         self.adopt(msgspec.convert(state["sync"], Sync))
         self.coming = msgspec.convert(state["coming"], Sync | None)
         for one, found in zip(self.optimizers, state["optimizers"], strict=True):
             own = one.state_dict()["state"] if self.sync.is_local else found["state"]
-            one.load_state_dict({**found, "state": own})
+            _load(one, {**found, "state": own})
         if self.outer is not None:
-            self.outer.load_state_dict(state["outer"])
+            _load(self.outer, state["outer"])
         for one, found in zip(self.schedulers, state["schedulers"], strict=True):
             one.load_state_dict(_with_lambdas(one, found))
         if set(state["tracked"]) != set(self.tracked):
@@ -112,7 +114,7 @@ class TrainingState:
 
     def window(self, step: int) -> bytes:
         """A hash of the beginning of one tensor of the model, another one at each step."""
-        tensors = list(self.model.state_dict().values())
+        tensors = list(tensors_of(self.model).values())
         flat = tensors[step % len(tensors)].detach().reshape(-1)
         return blake3(as_bytes(flat[: _WINDOW_BYTES // max(1, flat.element_size())])).digest()
 
@@ -121,6 +123,14 @@ class TrainingState:
         """More than this state can ever have, with what optimizers add to it."""
         tensors = self.parts(0).tensors
         return 8 * sum(tensor.numel() * tensor.element_size() for tensor in tensors) + _MOST_BESIDES
+
+
+def _load(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    optimizer.load_state_dict(state)
+    for parameter, kept in optimizer.state.items():
+        for name, value in kept.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                kept[name] = laid_out_as(parameter, value)
 
 
 def _with_lambdas(scheduler: Any, state: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 The local sum is never reduced in place: if the reduction breaks, it is what the next group goes on with.
 During the backward pass of a member's last unit, each bucket of gradients travels as soon as it is complete;
-all members start the same buckets in the same order. One more element is the sum of the weights, so that all
-divide by the same number.
+all members start the same buckets in the same order. One more tensor has the sum of the weights, so that all
+divide by the same number, and how many members had a gradient of each parameter: of none, there is none.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from backyard.training.sync import NUMBERS, Sync
 
 BUCKET_BYTES = 16 << 20
 _DIGEST_BYTES = 1 << 20
+_WORD = slice(2, 2 + NUMBERS)
+_CAME = slice(2 + NUMBERS, None)
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 log = logging.getLogger("backyard.training")
@@ -67,7 +69,8 @@ class Sums:
     """One flat buffer for all parameters of a kind: of one device, and one dtype to sum in."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
-        self.parameters = [one for one in parameters if one.requires_grad]
+        found = {id(one): one for one in parameters if one.requires_grad}
+        self.parameters = list(found.values())
         if not self.parameters:
             raise RunError("the model has no parameter to train", hint="See that requires_grad is set.")
         self._buckets: list[Bucket] = []
@@ -89,12 +92,15 @@ class Sums:
         self.local = {kind: torch.zeros(size, dtype=kind[0], device=kind[1]) for kind, size in sizes.items()}
         self.total = {kind: torch.zeros_like(flat) for kind, flat in self.local.items()}
         self._overlaps = True
-        # The weight, how many members must sum again, and the first member's word on what comes next.
-        self.local_weight = torch.zeros(2 + NUMBERS, dtype=torch.float64)
+        # The weight, how many members must sum again, the first member's word on what comes next, and which
+        # parameters have a gradient: given zeros, an optimizer would move them by decay and by its memory.
+        self.local_weight = torch.zeros(2 + NUMBERS + len(self.parameters), dtype=torch.float64)
         self.total_weight = torch.zeros_like(self.local_weight)
         self._is_dirty = False  # whether the local sum is not zero
         self._kept: list[tuple[int, torch.Tensor]] = []  # the last unit's gradients, not yet in it
         self._kept_weight = 0.0
+        self._numbers = {identity: number for number, identity in enumerate(found)}
+        self._put_by: dict[int, torch.Tensor | None] = {}  # of optimizers that have stepped, others have not
         self._versions: dict[int, int] = {}
         self._circle: Reducer | None = None  # while the last unit is at hand
         self._weight = 0.0
@@ -123,6 +129,7 @@ class Sums:
         self._circle, self._broken, self._is_spoiled = None, None, False
         self._travelling.clear()
         self._versions.clear()
+        self._put_by.clear()
 
     def expect_last(self, circle: Reducer, weight: float) -> None:
         """The unit at hand is this member's last of the step: what backward has done may travel."""
@@ -146,28 +153,47 @@ class Sums:
         Those that travel already are only kept: in nearly every step they need not be added here at all.
         """
         self._circle, self._kept_weight = None, weight
-        self._kept += self.collect()
+        came = self.collect()
+        self._kept += came
         self.local_weight[0] += weight
+        if weight:
+            self.local_weight[_CAME][[number for number, _ in came]] = 1.0
         if not self._travelling:
             self.settle()
+
+    def put_by(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """An optimizer of several has stepped: its gradients are those of now, whatever comes later."""
+        for number in [self._numbers[id(one)] for one in parameters if id(one) in self._numbers]:
+            self._put_by[number] = self._taken(number)
 
     def collect(self) -> list[tuple[int, torch.Tensor]]:
         """The gradients that backward has left, by parameter; the parameters let go of them."""
         found = []
         for number, parameter in enumerate(self.parameters):
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            if gradient._version != self._versions.get(number, gradient._version):
-                raise RunError(
-                    "gradients were changed between backward() and optimizer.step()",
-                    hint="A unit's gradient is only a part of the step's. Use run.clip_grad_norm(...) once "
-                    "before the loop; it clips the gradient of the whole batch.",
-                )
-            found.append((number, gradient))
-            parameter.grad = None
+            if number in self._put_by:
+                gradient = self._put_by[number]
+                parameter.grad = None  # another optimizer's loss left it
+            else:
+                gradient = self._taken(number)
+            if gradient is not None:
+                found.append((number, gradient))
         self._versions.clear()
+        self._put_by.clear()
         return found
+
+    def _taken(self, number: int) -> torch.Tensor | None:
+        parameter = self.parameters[number]
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None:
+            if number in self._versions and self._places[number].bucket < len(self._travelling):
+                self._is_spoiled = True  # it was dropped by zero_grad() after it had left
+        elif gradient._version != self._versions.get(number, gradient._version):
+            raise RunError(
+                "gradients were changed between backward() and optimizer.step()",
+                hint="A unit's gradient is only a part of the step's. Use run.clip_grad_norm(...) once "
+                "before the loop; it clips the gradient of the whole batch.",
+            )
+        return gradient
 
     def settle(self) -> None:
         """What was kept becomes part of the local sum. What weighs nothing is nothing, also if it is NaN."""
@@ -189,6 +215,7 @@ class Sums:
             place.copy_(old.detach().reshape(-1))
             place.sub_(new.detach().reshape(-1)).mul_(weight)
         self.local_weight[0] = weight
+        self.local_weight[_CAME] = 1.0
         self._is_dirty = True
 
     def parts(self) -> list[list[Part]]:
@@ -210,7 +237,7 @@ class Sums:
         ``coded`` sums the gradients in another form; ``word`` is said to all.
         """
         own = also.clone()
-        self.local_weight[2:] = 0.0 if word is None else word.numbers()
+        self.local_weight[_WORD] = 0.0 if word is None else word.numbers()
         self._sum(circle, also, coded)
         if self.total_weight[1]:
             log.warning("backward() runs more than once for a batch: gradients travel after it from now on")
@@ -219,7 +246,7 @@ class Sums:
 
     def word(self) -> Sync | None:
         """What the first member said with the sum."""
-        return Sync.read(self.total_weight[2:])
+        return Sync.read(self.total_weight[_WORD])
 
     def _sum(
         self,
@@ -290,9 +317,13 @@ class Sums:
         factor = clipping(self.total.values(), clip)
         for flat in self.total.values() if factor != 1.0 else ():
             flat.mul_(factor)
+        came = self.total_weight[_CAME].tolist()
         for number, parameter in enumerate(self.parameters):
             _, kind, first, last = self._places[number]
-            parameter.grad = self.total[kind][first:last].view_as(parameter).to(parameter.dtype)
+            parameter.grad = None
+            if came[number]:
+                found = self.total[kind][first:last].view_as(parameter).to(parameter.dtype)
+                parameter.grad = laid_out_as(parameter, found)
         return True
 
     def release(self) -> None:
@@ -301,8 +332,13 @@ class Sums:
 
     def _came(self, number: int, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
-        if gradient is None:
+        if gradient is None or number in self._put_by:
             return
+        if gradient.layout != torch.strided:
+            raise RunError(
+                f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse",
+                hint="Use layers with dense gradients, such as an embedding with sparse=False.",
+            )
         self._versions[number] = gradient._version
         if self._circle is None or self._broken is not None:
             return
@@ -336,6 +372,13 @@ def _is_finite(flat: torch.Tensor) -> bool:
     if flat.device.type == "cpu":  # in one pass, which makes no tensor of truths: a tenth of the time
         flat = torch.stack(torch.aminmax(flat))
     return bool(torch.isfinite(flat).all())
+
+
+def laid_out_as(parameter: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """Fused optimizers take both for one row of numbers: in memory they must have the same order."""
+    if found.stride() == parameter.stride() or (parameter.is_contiguous() and found.is_contiguous()):
+        return found
+    return torch.empty_like(parameter, dtype=found.dtype, device=found.device).copy_(found)
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:

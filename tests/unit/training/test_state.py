@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.optim import lr_scheduler
@@ -16,6 +17,7 @@ Make = Callable[[torch.optim.Optimizer], Any]
 
 SCHEDULERS: dict[str, Make] = {
     "lambda": lambda one: lr_scheduler.LambdaLR(one, lambda step: min(1.0, (step + 1) / 10)),
+    "numpy": lambda one: lr_scheduler.LambdaLR(one, lambda step: numpy.cos(step / 20)),
     "multiplicative": lambda one: lr_scheduler.MultiplicativeLR(one, lambda step: 0.9),
     "step": lambda one: lr_scheduler.StepLR(one, 3, 0.5),
     "one cycle": lambda one: lr_scheduler.OneCycleLR(one, max_lr=0.1, total_steps=30),

@@ -1,0 +1,107 @@
+"""What prepare refuses, and what it says to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import backyard
+from backyard.core.errors import RunError
+
+ROWS = TensorDataset(torch.arange(24.0).reshape(12, 2) / 24, torch.ones(12, 1))
+
+
+def _prepare(model: torch.nn.Module, optimizer: Any, *more: Any) -> Any:
+    return backyard.init(unit=3).prepare(model, optimizer, DataLoader(ROWS, batch_size=6), *more)
+
+
+def _refused(model: torch.nn.Module, optimizer: Any, *more: Any) -> str:
+    with pytest.raises(RunError) as caught:
+        _prepare(model, optimizer, *more)
+    return f"{caught.value.message} {caught.value.hint}"
+
+
+def _sgd(*parameters: torch.nn.Parameter) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def _train(model: torch.nn.Module, optimizer: Any, batches: Any) -> None:
+    for x, _ in batches:
+        model(x).sum().backward()
+        optimizer.step()
+
+
+def test_what_is_trained_is_in_the_model() -> None:
+    """Or it would be neither saved nor sent to those who join."""
+    one, other = torch.nn.Linear(2, 1), torch.nn.Linear(1, 5)
+    said = _refused(one, [_sgd(*one.parameters()), _sgd(*other.parameters())])
+    assert "(5, 1), (5,)" in said
+    assert "ModuleDict" in said
+    weight = torch.nn.Parameter(torch.ones(7))
+    assert "of shape (7,)" in _refused(one, _sgd(*one.parameters(), weight))
+    both = torch.nn.ModuleList([one, other])
+    _prepare(both, [_sgd(*one.parameters()), _sgd(*other.parameters())])
+
+
+def test_a_parameter_belongs_to_one_optimizer() -> None:
+    net = torch.nn.Linear(2, 1)
+    assert "bias is in two optimizers" in _refused(net, [_sgd(*net.parameters()), _sgd(net.bias)])
+
+
+def test_steps_that_need_something_are_named() -> None:
+    net = torch.nn.Linear(2, 1)
+    assert "LBFGS" in _refused(net, torch.optim.LBFGS(net.parameters()))
+    optimizer = _sgd(*net.parameters())
+    said = _refused(net, optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+    assert "ReduceLROnPlateau" in said
+    assert "run.track" in said
+    assert "DataLoader" in _refused(net, optimizer, DataLoader(ROWS))
+
+
+def test_a_scheduler_that_needs_a_value_can_be_tracked() -> None:
+    net = torch.nn.Linear(2, 1)
+    optimizer = _sgd(*net.parameters())
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
+    run = backyard.init(unit=3)
+    run.track("scheduler", scheduler)
+    _, _, batches = run.prepare(net, optimizer, DataLoader(ROWS, batch_size=6))
+    for _ in run.epochs(4):
+        for x, y in batches:
+            loss = (net(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            run.log(loss=loss)
+        scheduler.step(run.history[-1]["loss"])
+    assert optimizer.param_groups[0]["lr"] < 0.1
+    run.state_digest()
+
+
+def test_sparse_gradients_are_named() -> None:
+    net = torch.nn.ModuleDict({"words": torch.nn.Embedding(5, 2, sparse=True)})
+    assert "words is an embedding with sparse gradients" in _refused(net, _sgd(*net.parameters()))
+
+    class Table(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(5, 2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.embedding(x.long(), self.weight, sparse=True)
+
+    table = Table()
+    _, optimizer, batches = _prepare(table, _sgd(*table.parameters()))
+    with pytest.raises(RunError, match=r"shape \(5, 2\) is sparse"):
+        _train(table, optimizer, batches)
+
+
+def test_what_is_unfrozen_or_added_later_is_named() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    net[0].requires_grad_(False)
+    _, optimizer, batches = _prepare(net, _sgd(*net.parameters()))
+    net[0].weight.requires_grad_(True)  # type: ignore[union-attr,operator]
+    with pytest.raises(RunError, match=r"0\.weight is trained, but was not") as caught:
+        _train(net, optimizer, batches)
+    assert "when you call prepare" in caught.value.hint
