@@ -56,7 +56,7 @@ class Board:
 
 
 circle_module.BoardClient = Board
-circle = AgentsCircle(Place("run-1", 0, 1, Path(sys.argv[1])))
+circle = AgentsCircle(Place("run-1", 0, 1, Path(sys.argv[1]), "aa"))
 circle.generation, circle.rank = 1, 0
 circle._told = CircleTold(
     version=1, generation=1, is_member=True, rank=0, world=1, provisional=False, beginning=False,

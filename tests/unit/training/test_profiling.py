@@ -74,7 +74,7 @@ def test_without_the_word_it_trains_to_its_end(tmp_path: Path) -> None:
 
 def test_no_checkpoint_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BACKYARD_CHECKPOINTS", str(tmp_path / "runs" / "a" / "checkpoints"))
-    place = Place("a", 0, 1, tmp_path)
+    place = Place("a", 0, 1, tmp_path, "aa")
     assert Shelves.of(place) is not None
     monkeypatch.setenv(DRY_RUN, "1")
     assert Shelves.of(place) is None

@@ -26,7 +26,7 @@ def train(steps: ProvisionalSteps, first: int, last: int, *, alone: bool) -> Non
 def test_its_successor_tells_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(ProvisionalSteps, "_tell", lambda self, place, *words: told.append(words))
-    place = Place("r", 0, 1, tmp_path)
+    place = Place("r", 0, 1, tmp_path, "aa")
     first = ProvisionalSteps(place, tmp_path)
     train(first, 1, 106, alone=False)
     train(first, 107, 120, alone=True)
@@ -37,7 +37,7 @@ def test_its_successor_tells_how_many(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_later_time_alone_is_counted_anew(tmp_path: Path) -> None:
-    one = ProvisionalSteps(Place("r", 0, 1, tmp_path), tmp_path)
+    one = ProvisionalSteps(Place("r", 0, 1, tmp_path, "aa"), tmp_path)
     train(one, 1, 5, alone=True)
     settle_steps(tmp_path, counts=True)
     train(one, 6, 8, alone=False)
@@ -47,14 +47,14 @@ def test_a_later_time_alone_is_counted_anew(tmp_path: Path) -> None:
 
 
 def test_one_worker_of_a_machine_speaks_for_it(tmp_path: Path) -> None:
-    train(ProvisionalSteps(Place("r", 1, 1, tmp_path), tmp_path), 1, 3, alone=True)
+    train(ProvisionalSteps(Place("r", 1, 1, tmp_path, "aa"), tmp_path), 1, 3, alone=True)
     train(ProvisionalSteps(None, tmp_path), 1, 3, alone=True)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_an_agent_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settled = ProvisionalSteps(Place("r", 0, 1, tmp_path), tmp_path)
+    settled = ProvisionalSteps(Place("r", 0, 1, tmp_path, "aa"), tmp_path)
     train(settled, 1, 3, alone=True)
     settle_steps(tmp_path, counts=False)
-    train(ProvisionalSteps(Place("r", 0, 2, tmp_path), tmp_path), 9, 9, alone=False)
+    train(ProvisionalSteps(Place("r", 0, 2, tmp_path, "aa"), tmp_path), 9, 9, alone=False)
     assert "3 provisional steps are dropped" in caplog.text
