@@ -163,6 +163,7 @@ def declared(step: Step, lease: Lease, parts: Sequence[Contribution]) -> Declara
         samples=sum(one.samples for one in parts),
         trained=joined(span for one in parts for span in one.spans),
         loss=mean_loss(parts),
+        merged=sum(one.merged for one in parts),
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from backyard.core.errors import HubError, HubRefused
 from backyard.core.news import News
 from backyard.hub import rounds
-from backyard.hub.admission import after_refusal
+from backyard.hub.admission import after_refusal, confirmed_norms, with_norms
 from backyard.hub.blobs import Blobs
 from backyard.hub.chain import last_base, named_blobs, replica_of, steps_after
 from backyard.hub.disk import Disk
@@ -348,9 +348,12 @@ class Hub:
             )
 
     def _closed(self, arrivals: tuple[Arrival, ...]) -> Closed:
-        strangers = frozenset(node for node, one in self.members.items() if one.role == "stranger")
         chain = tuple(self.versions[last_base(self.versions) :])
-        return Closed(arrivals, strangers, self.versions[-1], chain, self.clock())
+        seen = tuple(self.seen)
+        return Closed(arrivals, self._strangers(), self.versions[-1], chain, self.clock(), seen)
+
+    def _strangers(self) -> frozenset[str]:
+        return frozenset(node for node, one in self.members.items() if one.role == "stranger")
 
     async def _commit(self, arrivals: tuple[Arrival, ...], merged: Merged) -> None:
         """One transaction: the version, its contributors, and the end of their updates."""
@@ -361,17 +364,20 @@ class Hub:
         changes = changes_of(decision.effects)  # of leases that end at this very moment
         changes += [change(Log.end_arrival, one.update.id) for one in arrivals]
         changes.append(change(Log.put_pool, self.state.pool))
+        norms = confirmed_norms(arrivals, merged.contributions, self._strangers())
+        changes += [change(Log.put_norms, norms)] if norms else []
         for place, version in enumerate(versions):
             parts = merged.contributions if place == 0 else ()
             changes.append(change(Log.put_version, version, parts))
         await self.write(changes)  # nobody sees the version before this
         before = named_blobs(self.versions)
         self.versions += versions
+        self.seen = with_norms(self.seen, norms)
         self.covered += sum(version.samples for version in versions)
         number = self.versions[-1].number
         for one in arrivals:
             del self.arrivals[one.update.id]
-        await self.step(rounds.Committed(number))
+        await self.step(rounds.Committed(number, len(norms)))
         self._changed.announce()
         for version in versions:
             self.on_commit(version)
