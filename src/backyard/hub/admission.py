@@ -239,3 +239,7 @@ class Allowance:
 
 def names_of(members: Mapping[str, Member]) -> dict[str, str]:
     return {node: member.name for node, member in members.items()}
+
+
+def strangers_of(members: Mapping[str, Member]) -> frozenset[str]:
+    return frozenset(node for node, one in members.items() if one.role == "stranger")

@@ -25,9 +25,9 @@ def waits_for(state: State, names: Mapping[str, str], now: float) -> str:
         here = counted(len(state.waiting), "stranger's update")
         missing = LEAST_NORMS - len(state.waiting)
         return (
-            f"{here} here, and nothing says yet how large one may be. Waits for {missing} more, or for one of "
-            "a friend or of the owner: invite a friend (`backyard invite`), or train along (`backyard hub up` "
-            "without `--no-train`)"
+            f"{here} here, and nothing says yet how large one may be. Waits for {missing} more, or for one "
+            "of a friend or the owner: invite a friend (`backyard invite`), or train along (`backyard hub "
+            "up` without `--no-train`)"
         )
     late = [one for one in state.lent.values() if now < one.overdue]
     if not late:

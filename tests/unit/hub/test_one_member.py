@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 import torch
 
@@ -399,6 +400,28 @@ def test_who_repeats_a_members_request_does_not_use_up_what_it_may_ask(tmp_path:
             heard = [await line.get("http://hub/v1/run", headers=headers) for _ in range(9)]
             assert [answer.status_code for answer in heard] == [200] + [401] * 8
             assert (await scene.ask(line, scene.keys[ann], "GET /v1/run")).status_code == 200
+
+    play(tmp_path, story)
+
+
+def test_what_does_not_count_never_fills_the_page(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        ann, eve = await scene.member(), await scene.member()
+        lease = await scene.lease(ann)
+        with pytest.raises(HubRefused, match="another member's lease"):
+            await scene.send(eve, declared(lease, b"?"), b"?")
+        invented = msgspec.structs.replace(lease, id="0" * 32)
+        for _ in range(20):
+            with pytest.raises(HubRefused, match="is over"):
+                await scene.intake.declare(eve, declared(invented, b"?"))
+        with pytest.raises(HubRefused, match="another member's lease"):
+            await scene.send(eve, declared(lease, b"?"), b"?")
+        assert [one.kind for one in scene.hub.refusals] == ["forged", "lease-over", "forged"]
+        later = scene.hub.now() + 61.0
+        scene.hub.now = lambda: later  # type: ignore[method-assign]
+        with pytest.raises(HubRefused, match="is over"):
+            await scene.intake.declare(eve, declared(invented, b"?"))
+        assert [one.kind for one in scene.hub.refusals][3:] == ["lease-over"]
 
     play(tmp_path, story)
 
