@@ -54,6 +54,11 @@ def renewed(lease: Lent, terms: Terms, now: float) -> Lent:
     return msgspec.structs.replace(lease, overdue=now + lease.seconds, void=void, patience=void)
 
 
+def held_s(lease: Lent, terms: Terms, now: float) -> float:
+    """For how long its member has had it. Its patience is set once, when it begins."""
+    return max(0.0, now - (lease.patience - lease.seconds * (2 + terms.stale_limit)))
+
+
 def rest_of(lease: Lent, update: Delivered) -> list[Span] | None:
     """What the update is not about; None if it is about other samples than the lease's."""
     rest = without(lease.spans, update.spans or trained(lease.spans, update.samples))

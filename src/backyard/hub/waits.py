@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from backyard.core.units import counted, format_duration
 from backyard.hub.admission import names_of
-from backyard.hub.leases import LEAST_NORMS, can_be_compared
+from backyard.hub.leases import LEAST_NORMS, can_be_compared, held_s
 from backyard.hub.log import Member
 from backyard.hub.rounds import State
 
@@ -33,7 +33,11 @@ def waits_for(state: State, names: Mapping[str, str], now: float) -> str:
     if not late:
         return "waits for somebody to take a lease"
     first = heapq.nsmallest(5, late, key=lambda one: one.overdue)
-    some = ", ".join(names.get(one.node, one.node[:9]) for one in first)
+    held = [format_duration(round(held_s(one, state.terms, now))) for one in first]
+    some = ", ".join(
+        f"{names.get(one.node, one.node[:9])} (training for {long})"
+        for one, long in zip(first, held, strict=True)
+    )
     more = f" and {len(late) - 5} more" if len(late) > 5 else ""
     until = format_duration(max(0.0, max(one.overdue for one in late) - now))
     return f"{len(state.waiting)} updates are here; waits for {some}{more}, {until} at most"

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from backyard.cli.friend import SEAT, _check_free, room
 from backyard.cli.hub import Wishes, up
 from backyard.cli.hub_mirror import hand_over, take_over
 from backyard.cli.hub_owner import expel, pardon
 from backyard.cli.hub_places import top_folder, write_addresses, write_local_address
+from backyard.cli.hub_status import status
 from backyard.cli.identity import machine_key
 from backyard.core.config import load_settings
 from backyard.core.errors import HubError
@@ -18,10 +20,10 @@ from backyard.hub.follow import make_succession
 from backyard.hub.founding import FOLLOWS, found_hub, hub_key
 from backyard.hub.invites import make_invite
 from backyard.hub.log import Log, Member, change
-from backyard.hub.messages import Terms
+from backyard.hub.messages import Course, Terms
 from backyard.hub.seating import Seat, member_key, write_seat
 from backyard.identity import NodeKey
-from tests.unit.hub.hub_process import HubProcess
+from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess
 
 
 def wishes(script: Path, codec: str = "int8", store: str = "", endpoint: str = "") -> Wishes:
@@ -138,6 +140,33 @@ def test_a_quarantine_ends_and_begins_by_the_word_of_who_keeps_the_hub(
     finally:
         hub.kill()
         log.close()
+
+
+@pytest.mark.usefixtures("_own_state")
+def test_the_status_says_whom_a_round_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = top_folder(load_settings()) / "fireside"
+    owner = NodeKey.generate()
+    found_hub(directory, "fireside", owner.id, TERMS)
+    hub = HubProcess(directory, None)
+    write_local_address(directory, hub.address)
+    hub.start()
+    invite = hub.invite()
+    friends = [Friend(hub.address, invite.hub_id, key) for key in (owner, None)]
+    try:
+        assert status(name="", as_json=False) == 0
+        assert "the owner has not pushed the base yet" in capsys.readouterr().out
+        friends[0].push_base(torch.zeros(LAYOUT.numel), Course(samples=1000, batch=10))
+        friends[1].join(invite, "ann")
+        friends[1].version = 0
+        friends[1].lease()
+        assert status(name="", as_json=False) == 0
+        assert "waits for ann (training for " in capsys.readouterr().out
+    finally:
+        hub.kill()
+        for friend in friends:
+            friend.close()
+    assert status(name="", as_json=False) == 0
+    assert "backyard hub up --name fireside" in capsys.readouterr().out
 
 
 def test_a_machine_trains_once_in_a_run() -> None:
