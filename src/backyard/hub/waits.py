@@ -40,7 +40,7 @@ def waits_for(state: State, names: Mapping[str, str], now: float) -> str:
     )
     more = f" and {len(late) - 5} more" if len(late) > 5 else ""
     until = format_duration(max(0.0, max(one.overdue for one in late) - now))
-    return f"{len(state.waiting)} updates are here; waits for {some}{more}, {until} at most"
+    return f"{counted(len(state.waiting), 'update')} here; waits for {some}{more}, {until} at most"
 
 
 class Waits:
