@@ -13,7 +13,14 @@ import click
 
 from backyard.cli.examining.network import hub_reach
 from backyard.cli.friend import client_of, keep_results, require_hub_parts, room, start_script, take_seat
-from backyard.cli.hub_places import kept_hub, known_addresses, start_hub, top_folder, write_addresses
+from backyard.cli.hub_places import (
+    kept_hub,
+    known_addresses,
+    start_hub,
+    top_folder,
+    write_addresses,
+    write_local_address,
+)
 from backyard.cli.identity import machine_key
 from backyard.cli.kept import LEFT, LOOK_S, Kept, say, until_left
 from backyard.cli.later import begun
@@ -86,6 +93,7 @@ async def _keep_hub(
     owner: Kept | None = None
     try:
         local = _url(_loopback(host), wishes.port, plain=wishes.plain)
+        write_local_address(directory, local)
         await _while_up(begun(partial(_await_founding, directory)), hub)
         # A region's model is its parent's; its own machine is a member like all others.
         role: Role = "friend" if wishes.parent else "owner"

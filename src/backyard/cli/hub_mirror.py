@@ -10,7 +10,6 @@ import click
 
 from backyard.cli.friend import require_hub_parts, room
 from backyard.cli.hub_places import kept_hub, start_hub, top_folder
-from backyard.cli.identity import machine_key
 from backyard.cli.kept import LEFT, say, until_left
 from backyard.core.config import load_settings
 from backyard.core.errors import HubError
@@ -49,22 +48,19 @@ def follow(*, invite: str, name: str, host: str, port: int) -> int:
 
 
 def hand_over(*, node: str, name: str) -> int:
-    """The owner's word that another hub goes on for this one. Made in advance, it outlives this machine."""
+    """The hub's own word that another one goes on for it. Made in advance, it outlives this machine."""
     require_hub_parts()
     from backyard.hub.follow import make_succession
-    from backyard.hub.founding import hub_key, owner_of
-    from backyard.hub.seating import member_key
+    from backyard.hub.founding import hub_key, is_mirror
 
-    settings = load_settings()
-    directory = kept_hub(name, settings)
-    hub = hub_key(directory).id
-    owner = member_key(machine_key(settings), hub)
-    if str(owner.id) != owner_of(directory):
+    directory = kept_hub(name, load_settings())
+    if is_mirror(directory):
         raise HubError(
-            f"this machine is not the owner of {directory.name}, and its word would count nowhere",
-            hint="Run it where the run was begun.",
+            f"{directory.name} is a mirror of another hub, and its word would count nowhere",
+            hint="Run it on the machine that keeps the hub.",
         )
-    click.echo(make_succession(owner, hub, NodeId.parse(node), int(time.time())))
+    key = hub_key(directory)
+    click.echo(make_succession(key, key.id, NodeId.parse(node), int(time.time())))
     say("on the other machine, when this hub is gone: backyard hub take-over WORD")
     return 0
 

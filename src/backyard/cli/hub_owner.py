@@ -1,12 +1,11 @@
-"""``backyard hub pardon`` and ``expel``: what only the machine that began a run may say to its hub."""
+"""``backyard hub pardon`` and ``expel``: what only the machine that keeps a hub may say to it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from backyard.cli.friend import require_hub_parts
-from backyard.cli.hub_places import kept_hub, known_addresses
-from backyard.cli.identity import machine_key
+from backyard.cli.hub_places import addresses_from_here, kept_hub
 from backyard.cli.kept import say
 from backyard.core.config import load_settings
 from backyard.core.errors import HubError
@@ -28,13 +27,11 @@ def _told(member: str, name: str, word: str) -> str:
     from backyard.hub.client import HubClient
     from backyard.hub.founding import hub_key
     from backyard.hub.messages import Description
-    from backyard.hub.seating import member_key
 
-    settings = load_settings()
-    directory = kept_hub(name, settings)
+    directory = kept_hub(name, load_settings())
     called, node = _member(directory, member)
-    hub = hub_key(directory).id
-    client = HubClient(known_addresses(directory), hub, member_key(machine_key(settings), hub))
+    key = hub_key(directory)
+    client = HubClient(addresses_from_here(directory), key.id, key)
     try:
         client.ask("POST", f"/v1/members/{node}/{word}", Description)
     finally:

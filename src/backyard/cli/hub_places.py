@@ -17,7 +17,7 @@ from backyard.cli.kept import Kept
 from backyard.core.config import Settings, state_directory
 from backyard.core.errors import HubError
 
-_ADDRESSES = "addresses"
+_ADDRESSES, _LOCAL = "addresses", "local-address"
 
 
 def top_folder(settings: Settings) -> Path:
@@ -66,6 +66,18 @@ def known_addresses(directory: Path) -> tuple[str, ...]:
 
 def write_addresses(directory: Path, addresses: Sequence[str]) -> None:
     (directory / _ADDRESSES).write_text("\n".join(addresses) + "\n", "utf-8")
+
+
+def write_local_address(directory: Path, address: str) -> None:
+    """Where this machine itself reaches the hub that it keeps."""
+    (directory / _LOCAL).write_text(f"{address}\n", "utf-8")
+
+
+def addresses_from_here(directory: Path) -> tuple[str, ...]:
+    """This machine's own first: some routers do not let their network in by the address that friends use."""
+    path = directory / _LOCAL
+    local = path.read_text("utf-8").split() if path.exists() else []
+    return tuple(dict.fromkeys((*local, *known_addresses(directory))))
 
 
 async def start_hub(directory: Path, options: Sequence[str], place: Path) -> Kept:

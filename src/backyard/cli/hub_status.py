@@ -12,10 +12,10 @@ import click
 import msgspec
 
 from backyard.cli.friend import require_hub_parts
-from backyard.cli.hub_places import kept_hub, known_addresses
+from backyard.cli.hub_places import addresses_from_here, kept_hub, known_addresses
 from backyard.cli.kept import say
 from backyard.core.config import load_settings
-from backyard.core.errors import HubError
+from backyard.core.errors import HubError, HubRefused
 from backyard.core.units import counted, parse_duration
 from backyard.identity.keys import NodeKey
 
@@ -78,6 +78,7 @@ def status(*, name: str, as_json: bool) -> int:
             for one in sorted(found.members.values(), key=lambda one: -one.samples)
         ),
         {address: _reached(directory, address) for address in known_addresses(directory)},
+        _waits(directory, newest.number if newest else None),
     )
     click.echo(json.dumps(msgspec.to_builtins(told), indent=2) if as_json else _described(told))
     if not as_json and any(told.addresses.values()):
@@ -102,12 +103,14 @@ class Told(msgspec.Struct, frozen=True):
     loss: float | None
     members: tuple[Contributed, ...]
     addresses: dict[str, str]  # with what is wrong there
+    waits: str  # for whom or what, or why that is not known
 
 
 def _described(told: Told) -> str:
     version = f"version {told.version}" if told.version is not None else "its owner's model is not there yet"
     loss = f", loss {told.loss:.4g}" if told.loss is not None else ""
     lines = [f"{told.name}: {version}{loss}, {counted(len(told.members), 'member')}"]
+    lines.append(f"  {told.waits}")
     for one in told.members:
         state = f"  quarantined: {one.quarantine}" if one.quarantine else ""
         lines.append(
@@ -115,6 +118,29 @@ def _described(told: Told) -> str:
         )
     lines += [f"  {address} {why or 'answers with the right key'}" for address, why in told.addresses.items()]
     return "\n".join(lines)
+
+
+def _waits(directory: Path, version: int | None) -> str:
+    """The running hub knows it: whoever holds samples of the open round, by name, and since when."""
+    from backyard.hub.client import HubClient
+    from backyard.hub.founding import hub_key
+    from backyard.hub.messages import Head
+
+    key, addresses = hub_key(directory), addresses_from_here(directory)
+    if not addresses:
+        return "it was never up; start it: backyard hub up"
+    client = HubClient(addresses, key.id, key)
+    try:
+        head = client.ask("GET", "/v1/head", Head, query={} if version is None else {"after": version})
+    except HubRefused as error:
+        return error.message
+    except HubError:
+        return f"it is not up; start it: backyard hub up --name {directory.name}"
+    finally:
+        client.close()
+    if head.finished:
+        return "all samples of the run are trained on"
+    return head.waits_for or f"version {head.version} has just come"
 
 
 def _reached(directory: Path, address: str) -> str:

@@ -65,7 +65,7 @@ def _follow(**options: Any) -> int:
 @_name
 @click.argument("node")
 def _hand_over(node: str, name: str) -> int:
-    """Print the owner's word that the mirror NODE may go on for this hub. Keep it in a safe place."""
+    """Print this hub's word that the mirror NODE may go on for this hub. Keep it in a safe place."""
     from backyard.cli import hub_mirror
 
     return hub_mirror.hand_over(node=node, name=name)
@@ -75,7 +75,7 @@ def _hand_over(node: str, name: str) -> int:
 @_name
 @click.argument("word")
 def _take_over(word: str, name: str) -> int:
-    """Make the mirror here the hub, with the owner's WORD."""
+    """Make the mirror here the hub, with the hub's WORD."""
     from backyard.cli import hub_mirror
 
     return hub_mirror.take_over(word=word, name=name)

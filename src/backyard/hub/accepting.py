@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 MOST = 8192
 _FIRST_REQUEST_S = 30.0
 _HANDSHAKE_S = 20.0
+_UNREAD_S = 120.0  # as long as a member has for a piece; a kernel tells of slow readers only now and then
 _TOLD_OF_ONE, _TOLD = 4, 64  # who are too many, and are let in to be told so
 _PAUSE_S, _SHOWN_S = 0.5, 60.0  # after the system refused to accept
 Verdict = Literal["in", "crowded", "full", "out"]
@@ -86,10 +87,12 @@ def place_of(address: str) -> str:
 
 
 class Impatient(H11Protocol):
-    """h11, whatever else is installed; and whoever connects, or begins a request, asks for something soon."""
+    """h11, whatever else is installed; and whoever connects, or begins a request, asks for something soon,
+    and takes what it asked for."""
 
     is_made = False
     on_lost: Callable[[], None] | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -116,8 +119,24 @@ class Impatient(H11Protocol):
         if not self._is_asked:
             self.transport.close()
 
+    def pause_writing(self) -> None:
+        """uvicorn waits for a reader without end."""
+        super().pause_writing()
+        self._forget_unread()
+        self._unread = self.loop.call_later(_UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forget_unread()
+
+    def _forget_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._late.cancel()
+        self._forget_unread()
         super().connection_lost(exc)
         if self.on_lost is not None:
             self.on_lost()

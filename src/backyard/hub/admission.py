@@ -7,23 +7,31 @@ seen. Both are cheap for any size of model.
 All norms may grow at once: a learning rate that warms up makes ten times as large updates within a round. So
 what was usual before only cuts an update, less so if there are others of its round to compare it with, and is
 learned anew; refused is what differs from those.
+
+What a region sends is the mean of many updates (``merged``). It is as long as one of them if they agree, and
+shorter by the square root of their number if they have nothing in common; the same holds for every mean of
+that round, so a mean of more updates says how long one of fewer may be at most.
+
+Strangers teach nobody what is usual before others of their round have confirmed it. While nobody knows it,
+their updates are cut to a friend's, or wait for enough others (`leases.can_be_compared`).
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy
 
-from backyard.hub.log import Arrival, Member, Seen
-from backyard.hub.messages import Terms
+from backyard.hub.leases import LEAST_NORMS
+from backyard.hub.log import Arrival, Contribution, Member, Seen
+from backyard.hub.messages import Role, Terms
 
 SKETCH = 1024  # numbers
 _WINDOW = 32  # norms that make the running median
-_LEAST_NORMS = 3
 _COPY = 0.999  # cosine
 _LEAST_VOTES = 5  # updates of a round that can tell one of them apart
 _AGREED = 0.3  # median cosine to the middle of a round from which on there is a direction at all
@@ -42,10 +50,25 @@ class Verdict(NamedTuple):
     scale: float = 1.0
 
 
-def usual_norm(seen: Sequence[Seen], more: Sequence[float] = ()) -> float | None:
-    """The running median; None while too few are known."""
-    norms = [one.norm for one in seen[-_WINDOW:]] + list(more)
-    return statistics.median(norms) if len(norms) >= _LEAST_NORMS else None
+def usual_norm(seen: Sequence[Seen], merged: int = 1) -> float | None:
+    """The running median, for an update that so many became; None while too few are known."""
+    known = [one for one in seen if one.norm > 0][-_WINDOW:]
+    return _median(known, merged)
+
+
+def _median(others: Sequence[Arrival | Seen], merged: int) -> float | None:
+    norms = [_at_most(one, merged) for one in others]
+    return statistics.median(norms) if len(norms) >= LEAST_NORMS else None
+
+
+def _at_most(other: Arrival | Seen, merged: int) -> float:
+    """How long, by this one, an update may be that so many became."""
+    return other.norm * math.sqrt(max(1.0, other.merged / merged))
+
+
+def believed_merged(role: Role, said: int, samples: int) -> int:
+    """How many updates it was made of. A stranger's word would only loosen what others are compared with."""
+    return 1 if role == "stranger" else max(1, min(said, samples))
 
 
 def fitting_scale(norm: float, median: float | None, terms: Terms) -> float:
@@ -82,20 +105,72 @@ def judge_copy(node: str, sha256: str, sketch: bytes, earlier: Sequence[Seen]) -
     return Verdict()
 
 
-def judge_round(arrivals: Sequence[Arrival], strangers: frozenset[str], terms: Terms) -> dict[str, Verdict]:
+def judge_round(
+    arrivals: Sequence[Arrival], strangers: frozenset[str], terms: Terms, seen: Sequence[Seen] = ()
+) -> dict[str, Verdict]:
     """Of all updates of a round together, by update: those that do not fit the others.
 
     Only strangers are judged by their direction, and only if enough others agree on one.
     """
+    kinds = {one.merged for one in arrivals}
+    medians = {merged: _median(arrivals, merged) for merged in kinds}
+    usual = {merged: usual_norm(seen, merged) for merged in kinds}
+    friends = [one for one in arrivals if one.update.node not in strangers]
     found: dict[str, Verdict] = {}
-    norms = {one.update.id: one.norm for one in arrivals}
-    median = statistics.median(norms.values()) if len(norms) >= _LEAST_NORMS else None
     for one in arrivals:
-        by_before = one.scale if median is None else one.scale * terms.refuse_over / terms.clip_over
-        verdict = judge_norm(norms[one.update.id], median, terms)
-        verdict = verdict._replace(scale=min(verdict.scale, by_before))
+        verdict = _judge_size(one, medians[one.merged], terms)
+        if one.update.node in strangers:
+            verdict = _judge_stranger(one, verdict, medians[one.merged], usual[one.merged], friends, terms)
         if verdict.kind or verdict.scale != 1.0:
             found[one.update.id] = verdict
+    return found | _judge_directions(arrivals, strangers)
+
+
+def _judge_size(one: Arrival, median: float | None, terms: Terms) -> Verdict:
+    by_before = one.scale if median is None else one.scale * terms.refuse_over / terms.clip_over
+    verdict = judge_norm(one.norm, median, terms)
+    return verdict._replace(scale=min(verdict.scale, by_before))
+
+
+def _judge_stranger(
+    one: Arrival,
+    verdict: Verdict,
+    median: float | None,
+    usual: float | None,
+    friends: Sequence[Arrival],
+    terms: Terms,
+) -> Verdict:
+    """What is usual may be known only since it arrived. If it is not, a friend's update is the measure, or
+    else the median of the round; alone it does not count."""
+    if usual is not None:
+        most = usual * (terms.clip_over if median is None else terms.refuse_over)
+    elif friends:
+        most = min(_at_most(other, one.merged) for other in friends)
+    elif median is not None:
+        return verdict
+    else:
+        return Verdict("incomparable", "there is nothing yet to compare its size with", 0.0)
+    return verdict._replace(scale=min(verdict.scale, most / one.norm)) if one.norm > most else verdict
+
+
+def confirmed_norms(
+    arrivals: Sequence[Arrival], parts: Iterable[Contribution], strangers: frozenset[str]
+) -> dict[str, float]:
+    """What strangers' updates teach of the usual norm, by hash: as they counted, among enough others."""
+    if len(arrivals) < LEAST_NORMS:
+        return {}
+    norms = {one.sha256: one.norm for one in arrivals}
+    return {one.sha256: norms[one.sha256] * one.scale for one in parts if one.node in strangers}
+
+
+def with_norms(seen: Iterable[Seen], norms: Mapping[str, float]) -> list[Seen]:
+    return [
+        msgspec.structs.replace(one, norm=norms[one.sha256]) if one.sha256 in norms else one for one in seen
+    ]
+
+
+def _judge_directions(arrivals: Sequence[Arrival], strangers: frozenset[str]) -> dict[str, Verdict]:
+    found: dict[str, Verdict] = {}
     sketches = {one.update.id: read_sketch(one.sketch) for one in arrivals}
     known = {name: _unit(one) for name, one in sketches.items() if one is not None}
     if len(known) < _LEAST_VOTES or not strangers:
@@ -164,3 +239,7 @@ class Allowance:
 
 def names_of(members: Mapping[str, Member]) -> dict[str, str]:
     return {node: member.name for node, member in members.items()}
+
+
+def strangers_of(members: Mapping[str, Member]) -> frozenset[str]:
+    return frozenset(node for node, one in members.items() if one.role == "stranger")

@@ -7,10 +7,11 @@ their name, so anybody may serve them; an object store that the hub leads to doe
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import random
 import ssl
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -21,10 +22,12 @@ import msgspec
 from backyard import __version__
 from backyard.core.errors import HandshakeError, HubAway, HubError, HubRefused, ProtocolError
 from backyard.core.printable import printable
+from backyard.core.units import format_size
 from backyard.hub import drafts
 from backyard.hub.blobs import hash_file
 from backyard.hub.clocks import JUMP_S, Jumps, said_of_difference
 from backyard.hub.courtesy import Pace
+from backyard.hub.deadlines import Deadline, no_slower
 from backyard.hub.messages import (
     MOST_MESSAGE_BYTES,
     PIECE_BYTES,
@@ -37,6 +40,7 @@ from backyard.hub.pinning import context_for
 from backyard.hub.signing import sign_request, verify_response
 from backyard.hub.store_line import Link, StoreLine
 from backyard.hub.unreached import not_the_hubs, unreached
+from backyard.hub.waiting import SAY_AFTER_S, Waiting
 from backyard.identity.keys import NodeKey
 from backyard.identity.node_id import NodeId
 
@@ -47,44 +51,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 CONNECT_S = 10.0
 ANSWER_S = 30.0
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 20.0
-_SAY_AFTER_S = 10.0
+_SLOWEST_BYTES_S = 1 << 10  # of a blob: a hub at home may serve a hundred members at once
+_SLOWEST_SENT_BYTES_S = 8 << 10  # of a piece: what is slower is sent in smaller ones
 _READ_BYTES = 1 << 16
 _BUSY = (429, 503)
 _NOT_WHAT_WAS_SIGNED = 401
-
-
-class Waiting:
-    """Pauses that grow, and a word about them after ten seconds and then each minute."""
-
-    def __init__(
-        self,
-        whom: str,
-        say: Callable[[str], None],
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._whom, self._say, self._sleep, self._clock = whom, say, sleep, clock
-        self._began = clock()
-        self._said = self._began - 50.0
-        self._pause = _FIRST_PAUSE_S
-
-    @property
-    def waited_s(self) -> float:
-        return self._clock() - self._began
-
-    def note(self, why: str) -> None:
-        now = self._clock()
-        if now - self._began >= _SAY_AFTER_S and now - self._said >= 60.0:
-            self._said = now
-            self._say(f"waiting for {now - self._began:.0f} s for {self._whom}: {printable(why)}")
-
-    def pause(self, why: str, least_s: float = 0.0) -> None:
-        self.note(why)
-        # Drawn at random, so that a thousand members do not come back in the same moment.
-        self._sleep(max(least_s, self._pause * random.uniform(0.5, 1.0)))
-        self._pause = min(_LONGEST_PAUSE_S, 2 * self._pause)
 
 
 class HubClient:
@@ -119,6 +90,8 @@ class HubClient:
         self._store = StoreLine(store, say)
         self._transport = transport
         self._lines: dict[str, httpx.Client] = {}  # by address
+        self._deadlines = defaultdict[str, Deadline](Deadline)  # of each line
+        self.wait_politely: Callable[[], None] = lambda: None  # before anything large is sent or fetched
 
     @property
     def address(self) -> str:
@@ -222,7 +195,7 @@ class HubClient:
                     raise
                 waiting.pause(error.message, error.retry_s)
             else:
-                if waiting.waited_s > _SAY_AFTER_S + wait_s:
+                if waiting.waited_s > SAY_AFTER_S + wait_s:
                     log.info("the hub answers again after %.0f s", waiting.waited_s)
                 return answer
 
@@ -303,14 +276,21 @@ class HubClient:
     ) -> tuple[int, dict[str, str], bytes]:
         content = self._paced(data) if data else None
         sizes = {"content-length": str(len(data))} if data else {}
+        line, deadline = self._line(address), self._deadlines[address]
+        slowest = min(_SLOWEST_SENT_BYTES_S, self._pace.bytes_in(1.0) or _SLOWEST_SENT_BYTES_S)
+        in_all_s = self._connect_s + timeout_s + len(data) / slowest
         try:
-            with self._line(address).stream(
-                method,
-                url,
-                headers={**headers, **sizes},
-                content=content,
-                timeout=httpx.Timeout(timeout_s, connect=self._connect_s),
-            ) as response:
+            with (
+                deadline.within(in_all_s),
+                line.stream(
+                    method,
+                    url,
+                    headers={**headers, **sizes},
+                    content=content,
+                    timeout=httpx.Timeout(timeout_s, connect=self._connect_s),
+                    extensions={"trace": deadline.trace},
+                ) as response,
+            ):
                 found = bytearray()
                 for part in response.iter_bytes(_READ_BYTES):
                     found += part
@@ -355,6 +335,7 @@ class HubClient:
         waiting = self.waiting()
         is_mixed = False  # some of the draft may be the store's
         while True:
+            self.wait_politely()
             try:
                 link = self._fetch_once(sha256, draft, size, bound)
             except HubAway as error:
@@ -394,8 +375,15 @@ class HubClient:
         url = httpx.URL(f"{self.address}/v1/blobs/{sha256}")
         offered = self._store.offer()
         headers = drafts.headers_for(draft) | offered
+        deadline = self._deadlines[self.address]
         try:
-            with self._line(self.address).stream("GET", url, headers=headers) as response:
+            with contextlib.ExitStack() as held:
+                with deadline.within(self._connect_s + self._answer_s):
+                    response = held.enter_context(
+                        self._line(self.address).stream(
+                            "GET", url, headers=headers, extensions={"trace": deadline.trace}
+                        )
+                    )
                 if response.status_code == 307 and offered:
                     return Link(response.headers.get("location", ""), _peer(response))
                 if response.status_code == 404:
@@ -407,8 +395,13 @@ class HubClient:
                     draft.unlink(missing_ok=True)
                 if response.status_code not in (200, 206):
                     raise HubAway(f"{url.host} answered {response.status_code} to a question for a blob")
-                parts = self._counted(response.iter_bytes(_READ_BYTES))
-                total = drafts.receive(response, parts, draft, bound)
+                parts = no_slower(
+                    response.iter_bytes(),
+                    _SLOWEST_BYTES_S,
+                    self._answer_s,
+                    lambda: HubAway(f"{url.host} sends a blob slower than {format_size(_SLOWEST_BYTES_S)}/s"),
+                )
+                total = drafts.receive(response, self._counted(parts), draft, bound)
         except (httpx.HTTPError, HandshakeError) as error:
             self._drop(self.address)
             raise unreached(url, error) from error

@@ -83,7 +83,7 @@ class OuterStep:
 
     def inputs(self, closed: Closed) -> tuple[list[Input], tuple[Contribution, ...], dict[str, Verdict]]:
         """What is merged with which weight, and what is not because it does not fit the others."""
-        verdicts = judge_round(closed.arrivals, closed.strangers, self._terms)
+        verdicts = judge_round(closed.arrivals, closed.strangers, self._terms, closed.seen)
         refused = {name: one for name, one in verdicts.items() if one.kind}
         inputs, parts = [], []
         for one in closed.arrivals:
@@ -106,6 +106,7 @@ class OuterStep:
                     scale=scale,
                     sha256=one.sha256,
                     loss=one.loss,
+                    merged=one.merged,
                 )
             )
         return inputs, tuple(parts), refused

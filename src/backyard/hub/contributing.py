@@ -10,7 +10,6 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 
 import torch
@@ -19,8 +18,8 @@ from backyard.core.errors import HubError, HubRefused, RunError
 from backyard.core.printable import printable
 from backyard.core.units import format_size
 from backyard.hub.blobs import hash_file
-from backyard.hub.client import HubClient, Waiting
-from backyard.hub.courtesy import Manners, is_metered
+from backyard.hub.client import HubClient
+from backyard.hub.courtesy import A_BETTER_TIME, Courtesy, Manners, is_metered
 from backyard.hub.messages import (
     Course,
     Declaration,
@@ -33,11 +32,11 @@ from backyard.hub.messages import (
 )
 from backyard.hub.uploads import push
 from backyard.hub.vectors import Form, add_vector, encode_vector
+from backyard.hub.waiting import Waiting
 
 log = logging.getLogger("backyard.hub")
 
 _POLL_S = 20.0
-_METERED_EVERY_S = 60.0
 # Of an update: the chain goes on without it, and so does its member.
 _DROPPED = ("stale", "lease-over", "lease-differs")
 _BLAMED = ("schema", "not-finite", "norm", "copy", "unlike", "held-out", "size")
@@ -57,9 +56,8 @@ class Contributor:
         metered: Callable[[], bool] = is_metered,
     ) -> None:
         self._client, self._folder, self._is_owner = client, folder, is_owner
-        self._manners = manners or Manners()
-        self._sleep, self._ask_metered = sleep, metered
-        self._metered_at, self._metered = 0.0, False
+        courtesy = Courtesy(manners or Manners(), sleep, metered)
+        client.wait_politely = lambda: courtesy.wait(client.waiting(A_BETTER_TIME))
         self._description: Description | None = None
         self._layout: Layout | None = None
         self._version: int | None = None  # that the state is at
@@ -76,7 +74,7 @@ class Contributor:
 
     def begin(self, layout: Layout, course: Course, state: torch.Tensor) -> Lease | None:
         """``state`` becomes the chain's; the first lease, None if the run is over."""
-        self._wait_politely()
+        self._client.wait_politely()
         self._description, self._layout = self.found(layout, course, state), layout
         _compare(self._description, layout, course)
         self._pull(state)
@@ -91,7 +89,7 @@ class Contributor:
 
     def go_on(self, layout: Layout, course: Course, lease: Lease) -> None:
         """With a lease that another process of this member got. If that one delivered it, it counts once."""
-        self._wait_politely()
+        self._client.wait_politely()
         self._description, self._layout = self._client.patiently("GET", "/v1/run", Description), layout
         _compare(self._description, layout, course)
         self._version, self._lease, self._others = lease.version, lease, lease
@@ -102,10 +100,10 @@ class Contributor:
         """Hand over what the lease's samples changed; ``state`` becomes the next version's."""
         assert self._lease is not None
         self._speed = speed
-        self._wait_politely()
+        self._client.wait_politely()
         lease, self._lease = self._lease, None
         taken = self._push(lease, change, samples, loss)
-        self._wait_politely()
+        self._client.wait_politely()
         if taken:
             self.contributed += 1
             self.samples += samples
@@ -238,20 +236,6 @@ class Contributor:
                 progress.clipped,
             )
         return True
-
-    # manners
-
-    def _wait_politely(self) -> None:
-        waiting = self._client.waiting("a better time")
-        while True:
-            now = time.monotonic()
-            if self._manners.metered == "wait" and now - self._metered_at > _METERED_EVERY_S:
-                self._metered_at, self._metered = now, self._ask_metered()
-            why, again_s = self._manners.reason_to_wait(datetime.now().astimezone(), metered=self._metered)
-            if not why:
-                return
-            waiting.note(why)
-            self._sleep(again_s)
 
 
 def _compare(description: Description, layout: Layout, course: Course) -> None:

@@ -1,26 +1,33 @@
 """What a guest of the internet line respects: an uplink cap, metered connections, quiet hours.
 
-The decisions are pure; only `is_metered` asks the operating system.
+The decisions are pure; only `is_metered` asks the operating system, and only `Courtesy` waits.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime, time, timedelta
+from time import monotonic, sleep
 from typing import Literal
 
 import msgspec
 
+from backyard.core.config import Contributing
 from backyard.core.errors import ConfigError
+from backyard.hub.waiting import Waiting
 
 Metered = Literal["wait", "allow"]
 
 _SPAN = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 _BURST_S = 0.25
+_METERED_EVERY_S = 60.0
+_LOOK_S = 10.0
+A_BETTER_TIME = "a better time"  # for whom it waits then
 _WINDOWS_QUESTION = (
     "[void][Windows.Networking.Connectivity.NetworkInformation,Windows,ContentType=WindowsRuntime];"
     "[Windows.Networking.Connectivity.NetworkInformation]::GetInternetConnectionProfile()"
@@ -79,6 +86,14 @@ class Manners(msgspec.Struct, frozen=True, kw_only=True):
         return "", 0.0
 
 
+def manners_of(wishes: Contributing) -> Manners:
+    return Manners(
+        uplink_bytes_s=wishes.uplink_mbps * 125_000,
+        metered=wishes.metered,
+        quiet=QuietHours.parse(wishes.quiet_hours or ""),
+    )
+
+
 class Pace:
     """Keeps the mean rate of what is sent at or below a cap, in small bursts. ``now`` is monotonic."""
 
@@ -104,6 +119,30 @@ class Pace:
         begin = max(now, self._free_at)
         self._free_at = begin + size / self._rate
         return begin - now
+
+
+class Courtesy:
+    """Waits for a better time, as the manners say. Not for two threads at once."""
+
+    def __init__(
+        self,
+        manners: Manners,
+        sleep: Callable[[float], None] = sleep,
+        metered: Callable[[], bool] | None = None,
+    ) -> None:
+        self._manners, self._sleep, self._ask_metered = manners, sleep, metered or is_metered
+        self._metered_at, self._metered = -math.inf, False
+
+    def wait(self, waiting: Waiting) -> None:
+        while True:
+            now = monotonic()
+            if self._manners.metered == "wait" and now - self._metered_at > _METERED_EVERY_S:
+                self._metered_at, self._metered = now, self._ask_metered()
+            why, again_s = self._manners.reason_to_wait(datetime.now().astimezone(), metered=self._metered)
+            if not why:
+                return
+            waiting.note(why)
+            self._sleep(min(again_s, _LOOK_S))
 
 
 def is_metered(platform: str = sys.platform, ask: Asked | None = None) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from backyard.hub.admission import Verdict
-from backyard.hub.log import Arrival, Committed, Contribution
+from backyard.hub.log import Arrival, Committed, Contribution, Seen
 
 
 class Figures(NamedTuple):
@@ -24,6 +24,7 @@ class Closed(NamedTuple):
     head: Committed
     chain: tuple[Committed, ...]  # from the last base on
     time: float
+    seen: tuple[Seen, ...] = ()
 
 
 class Merged(NamedTuple):

@@ -1,8 +1,9 @@
-"""A backup hub: it mirrors the chain, serves it to anybody, and takes over by the owner's word.
+"""A backup hub: it mirrors the chain, serves it to anybody, and takes over by the word of its owner.
 
 A mirror asks the hub for what the log holds, fetches the blobs that it names, and only then writes its own
-log: it is always some whole state that the hub had. It has a key of its own. When the owner signs that it
-succeeds the hub, it goes on from there; updates that waited for their round are trained again.
+log: it is always some whole state that the hub had. It has a key of its own. When the owner, or the hub
+itself, signs that it succeeds the hub, it goes on from there; updates that waited for their round are trained
+again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class Succession(msgspec.Struct, frozen=True, array_like=True):
-    """The owner's word that one hub goes on for another."""
+    """The word that one hub goes on for another: of the run's owner, or of the hub itself."""
 
     hub: Annotated[bytes, Meta(min_length=32, max_length=32)]
     successor: Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -47,21 +48,21 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Succession)
 
 
-def make_succession(owner: NodeKey, hub: NodeId, successor: NodeId, time: int) -> str:
+def make_succession(signer: NodeKey, hub: NodeId, successor: NodeId, time: int) -> str:
     data = _encoder.encode(Succession(hub.raw, successor.raw, time))
-    return PREFIX + base64.urlsafe_b64encode(owner.sign(PREFIX.encode() + data) + data).decode()
+    return PREFIX + base64.urlsafe_b64encode(signer.sign(PREFIX.encode() + data) + data).decode()
 
 
-def read_succession(text: str, owner: NodeId) -> Succession:
-    """HubError unless this owner signed it."""
+def read_succession(text: str, signers: Sequence[NodeId]) -> Succession:
+    """HubError unless one of these signed it."""
     try:
         data = base64.b64decode(text.strip().removeprefix(PREFIX), altchars=b"-_", validate=True)
         signature, told = data[:_SIGNATURE], data[_SIGNATURE:]
-        if verify_signature(owner, signature, PREFIX.encode() + told):
+        if any(verify_signature(one, signature, PREFIX.encode() + told) for one in signers):
             return decode(_decoder, told, "the word cannot be read")
     except (ValueError, ProtocolError) as error:
-        raise HubError("this is not an owner's word about a hub", hint=_COPY_AGAIN) from error
-    raise HubError("the owner of the run has not signed this", hint=_COPY_AGAIN)
+        raise HubError("this is not the word of a hub about its successor", hint=_COPY_AGAIN) from error
+    raise HubError("neither the owner of the run nor its hub has signed this", hint=_COPY_AGAIN)
 
 
 class Mirror:
@@ -121,16 +122,16 @@ class Mirror:
 
 
 def take_over(directory: Path, word: str) -> None:
-    """The mirror in this directory becomes the run's hub. HubError unless the owner said so, of this one; or
-    while it still follows."""
+    """The mirror in this directory becomes the run's hub. HubError unless its hub or the owner said so, of
+    this one; or while it still follows."""
     with held(directory):
         facts = facts_in(directory)
         founding, follows = read_fact(facts, FOUNDING, Founding), facts.get(FOLLOWS)
         if founding is None or follows is None:
             raise HubError(f"there is no mirror in {directory}", hint="Run `backyard hub follow` first.")
-        said = read_succession(word, NodeId.parse(founding.owner))
+        said = read_succession(word, (NodeId.parse(founding.owner), NodeId(follows)))
         if (said.hub, said.successor) != (follows, hub_key(directory).id.raw):
-            raise HubError("the owner's word is about other hubs", hint=_COPY_AGAIN)
+            raise HubError("the word is about other hubs", hint=_COPY_AGAIN)
         log = Log(directory)
         try:
             log.transact([change(Log.set_fact, SUCCEEDS, word.strip().encode())])
@@ -138,4 +139,4 @@ def take_over(directory: Path, word: str) -> None:
             log.close()
 
 
-_COPY_AGAIN = "Copy the whole line that the owner's machine printed."
+_COPY_AGAIN = "Copy the whole line that the hub's machine printed."

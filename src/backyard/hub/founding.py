@@ -93,6 +93,15 @@ def owner_of(directory: Path) -> str:
         log.close()
 
 
+def is_mirror(directory: Path) -> bool:
+    log = Log(directory)
+    try:
+        facts = log.read().facts
+    finally:
+        log.close()
+    return FOLLOWS in facts and SUCCEEDS not in facts
+
+
 def hub_key(directory: Path) -> NodeKey:
     """The key that invites pin: the hub's own, not its machine's."""
     return NodeKey.load_or_create(private_directory(directory) / KEY_FILE)

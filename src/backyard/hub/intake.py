@@ -15,12 +15,15 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from backyard.core.errors import HubError, HubRefused, ProtocolError
 from backyard.core.syncing import sync
 from backyard.hub import rounds
 from backyard.hub.admission import (
     Verdict,
     after_acceptance,
+    believed_merged,
     fitting_scale,
     judge_copy,
     remembered_norm,
@@ -165,26 +168,29 @@ class Intake:
     async def _take_update(self, name: str, upload: _Upload) -> Progress:
         declared, hub, node = upload.declared, self._hub, upload.node
         figures = await self._measured(node, upload.path, declared.version)
-        norm = figures.norm / math.sqrt(max(1, declared.samples))
+        role = hub.member(node).role
+        merged = believed_merged(role, declared.merged, declared.samples)
+        norm = figures.norm / math.sqrt(max(1, declared.samples) / merged)
         seen_before, terms = hub.seen, hub.founding.terms
         verdict = await asyncio.to_thread(judge_copy, node, declared.sha256, figures.sketch, seen_before)
         if not verdict.kind and self._held_out is not None:
             verdict = await asyncio.to_thread(self._held_out, upload.path, declared.version)
         if verdict.kind:
             await self._refuse(node, verdict.kind, verdict.reason)
-        update = _delivered(node, declared)
+        update = msgspec.structs.replace(_delivered(node, declared), of_stranger=role == "stranger")
         lent = lease_for(hub.state, update)
         if isinstance(lent, Refuse):
             raise lent.error()
-        usual = usual_norm(hub.seen)
+        usual = usual_norm(hub.seen, merged)
         scale = fitting_scale(norm, usual, terms)
         await asyncio.to_thread(hub.blobs.adopt, upload.path, declared.sha256)
         seen = Seen(
             node=node,
             lease=lent.id,
             sha256=declared.sha256,
-            norm=remembered_norm(norm, usual, terms),
+            norm=0.0 if update.of_stranger else remembered_norm(norm, usual, terms),
             sketch=figures.sketch,
+            merged=merged,
         )
         arrival = Arrival(
             update=update,
@@ -195,6 +201,7 @@ class Intake:
             scale=scale,
             sketch=figures.sketch,
             loss=declared.loss,
+            merged=merged,
         )
         weight = declared.samples * weight_of(behind(hub.state, declared.version))
         try:
@@ -206,7 +213,7 @@ class Intake:
                 change(Log.put_member, after),
                 change(Log.put_seen, seen),
             ]
-            await hub.step(rounds.Arrived(update), changes)
+            await hub.step(rounds.Arrived(update, int(seen.norm > 0)), changes)
         except HubRefused:
             hub.arrivals.pop(name, None)
             hub.let_go(declared.sha256)

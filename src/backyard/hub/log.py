@@ -12,7 +12,7 @@ import contextlib
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,6 +70,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     scale: float  # what it is multiplied with if it is compared with those before it alone
     sketch: bytes
     loss: float | None = None
+    merged: int = 1
 
 
 class Contribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +85,7 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     scale: float
     sha256: str
     loss: float | None = None
+    merged: int = 1  # updates that a region made this one of
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,8 +116,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     lease: str
     sha256: str
-    norm: float  # per square root of a sample
+    norm: float  # per square root of a sample; 0 while it teaches nothing
     sketch: bytes
+    merged: int = 1
 
 
 class Everything(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,6 +258,16 @@ class Log:
 
     def put_seen(self, seen: Seen) -> None:
         self._append("seen", seen, MOST_SEEN)
+
+    def put_norms(self, norms: Mapping[str, float]) -> None:
+        """Of what was seen, by hash."""
+        for place, record in self._base.execute("SELECT place, record FROM seen").fetchall():
+            seen = msgspec.msgpack.decode(record, type=Seen)
+            if seen.sha256 in norms:
+                learned = msgspec.structs.replace(seen, norm=norms[seen.sha256])
+                self._base.execute(
+                    "UPDATE seen SET record = ? WHERE place = ?", (_encoder.encode(learned), place)
+                )
 
     def _put(self, table: str, name: str, record: bytes) -> None:
         self._base.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (name, record))

@@ -185,6 +185,7 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
     samples: Count = 0  # that were trained on, at most those of the lease
     trained: Annotated[tuple[Span, ...], Meta(max_length=4096)] = ()  # which; if none, the lease's first
     loss: Annotated[float, Meta(ge=-1e30, le=1e30)] | None = None
+    merged: Annotated[int, Meta(ge=1, le=1 << 32)] = 1  # updates of its members that a region made one of
     layout: Layout | None = None  # of a base
     course: Course | None = None
 

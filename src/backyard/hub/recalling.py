@@ -29,6 +29,7 @@ def recalled(found: Everything, founding: Founding, now: float, *, is_region: bo
         is_region=is_region,
         usual=Book({node: one.usual for node, one in found.members.items() if one.usual}),
         since=now,
+        known=sum(one.norm > 0 for one in found.seen),
     )
 
 

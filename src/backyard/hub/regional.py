@@ -76,6 +76,7 @@ class Parent:
     def take_lease(self, rate: float, version: int) -> Lease:
         message = LeaseRequest(samples_per_s=rate, version=version)
         with self._turn:
+            self._client.wait_politely()  # or the others of the round would wait for a region that is quiet
             self.lease = self._client.patiently("POST", "/v1/leases", Lease, message)
             return self.lease
 
@@ -172,6 +173,7 @@ def declared(step: Step, lease: Lease, parts: Sequence[Contribution]) -> Declara
         samples=sum(one.samples for one in parts),
         trained=joined(span for one in parts for span in one.spans),
         loss=mean_loss(parts),
+        merged=sum(one.merged for one in parts),
     )
 
 

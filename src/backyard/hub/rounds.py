@@ -17,7 +17,7 @@ import msgspec
 
 from backyard.core.errors import HubRefused
 from backyard.hub.books import Book, Lending
-from backyard.hub.leases import Delivered, Lent, rest_of
+from backyard.hub.leases import Delivered, Lent, can_be_compared, rest_of
 from backyard.hub.messages import Course, Span, Terms
 from backyard.hub.pool import Pool, give_back, has_samples, take
 from backyard.hub.portions import LONGEST, fitting, middle_but, rounded, seconds_for
@@ -50,6 +50,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     standing: tuple[int, ...] = ()  # those of all who were around when the round began, in their order
     is_region: bool = False  # its samples come from a parent, who also says when it is over
     wishes: Book[str, int] = _new(Book)  # samples that would fit for each who asked since it was supplied
+    known: int = 0  # norms that say how large an update usually is
     part: float = 1.0  # of a wish that a region's members get, so that there is something for all
 
     @property
@@ -73,9 +74,10 @@ class Asked(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """An update that passed admission."""
+    """An update that passed admission, and how many norms are known by it."""
 
     update: Delivered
+    known: int = 1
 
 
 class Heard(NamedTuple):
@@ -103,6 +105,7 @@ class Dropped(NamedTuple):
 
 class Committed(NamedTuple):
     version: int
+    known: int = 0  # norms more
 
 
 class MergeFailed(NamedTuple):
@@ -195,7 +198,7 @@ def decide(state: State, event: Event, now: float) -> Decision:
     elif isinstance(event, Asked):
         found = _ask(state, event, now)
     elif isinstance(event, Arrived):
-        found = _arrive(state, event.update)
+        found = _arrive(state, event)
     elif isinstance(event, Heard):
         found = _hear(state, event, now)
     elif isinstance(event, GaveUp):
@@ -205,7 +208,7 @@ def decide(state: State, event: Event, now: float) -> Decision:
     elif isinstance(event, Dropped):
         found = Decision(_replace(state, pool=give_back(state.pool, event.spans)), (), "")
     elif isinstance(event, Committed):
-        found = _commit(state, event.version, now)
+        found = _commit(_replace(state, known=state.known + event.known), event.version, now)
     elif isinstance(event, MergeFailed) and event.updates == state.closing:
         again = Book({one.id: one for one in state.closing} | dict(state.waiting))
         found = Decision(_replace(state, closing=(), waiting=again), (), "the merge failed and is repeated")
@@ -348,7 +351,8 @@ def lease_for(state: State, update: Delivered) -> Lent | Refuse:
     return lease
 
 
-def _arrive(state: State, update: Delivered) -> Decision:
+def _arrive(state: State, event: Arrived) -> Decision:
+    update = event.update
     lease = lease_for(state, update)
     if isinstance(lease, Refuse):
         return Decision(state, (lease,), lease.message)
@@ -365,6 +369,7 @@ def _arrive(state: State, update: Delivered) -> Decision:
         delivered=state.delivered.put(update.node, update.id),
         pool=give_back(state.pool, rest_of(lease, update) or ()),
         usual=state.usual.put(update.node, update.samples),
+        known=state.known + event.known,
     )
     return Decision(after, (Count(update, late),), f"an update of {update.samples} samples, {late} behind")
 
@@ -409,7 +414,7 @@ def _absent(state: State, now: float) -> int:
 
 
 def _close(state: State, now: float) -> Decision:
-    if not state.waiting or state.closing:
+    if not state.waiting or state.closing or not can_be_compared(state.waiting.values(), state.known):
         return Decision(state, (), "")
     here, out = len(state.waiting), state.lent.expected(now) + _absent(state, now)
     if not out:

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from backyard.core.errors import HubError, HubRefused
 from backyard.core.news import News
-from backyard.hub import rounds
-from backyard.hub.admission import after_refusal
+from backyard.hub import admission, rounds
 from backyard.hub.blobs import Blobs
 from backyard.hub.chain import last_base, named_blobs, replica_of, steps_after
 from backyard.hub.disk import Disk
@@ -60,6 +59,7 @@ from backyard.identity.node_id import NodeId
 
 logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_NOTED_EVERY_S = 60.0  # of a member what does not count: nobody fills the page alone
 MakeFinisher = Callable[[Blobs, Terms, Layout], Finisher]
 
 
@@ -102,6 +102,7 @@ class Hub:
         self._reloading = asyncio.Lock()
         self._joining = asyncio.Lock()
         self._pause = _FIRST_PAUSE_S
+        self._notes = admission.Allowance(1 / _NOTED_EVERY_S, 1.0)
         self.waits = Waits()
         self._wake = asyncio.Event()
         self.on_commit: Callable[[Committed], None] = lambda _: None
@@ -318,13 +319,15 @@ class Hub:
 
     async def note(self, node: str, kind: str, reason: str) -> None:
         """A refusal, for the page; some kinds count, and bring their sender into quarantine."""
+        if kind not in admission.COUNTED and self._notes.take(node, self.now()) > 0:
+            return
         refusal = Refusal(node=node, kind=kind, reason=reason, time=self.clock())
         self.refusals = [*self.refusals, refusal][-MOST_REFUSALS:]
         changes = [change(Log.put_refusal, refusal)]
         member = self.members.get(node)
         logger.warning("refused (%s) of %s: %s", kind, member.name if member else node[:9], reason)
         if member is not None:
-            after = after_refusal(member, kind, reason, self.founding.terms)
+            after = admission.after_refusal(member, kind, reason, self.founding.terms)
             self.members[node] = after
             changes.append(change(Log.put_member, after))
         await self.write(changes)
@@ -355,9 +358,9 @@ class Hub:
             )
 
     def _closed(self, arrivals: tuple[Arrival, ...]) -> Closed:
-        strangers = frozenset(node for node, one in self.members.items() if one.role == "stranger")
         chain = tuple(self.versions[last_base(self.versions) :])
-        return Closed(arrivals, strangers, self.versions[-1], chain, self.clock())
+        strangers, seen = admission.strangers_of(self.members), tuple(self.seen)
+        return Closed(arrivals, strangers, self.versions[-1], chain, self.clock(), seen)
 
     async def _commit(self, arrivals: tuple[Arrival, ...], merged: Merged) -> None:
         """One transaction: the version, its contributors, and the end of their updates."""
@@ -368,17 +371,22 @@ class Hub:
         changes = changes_of(decision.effects)  # of leases that end at this very moment
         changes += [change(Log.end_arrival, one.update.id) for one in arrivals]
         changes.append(change(Log.put_pool, self.state.pool))
+        norms = admission.confirmed_norms(
+            arrivals, merged.contributions, admission.strangers_of(self.members)
+        )
+        changes += [change(Log.put_norms, norms)] if norms else []
         for place, version in enumerate(versions):
             parts = merged.contributions if place == 0 else ()
             changes.append(change(Log.put_version, version, parts))
         await self.write(changes)  # nobody sees the version before this
         before = named_blobs(self.versions)
         self.versions += versions
+        self.seen = admission.with_norms(self.seen, norms)
         self.covered += sum(version.samples for version in versions)
         number = self.versions[-1].number
         for one in arrivals:
             del self.arrivals[one.update.id]
-        await self.step(rounds.Committed(number))
+        await self.step(rounds.Committed(number, len(norms)))
         self._changed.announce()
         for version in versions:
             self.on_commit(version)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import uvicorn
 from starlette.applications import Starlette
 
-from backyard.core.config import load_settings
+from backyard.core.config import Contributing, load_settings
 from backyard.core.errors import HubError, HubRefused
 from backyard.hub.accepting import MOST, Doors, Impatient, Server
 from backyard.hub.app import Reception, make_app
@@ -26,6 +26,7 @@ from backyard.hub.blobs import Blobs
 from backyard.hub.bucket import Bucket, Place
 from backyard.hub.certificate import server_context
 from backyard.hub.client import HubClient
+from backyard.hub.courtesy import A_BETTER_TIME, Courtesy, Pace, manners_of
 from backyard.hub.finishing import Finisher
 from backyard.hub.follow import Mirror
 from backyard.hub.founding import has_hub, hub_blobs, hub_key, invite_to, still_open
@@ -37,6 +38,7 @@ from backyard.hub.open_files import connections_within, raise_limit
 from backyard.hub.service import Hub, MakeFinisher
 from backyard.hub.stocking import Stock
 from backyard.hub.taking_in import REPEATED_S
+from backyard.identity.keys import NodeKey
 from backyard.shipping import folder_limits
 
 logger = logging.getLogger(__name__)
@@ -188,9 +190,9 @@ async def _serve_region(
 ) -> None:
     from backyard.hub.regional import Parent, PassUp, found_region, run_region  # torch, which takes a while
 
-    key, blobs = hub_key(directory), hub_blobs(directory)
-    client = HubClient(invite.addresses, invite.hub_id, key)
-    parent = Parent(client, blobs, directory / "uploads", folder_limits(load_settings()))
+    key, blobs, settings = hub_key(directory), hub_blobs(directory), load_settings()
+    client = polite_client(invite, key, settings.contributing)
+    parent = Parent(client, blobs, directory / "uploads", folder_limits(settings))
     message = Join(token=invite.token_text, name="region")
     joined = await asyncio.to_thread(client.patiently, "POST", "/v1/members", Joined, message)
     client.accept_store(joined.description.store)
@@ -211,6 +213,15 @@ async def _serve_region(
             for task in working:
                 task.cancel()
             client.close()
+
+
+def polite_client(invite: Invite, key: NodeKey, wishes: Contributing) -> HubClient:
+    """To the hub above, as the owner of this machine wants its line to be used."""
+    manners = manners_of(wishes)
+    courtesy = Courtesy(manners)
+    client = HubClient(invite.addresses, invite.hub_id, key, pace=Pace(manners.uplink_bytes_s))
+    client.wait_politely = lambda: courtesy.wait(client.waiting(A_BETTER_TIME))
+    return client
 
 
 class Offering:

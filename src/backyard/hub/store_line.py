@@ -11,7 +11,7 @@ import socket
 import ssl
 import time
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from backyard.core.printable import printable
 from backyard.core.units import format_duration
 from backyard.hub import drafts
 from backyard.hub.blobs import hash_file
+from backyard.hub.deadlines import no_slower
 from backyard.hub.redirects import STORE_HEADER, reachable, reason_against, where
 
 _CONNECT_S, _SILENCE_S = 5.0, 10.0
@@ -91,10 +92,9 @@ class StoreLine:
         addresses = reachable(_resolved(url), where(link.hub), url.scheme)[:_MOST_ADDRESSES]
         if not addresses:
             raise StoreAway("it is at an address that this hub may not lead to (docs/hub.md)")
-        deadline = self._clock() + _AT_LEAST_S + bound / _SLOWEST_BYTES_S
         for place, address in enumerate(addresses):
             try:
-                self._receive(url, address, draft, bound, deadline)
+                self._receive(url, address, draft, bound)
                 return
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 if place == len(addresses) - 1:
@@ -104,7 +104,7 @@ class StoreLine:
             except httpx.HTTPError as error:
                 raise StoreAway(f"it broke off ({type(error).__name__})") from error
 
-    def _receive(self, url: httpx.URL, address: str, draft: Path, bound: int, deadline: float) -> None:
+    def _receive(self, url: httpx.URL, address: str, draft: Path, bound: int) -> None:
         """From this very address: what a name leads to may be another one the next time."""
         headers = {"host": url.netloc.decode("ascii")} | drafts.headers_for(draft)
         there = url.copy_with(host=address)
@@ -112,16 +112,16 @@ class StoreLine:
         with self._client().stream("GET", there, headers=headers, extensions=extensions) as response:
             if response.status_code not in (200, 206):
                 raise StoreAway(f"it answered {response.status_code}")
-            parts = self._in_time(response.iter_raw(), deadline)
+            parts = no_slower(
+                response.iter_raw(),
+                _SLOWEST_BYTES_S,
+                _AT_LEAST_S,
+                lambda: StoreAway("it is too slow"),
+                self._clock,
+            )
             total = drafts.receive(response, parts, draft, bound)
         if total is None:
             raise StoreAway("it sends more than the blob has")
-
-    def _in_time(self, parts: Iterable[bytes], deadline: float) -> Iterable[bytes]:
-        for part in parts:
-            if self._clock() > deadline:
-                raise StoreAway("it is too slow")
-            yield part
 
     def _client(self) -> httpx.Client:
         if self._line is None:

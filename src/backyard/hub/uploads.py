@@ -26,6 +26,7 @@ def push(client: HubClient, declaration: Declaration, path: Path) -> Progress:
     digests, most = 0, client.piece_bytes
     with path.open("rb") as file:
         while True:
+            client.wait_politely()
             try:
                 if progress is None:
                     progress = client.ask("POST", "/v1/uploads", Progress, declaration)

@@ -6,8 +6,9 @@ import heapq
 import math
 from collections.abc import Mapping
 
-from backyard.core.units import format_duration
+from backyard.core.units import counted, format_duration
 from backyard.hub.admission import names_of
+from backyard.hub.leases import LEAST_NORMS, can_be_compared, held_s
 from backyard.hub.log import Member
 from backyard.hub.rounds import State
 
@@ -20,14 +21,26 @@ def waits_for(state: State, names: Mapping[str, str], now: float) -> str:
         return "waits for the owner's base"
     if state.closing:
         return f"merges {len(state.closing)} updates into version {state.version + 1}"
+    if state.waiting and not can_be_compared(state.waiting.values(), state.known):
+        here = counted(len(state.waiting), "stranger's update")
+        missing = LEAST_NORMS - len(state.waiting)
+        return (
+            f"{here} here, and nothing says yet how large one may be. Waits for {missing} more, or for one "
+            "of a friend or the owner: invite a friend (`backyard invite`), or train along (`backyard hub "
+            "up` without `--no-train`)"
+        )
     late = [one for one in state.lent.values() if now < one.overdue]
     if not late:
         return "waits for somebody to take a lease"
     first = heapq.nsmallest(5, late, key=lambda one: one.overdue)
-    some = ", ".join(names.get(one.node, one.node[:9]) for one in first)
+    held = [format_duration(round(held_s(one, state.terms, now))) for one in first]
+    some = ", ".join(
+        f"{names.get(one.node, one.node[:9])} (training for {long})"
+        for one, long in zip(first, held, strict=True)
+    )
     more = f" and {len(late) - 5} more" if len(late) > 5 else ""
     until = format_duration(max(0.0, max(one.overdue for one in late) - now))
-    return f"{len(state.waiting)} updates are here; waits for {some}{more}, {until} at most"
+    return f"{counted(len(state.waiting), 'update')} here; waits for {some}{more}, {until} at most"
 
 
 class Waits:

@@ -16,7 +16,7 @@ import torch
 from backyard.core.config import load_settings
 from backyard.hub.client import HubClient
 from backyard.hub.contributing import Contributor
-from backyard.hub.courtesy import Manners, Pace, QuietHours
+from backyard.hub.courtesy import Pace, manners_of
 from backyard.hub.messages import Course, Layout, Lease, decode_message, encode_message
 from backyard.hub.seating import SITE_VARIABLE, VARIABLE, Seat, read_seat, read_seat_text
 from backyard.training.beyond import Form, Handed, Span, Task
@@ -44,12 +44,7 @@ def site_rounds_from_environment() -> HubRounds:
 
 
 def _contributor(seat: Seat, folder: Path) -> Contributor:
-    wishes = load_settings().contributing
-    manners = Manners(
-        uplink_bytes_s=wishes.uplink_mbps * 125_000,
-        metered=wishes.metered,
-        quiet=QuietHours.parse(wishes.quiet_hours or ""),
-    )
+    manners = manners_of(load_settings().contributing)
     logging.basicConfig(level=logging.WARNING, format="backyard: %(message)s")
     pace = Pace(manners.uplink_bytes_s)
     client = HubClient(seat.addresses, seat.hub_id, seat.member_key, pace=pace, store=seat.store)

@@ -9,23 +9,26 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from backyard.cli.friend import SEAT, _check_free, room
 from backyard.cli.hub import Wishes, up
-from backyard.cli.hub_mirror import hand_over
+from backyard.cli.hub_mirror import hand_over, take_over
 from backyard.cli.hub_owner import expel, pardon
-from backyard.cli.hub_places import top_folder, write_addresses
+from backyard.cli.hub_places import top_folder, write_addresses, write_local_address
+from backyard.cli.hub_status import status
 from backyard.cli.identity import machine_key
 from backyard.cli.later import begun
 from backyard.core.config import load_settings
 from backyard.core.errors import HubError
-from backyard.hub.founding import found_hub, hub_key
+from backyard.hub.follow import make_succession
+from backyard.hub.founding import FOLLOWS, found_hub, hub_key
 from backyard.hub.invites import make_invite
 from backyard.hub.log import Log, Member, change
-from backyard.hub.messages import Terms
+from backyard.hub.messages import Course, Terms
 from backyard.hub.seating import Seat, member_key, write_seat
 from backyard.identity import NodeKey
-from tests.unit.hub.hub_process import HubProcess
+from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess
 
 
 def wishes(script: Path, codec: str = "int8", store: str = "", endpoint: str = "") -> Wishes:
@@ -83,27 +86,41 @@ def test_a_store_that_no_hub_can_use(tmp_path: Path, store: str, endpoint: str, 
 
 
 @pytest.mark.usefixtures("_own_state")
-def test_only_the_owners_machine_hands_a_hub_over(capsys: pytest.CaptureFixture[str]) -> None:
-    """A machine that took over keeps the run for its owner; its own word would count nowhere."""
-    settings = load_settings()
-    for name in ("own", "others"):
-        directory = top_folder(settings) / name
-        mine = member_key(machine_key(settings), hub_key(directory).id)
-        found_hub(directory, name, mine.id if name == "own" else NodeKey.generate().id, Terms())
-    successor = str(NodeKey.generate().id)
-    assert hand_over(node=successor, name="own") == 0
-    assert capsys.readouterr().out.startswith("backyard-succession:")
-    with pytest.raises(HubError, match="not the owner"):
-        hand_over(node=successor, name="others")
+def test_whoever_keeps_a_hub_hands_it_over_and_a_mirror_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also a machine that took over, or that keeps a region: the run's owner is another key there."""
+    hub, mirror = top_folder(load_settings()) / "hub", top_folder(load_settings()) / "mirror"
+    owner = NodeKey.generate().id
+    for directory in (hub, mirror):
+        found_hub(directory, directory.name, owner, Terms())
+    log = Log(mirror)
+    log.transact([change(Log.set_fact, FOLLOWS, hub_key(hub).id.raw)])
+    log.close()
+    with pytest.raises(HubError, match="is a mirror"):
+        hand_over(node=str(owner), name="mirror")
     assert not capsys.readouterr().out
+    assert hand_over(node=str(hub_key(mirror).id), name="hub") == 0
+    word = capsys.readouterr().out
+    forged = make_succession(hub_key(mirror), hub_key(hub).id, hub_key(mirror).id, 1)
+    with pytest.raises(HubError, match="neither"):
+        take_over(word=forged, name="mirror")
+    assert take_over(word=word, name="mirror") == 0
+    assert hand_over(node=str(owner), name="mirror") == 0, "it is the hub now"
 
 
+@pytest.mark.parametrize("whose", ["this machine's", "another's", "the hub's"])
 @pytest.mark.usefixtures("_own_state")
-def test_a_quarantine_ends_and_begins_by_the_owners_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quarantine_ends_and_begins_by_the_word_of_who_keeps_the_hub(
+    whose: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whosever key the run's owner is: after a take-over it is another machine's, a region's is its own."""
     settings = load_settings()
     directory = top_folder(settings) / "fireside"
-    mine = member_key(machine_key(settings), hub_key(directory).id)
-    found_hub(directory, "fireside", mine.id, Terms())
+    own = hub_key(directory)
+    mine = member_key(machine_key(settings), own.id)
+    owners = {"this machine's": mine, "another's": NodeKey.generate(), "the hub's": own}
+    found_hub(directory, "fireside", owners[whose].id, Terms())
     ann, bob = (
         Member(node=str(NodeKey.generate().id), name=name, role="friend", since=0.0, quarantine="too large")
         for name in ("ann", "bob")
@@ -111,7 +128,8 @@ def test_a_quarantine_ends_and_begins_by_the_owners_word(capsys: pytest.CaptureF
     log = Log(directory)
     log.transact([change(Log.put_member, ann), change(Log.put_member, bob)])
     hub = HubProcess(directory, None)
-    write_addresses(directory, [hub.address])
+    write_addresses(directory, ["http://127.0.0.1:9"])  # as friends would reach it, not this machine
+    write_local_address(directory, hub.address)
     hub.start()
     try:
         assert pardon(member="ann", name="") == 0
@@ -168,6 +186,33 @@ def test_work_that_nobody_wants_any_more_keeps_no_command() -> None:
     one, error = asyncio.run(both())
     assert one == 1
     assert isinstance(error, ZeroDivisionError)
+
+
+@pytest.mark.usefixtures("_own_state")
+def test_the_status_says_whom_a_round_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = top_folder(load_settings()) / "fireside"
+    owner = NodeKey.generate()
+    found_hub(directory, "fireside", owner.id, TERMS)
+    hub = HubProcess(directory, None)
+    write_local_address(directory, hub.address)
+    hub.start()
+    invite = hub.invite()
+    friends = [Friend(hub.address, invite.hub_id, key) for key in (owner, None)]
+    try:
+        assert status(name="", as_json=False) == 0
+        assert "the owner has not pushed the base yet" in capsys.readouterr().out
+        friends[0].push_base(torch.zeros(LAYOUT.numel), Course(samples=1000, batch=10))
+        friends[1].join(invite, "ann")
+        friends[1].version = 0
+        friends[1].lease()
+        assert status(name="", as_json=False) == 0
+        assert "waits for ann (training for " in capsys.readouterr().out
+    finally:
+        hub.kill()
+        for friend in friends:
+            friend.close()
+    assert status(name="", as_json=False) == 0
+    assert "backyard hub up --name fireside" in capsys.readouterr().out
 
 
 def test_a_machine_trains_once_in_a_run() -> None:

@@ -12,15 +12,18 @@ from backyard.hub.admission import (
     Verdict,
     after_acceptance,
     after_refusal,
+    believed_merged,
+    confirmed_norms,
     fitting_scale,
     judge_copy,
     judge_norm,
     judge_round,
     remembered_norm,
     usual_norm,
+    with_norms,
 )
 from backyard.hub.leases import Delivered
-from backyard.hub.log import Arrival, Member, Seen
+from backyard.hub.log import Arrival, Contribution, Member, Seen
 from backyard.hub.messages import Terms
 
 TERMS = Terms()
@@ -32,7 +35,7 @@ def _seen(node: str, sketch: numpy.ndarray, norm: float = 1.0, sha256: str = "")
     return Seen(node=node, lease="", sha256=sha256 or node, norm=norm, sketch=sketch.astype("<f4").tobytes())
 
 
-def _arrival(name: str, sketch: numpy.ndarray, norm: float = 1.0) -> Arrival:
+def _arrival(name: str, sketch: numpy.ndarray, norm: float = 1.0, merged: int = 1) -> Arrival:
     return Arrival(
         update=Delivered(name, name, "lease", 0, 10),
         sha256=name,
@@ -41,6 +44,7 @@ def _arrival(name: str, sketch: numpy.ndarray, norm: float = 1.0) -> Arrival:
         norm=norm,
         scale=1.0,
         sketch=sketch.astype("<f4").tobytes(),
+        merged=merged,
     )
 
 
@@ -114,6 +118,83 @@ def test_a_rounds_strangers_are_judged_by_the_others() -> None:
 def test_without_an_agreed_direction_nobody_is_left_out() -> None:
     arrivals = [_arrival(f"n{number}", RANDOM.normal(size=SKETCH)) for number in range(10)]
     assert judge_round(arrivals, frozenset(one.update.node for one in arrivals), TERMS) == {}
+
+
+NORMS = {"friend": 1.5, "owner": 1.0, "eve": 1e6, "mallory": 1e6}
+
+
+@pytest.mark.parametrize(
+    ("here", "strangers", "counts"),
+    [
+        ("friend eve", "eve", {"friend": 1.5, "eve": 1.5}),
+        ("friend owner eve", "eve", {"friend": 1.5, "owner": 1.0}),
+        ("friend eve mallory", "eve mallory", {"friend": 1.5, "eve": 1.5, "mallory": 1.5}),
+        ("friend owner eve", "friend owner eve", {"friend": 1.5, "owner": 1.0}),
+        ("eve", "eve", {}),
+        ("eve mallory", "eve mallory", {}),
+    ],
+)
+def test_while_nobody_knows_what_is_usual_a_stranger_counts_no_more_than_a_friend(
+    here: str, strangers: str, counts: dict[str, float]
+) -> None:
+    arrivals = [_arrival(name, DIRECTION, NORMS[name]) for name in here.split()]
+    verdicts = judge_round(arrivals, frozenset(strangers.split()), TERMS)
+    found = {name: verdicts.get(name, Verdict()) for name in here.split()}
+    counted = {name: NORMS[name] * one.scale for name, one in found.items() if not one.kind}
+    assert counted == pytest.approx(counts)
+    assert not {one.kind for one in found.values()} - {"", "norm", "incomparable"}
+
+
+def test_a_stranger_that_came_before_it_was_known_is_cut_to_what_is_usual() -> None:
+    seen = [_seen(f"n{number}", DIRECTION) for number in range(3)]
+    verdict = judge_round([_arrival("eve", DIRECTION, 1e6)], frozenset({"eve"}), TERMS, seen)["eve"]
+    assert (verdict.kind, verdict.scale * 1e6) == ("", pytest.approx(TERMS.clip_over))
+
+
+def test_strangers_teach_what_is_usual_only_as_others_confirm_it() -> None:
+    unconfirmed = [_seen("eve", DIRECTION, 0.0, sha256=name) for name in ("x", "y", "z")]
+    assert usual_norm(unconfirmed) is None
+    arrivals = [_arrival(name, DIRECTION, 4.0) for name in ("ann", "bob", "eve")]
+    parts = [_part("ann", 1.0), _part("eve", 0.5)]
+    assert confirmed_norms(arrivals, parts, frozenset({"eve"})) == {"eve": 2.0}
+    assert confirmed_norms(arrivals[1:], parts[1:], frozenset({"eve"})) == {}, "of two nobody knows"
+    seen = with_norms([_seen("eve", DIRECTION, 0.0)], {"eve": 2.0})
+    assert [one.norm for one in seen] == [2.0]
+
+
+def _part(name: str, scale: float) -> Contribution:
+    return Contribution(
+        node=name, lease="", samples=1, spans=(), behind=0, weight=1.0, scale=scale, sha256=name
+    )
+
+
+@pytest.mark.parametrize("agreed", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize(("regions", "leaves"), [(2, 1), (3, 1), (1, 2), (1, 3), (3, 3), (0, 3), (3, 0)])
+def test_regions_and_direct_members_beside_each_other_all_count(
+    regions: int, leaves: int, agreed: float
+) -> None:
+    """The mean of n updates of norm 1 whose cosine is ``agreed``."""
+
+    def norm(merged: int) -> float:
+        return (1 / merged + (1 - 1 / merged) * agreed) ** 0.5
+
+    sizes = [200, 500, 1000][:regions] + [1] * leaves
+    arrivals = [_arrival(f"n{place}", DIRECTION, norm(size), size) for place, size in enumerate(sizes)]
+    assert judge_round(arrivals, frozenset(), TERMS) == {}
+    seen = [msgspec.structs.replace(_seen("a", DIRECTION, one.norm), merged=one.merged) for one in arrivals]
+    for size in (1, 500):
+        usual = usual_norm(seen, size)
+        assert fitting_scale(norm(size), usual, TERMS) == 1.0
+    if len(arrivals) > 2:
+        for size in (1, 500):
+            large = _arrival("large", DIRECTION, 400.0, size)
+            assert judge_round([*arrivals, large], frozenset(), TERMS)["large"].kind == "norm"
+
+
+def test_how_many_updates_were_merged_is_no_strangers_word() -> None:
+    assert believed_merged("region", 40, 1000) == believed_merged("friend", 40, 1000) == 40
+    assert believed_merged("stranger", 40, 1000) == 1
+    assert believed_merged("region", 1 << 30, 1000) == 1000
 
 
 def test_quarantine_after_refusals_that_count() -> None:

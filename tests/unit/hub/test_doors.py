@@ -8,8 +8,9 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,8 @@ import uvicorn
 
 from backyard.hub import accepting
 from backyard.hub.accepting import Doors, Impatient, Server, place_of
-from backyard.hub.founding import found_hub, hub_key
+from backyard.hub.blobs import Blobs
+from backyard.hub.founding import found_hub, hub_blobs, hub_key
 from backyard.hub.messages import Problem, decode_message
 from backyard.hub.open_files import connections_within
 from backyard.hub.serving import running
@@ -74,19 +76,6 @@ def test_too_many_of_one_address_are_told_so_and_others_come_in(
     found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
     key = hub_key(tmp_path)
 
-    async def scene() -> None:
-        async with running(tmp_path) as (_, app):
-            config = uvicorn.Config(app, http=Impatient, log_level="warning", lifespan="off")
-            server = Server(config, Doors(20, of_one=3), Troubles(), key, time.time)
-            with socket.create_server(("127.0.0.1", 0)) as listener:
-                listener.setblocking(False)
-                serving = asyncio.create_task(server.serve(sockets=[listener]))
-                try:
-                    await asyncio.to_thread(check, listener.getsockname()[1])
-                finally:
-                    server.should_exit = True
-                    await serving
-
     def check(port: int) -> None:
         with contextlib.ExitStack() as held:
             for _ in range(3):
@@ -108,7 +97,56 @@ def test_too_many_of_one_address_are_told_so_and_others_come_in(
         with httpx.Client(transport=httpx.HTTPTransport(local_address=source), timeout=10) as line:
             return line.get(f"http://127.0.0.1:{port}/v1/run", headers=headers), headers
 
+    _serve(tmp_path, check, key)
+
+
+def _serve(directory: Path, check: Callable[[int], None], key: NodeKey) -> None:
+    """A hub in this process, for as long as the check of its port takes."""
+
+    async def scene() -> None:
+        async with running(directory) as (_, app):
+            config = uvicorn.Config(app, http=Impatient, log_level="warning", lifespan="off")
+            server = Server(config, Doors(20, of_one=3), Troubles(), key, time.time)
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                listener.setblocking(False)
+                serving = asyncio.create_task(server.serve(sockets=[listener]))
+                try:
+                    await asyncio.to_thread(check, listener.getsockname()[1])
+                finally:
+                    server.should_exit = True
+                    await serving
+
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_whoever_asks_and_never_reads_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    monkeypatch.setattr(accepting, "_UNREAD_S", 0.5)
+    found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
+    size, lost = 64 << 20, threading.Event()
+    name = hub_blobs(tmp_path).put(bytes(size))
+    connection_lost = Impatient.connection_lost
+
+    def noted(self: Impatient, error: Exception | None) -> None:
+        connection_lost(self, error)
+        lost.set()
+
+    monkeypatch.setattr(Impatient, "connection_lost", noted)
+    blobs = Blobs.sweep
+    monkeypatch.setattr(Blobs, "sweep", lambda self, needed: blobs(self, {*needed, name}))
+
+    def check(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as line:
+            line.sendall(f"GET /v1/blobs/{name} HTTP/1.1\r\nhost: hub\r\n\r\n".encode())
+            arrived = 0
+            while reads and arrived < size:
+                arrived += len(line.recv(1 << 16))
+                time.sleep(0.001)  # it takes longer than the hub would wait for who takes nothing
+            assert lost.wait(1.5 if reads else 20) is not reads
+
+    _serve(tmp_path, check, hub_key(tmp_path))
 
 
 @contextlib.contextmanager

@@ -460,6 +460,28 @@ def test_who_repeats_a_members_request_does_not_use_up_what_it_may_ask(tmp_path:
     play(tmp_path, story)
 
 
+def test_what_does_not_count_never_fills_the_page(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        ann, eve = await scene.member(), await scene.member()
+        lease = await scene.lease(ann)
+        with pytest.raises(HubRefused, match="another member's lease"):
+            await scene.send(eve, declared(lease, b"?"), b"?")
+        invented = msgspec.structs.replace(lease, id="0" * 32)
+        for _ in range(20):
+            with pytest.raises(HubRefused, match="is over"):
+                await scene.intake.declare(eve, declared(invented, b"?"))
+        with pytest.raises(HubRefused, match="another member's lease"):
+            await scene.send(eve, declared(lease, b"?"), b"?")
+        assert [one.kind for one in scene.hub.refusals] == ["forged", "lease-over", "forged"]
+        later = scene.hub.now() + 61.0
+        scene.hub.now = lambda: later  # type: ignore[method-assign]
+        with pytest.raises(HubRefused, match="is over"):
+            await scene.intake.declare(eve, declared(invented, b"?"))
+        assert [one.kind for one in scene.hub.refusals][3:] == ["lease-over"]
+
+    play(tmp_path, story)
+
+
 def test_invented_invites_keep_nobody_out(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         scene.hub.now = lambda: 1000.0

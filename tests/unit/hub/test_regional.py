@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -11,12 +12,54 @@ import msgspec
 import pytest
 import torch
 
+from backyard.hub.founding import invite_to
 from backyard.hub.invites import invite_text
-from backyard.hub.log import Log
-from backyard.hub.messages import Course, Lease
-from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused
+from backyard.hub.log import Contribution, Log
+from backyard.hub.messages import Course, Declaration, Lease, Span, Step
+from backyard.hub.regional import declared
+from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, encoded
+from tests.unit.hub.hub_process import declared as sent
+from tests.unit.hub.test_one_member import ADDRESS, Scene, play
 
 COURSE = Course(samples=400, batch=10)
+
+
+def test_a_region_says_how_many_updates_became_one() -> None:
+    parts = [
+        Contribution(
+            node="ann", lease="", samples=5, spans=(), behind=0, weight=5, scale=1, sha256="", merged=merged
+        )
+        for merged in (1, 1, 40)
+    ]
+    lease = Lease(id="0" * 32, version=3, spans=(Span(0, 0, 15),), steps=1, seconds=1.0, void_s=1.0)
+    found = declared(Step("delta", 3, "a" * 64, 7, "int8"), lease, parts)
+    assert (found.merged, found.samples) == (42, 15)
+    plain = msgspec.to_builtins(found)
+    del plain["merged"]
+    assert msgspec.convert(plain, Declaration).merged == 1, "as whoever knows nothing of it says it"
+
+
+def test_a_direct_member_counts_beside_two_regions(tmp_path: Path) -> None:
+    """Its update is as long as each of those that the regions merged, whose mean is shorter."""
+
+    async def story(scene: Scene) -> None:
+        invites = [invite_to(scene.directory, ADDRESS, role=role) for role in ("region", "region", "friend")]
+        nodes = [await scene.join(invite.token_text) for invite in invites]
+        for _ in range(TERMS.refusals):
+            leases = [await scene.lease(node) for node in nodes]
+            version = leases[0].version
+            for node, lease, merged in zip(nodes, leases, (20, 20, 1), strict=True):
+                change = torch.randn(merged, LAYOUT.numel).mean(0) * 0.01 * (lease.samples / merged) ** 0.5
+                data = encoded(change, TERMS.codec, version)
+                await scene.send(node, sent(lease, data, merged=merged), data)
+            await asyncio.wait_for(scene.until(lambda wanted=version + 1: scene.hub.version == wanted), 30)
+        assert scene.hub.refusals == []
+        log = Log(scene.directory)
+        parts = log.contributions(scene.hub.versions[-1].number)
+        log.close()
+        assert sorted((part.merged, part.scale) for part in parts) == [(1, 1.0), (20, 1.0), (20, 1.0)]
+
+    play(tmp_path, story)
 
 
 def _train(friend: Friend, folder: Path, until: float, leased: threading.Event) -> None:

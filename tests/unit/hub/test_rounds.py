@@ -81,7 +81,7 @@ def test_a_round_closes_when_everybody_has_delivered() -> None:
     table = Table()
     first, second = table.lease("a", 0.0), table.lease("b", 0.0)
     assert not _closes(table.deliver(first, 1.0))
-    assert "waits for b" in waits_for(table.state, {}, 1.0)
+    assert "waits for b (training for 1 s)" in waits_for(table.state, {}, 1.0)
     effects = table.deliver(second, 2.0)
     assert _closes(effects)
     table.commit(3.0)

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from backyard.core.errors import HubAway, HubError, HubRefused, RunError
-from backyard.hub.client import HubClient, Waiting
+from backyard.hub.client import HubClient
 from backyard.hub.contributing import Contributor
 from backyard.hub.messages import Course, Description, Entry, Head, Layout, Lease, LeaseRequest, Problem
 from backyard.hub.pinning import PinnedContext
@@ -33,6 +33,7 @@ from backyard.hub.seating import (
     seat_text,
     write_seat,
 )
+from backyard.hub.waiting import Waiting
 from backyard.identity.keys import NodeKey, private_pem
 from backyard.identity.node_id import NodeId
 from tests.unit.hub_client.stand_in import (

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backyard.core.config import Contributing
 from backyard.core.errors import ConfigError
+from backyard.hub import courtesy
 from backyard.hub.courtesy import Manners, Pace, QuietHours, is_metered
+from backyard.hub.invites import make_invite
+from backyard.hub.serving import polite_client
+from backyard.identity.keys import NodeKey
 
 NIGHT = QuietHours.parse("22:30-07:00")
 NOON = QuietHours.parse("12:00-13:00")
@@ -95,3 +101,28 @@ NMCLI = (
 )
 def test_metered_is_what_the_system_says(platform: str, answer: str, expected: bool) -> None:
     assert is_metered(platform, lambda command: answer) is expected
+
+
+def test_a_region_uses_its_line_as_its_owner_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = NodeKey.generate()
+    invite, _ = make_invite(("http://127.0.0.1:9",), key.id, "fireside", role="region", uses=1, expires=9)
+    waited: list[float] = []
+
+    class Waited(Exception):
+        pass
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        raise Waited
+
+    monkeypatch.setattr(courtesy, "is_metered", lambda: True)
+    client = polite_client(invite, key, Contributing(uplink_mbps=0.8, metered="allow"))
+    client.wait_politely()
+    assert client.piece_bytes == 3_000_000
+    monkeypatch.setattr(courtesy.Courtesy.__init__, "__defaults__", (sleep, None))
+    client = polite_client(invite, key, Contributing())
+    with pytest.raises(Waited):
+        client.wait_politely()
+    with pytest.raises(Waited):
+        client.fetch("0" * 64, Path("blob"), size=1)
+    assert len(waited) == 2

@@ -9,10 +9,11 @@ import httpx
 import pytest
 
 from backyard.core.errors import HubAway, HubError, HubRefused
-from backyard.hub.client import HubClient, Waiting
+from backyard.hub.client import HubClient
 from backyard.hub.courtesy import Pace
 from backyard.hub.messages import PIECE_BYTES, Declaration, Progress
 from backyard.hub.uploads import push
+from backyard.hub.waiting import Waiting
 from backyard.identity.keys import NodeKey
 
 SIZE = 3 * PIECE_BYTES
@@ -71,6 +72,16 @@ def test_a_capped_line_begins_with_what_it_manages(tmp_path: Path) -> None:
     line = SlowLine(60_000, HubAway("never"), Pace(2000.0))
     assert _pushed(tmp_path, line).accepted
     assert max(line.pieces) == 60_000
+
+
+def test_whoever_waits_for_the_hub_asks_again_whether_it_may_send(tmp_path: Path) -> None:
+    """It may be late by then, or the line another one."""
+    line = SlowLine(0, _away(httpx.ConnectError("refused")), Pace(0.0))
+    line.comes_back_after = 3
+    asked: list[int] = []
+    line.wait_politely = lambda: asked.append(len(line.pieces))
+    assert _pushed(tmp_path, line).accepted
+    assert asked[:5] == [0, 1, 2, 3, 4]
 
 
 def _pushed(folder: Path, line: SlowLine) -> Progress:

@@ -1,0 +1,71 @@
+"""The end of patience with whoever answers byte by byte: httpx's own limits begin anew with each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import httpx
+
+_OPENED = ("connect_tcp.complete", "start_tls.complete")
+
+
+class Deadline:
+    """Of the questions on one line, which come one after the other; each is cut off when its time is up."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._is_over = threading.Event()
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """httpx's extension of this name: it tells of each new connection, which is then asked again."""
+        stream = info.get("return_value")
+        if event.endswith(_OPENED) and stream is not None:
+            self._socket = stream.get_extra_info("socket")
+            if self._is_over.is_set():
+                self._cut(self._is_over)
+
+    @contextlib.contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """httpx.ReadTimeout if what is asked inside takes longer in all."""
+        self._is_over = is_over = threading.Event()
+        timer = threading.Timer(seconds, self._cut, (is_over,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except httpx.HTTPError as error:
+            if is_over.is_set():
+                raise httpx.ReadTimeout(f"there was no whole answer within {seconds:.0f} s") from error
+            raise
+        finally:
+            timer.cancel()
+
+    def _cut(self, is_over: threading.Event) -> None:
+        is_over.set()
+        if self._socket is not None and self._is_over is is_over:
+            with contextlib.suppress(OSError):  # it is closed already
+                # TLS has nothing to say any more; whoever reads in the other thread wakes up.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+
+def no_slower(
+    parts: Iterable[bytes],
+    bytes_s: float,
+    reserve_s: float,
+    late: Callable[[], Exception],
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[bytes]:
+    """What comes. Each byte buys time, and never more than the reserve is ahead: ``late`` is raised if it is
+    used up, however fast it was before."""
+    until = clock() + reserve_s
+    for part in parts:
+        now = clock()
+        if now > until:
+            raise late()
+        until = min(now + reserve_s, until + len(part) / bytes_s)
+        yield part

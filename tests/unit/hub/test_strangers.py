@@ -1,0 +1,92 @@
+"""Strangers who come first: none of them moves the model far, and honest ones begin without a friend."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import torch
+
+from backyard.hub.founding import invite_to
+from backyard.hub.log import Log
+from backyard.hub.page import render
+from backyard.hub.recalling import recalled
+from backyard.hub.vectors import Form, add_vector
+from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
+from tests.unit.hub.test_one_member import ADDRESS, Scene, play
+
+
+async def _stranger(scene: Scene) -> str:
+    return await scene.join(invite_to(scene.directory, ADDRESS, role="stranger").token_text)
+
+
+async def _push(scene: Scene, node: str, size: float) -> None:
+    lease = await scene.lease(node)
+    data = encoded(torch.randn(LAYOUT.numel) * size, TERMS.codec, lease.version)
+    await scene.send(node, declared(lease, data), data)
+
+
+def _moved(scene: Scene) -> float:
+    """How far the last version is from the one before it."""
+    step, delta = scene.hub.versions[-1].step, torch.zeros(LAYOUT.numel)
+    form = Form(LAYOUT.numel, TERMS.chunk, step.codec, step.version)
+    add_vector(scene.hub.blobs.path(step.sha256), form, delta)
+    return float(delta.norm())
+
+
+async def _until_version(scene: Scene, version: int) -> None:
+    await asyncio.wait_for(scene.until(lambda: scene.hub.version == version), 30)
+
+
+def test_a_stranger_who_comes_first_waits_for_somebody_to_be_compared_with(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        eve, ann = await _stranger(scene), await scene.member()
+        await _push(scene, eve, 1e6)
+        await asyncio.sleep(1.0)
+        assert scene.hub.version == 0
+        said = (await scene.hub.head(0, 0.0)).waits_for
+        assert "how large" in said
+        assert "`backyard invite`" in said
+        assert "how large" in render(scene.hub)
+        await _push(scene, ann, 0.01)
+        await _until_version(scene, 1)
+        assert _moved(scene) < 4 * 0.01 * LAYOUT.numel**0.5
+        for round_ in range(2, 6):  # what eve sends does not become what is usual
+            await _push(scene, eve, 1e6)
+            await _push(scene, ann, 0.01)
+            await _until_version(scene, round_)
+        await _push(scene, eve, 1e6)
+        await _until_version(scene, 6)
+        assert _moved(scene) < 20 * 0.01 * LAYOUT.numel**0.5
+
+    play(tmp_path, story)
+
+
+def test_three_strangers_begin_without_a_friend_and_two_go_on(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        ann, bob, eve = [await _stranger(scene) for _ in range(3)]
+        await _push(scene, ann, 0.01)
+        await _push(scene, bob, 0.01)
+        await asyncio.sleep(0.5)
+        assert scene.hub.version == 0
+        log = Log(scene.directory)
+        kept = recalled(log.read(), scene.hub.founding, 0.0, is_region=False)
+        assert [one.of_stranger for one in kept.waiting.values()] == [True, True]
+        await _push(scene, eve, 1e6)
+        await _until_version(scene, 1)
+        assert _moved(scene) < 4 * 0.01 * LAYOUT.numel**0.5
+        assert [one.kind for one in scene.hub.refusals] == ["norm"]
+        await _push(scene, ann, 0.01)
+        await asyncio.sleep(0.5)
+        assert scene.hub.version == 1, "two norms are not enough"
+        await _push(scene, bob, 0.01)
+        carol = await _stranger(scene)
+        await _push(scene, carol, 0.01)
+        await _until_version(scene, 2)
+        await _push(scene, ann, 0.01)
+        await _until_version(scene, 3)
+        known = recalled(log.read(), scene.hub.founding, 0.0, is_region=False).known
+        log.close()
+        assert known == scene.hub.state.known == 5, "a hub that begins again knows them"
+
+    play(tmp_path, story)
