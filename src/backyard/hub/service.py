@@ -18,6 +18,7 @@ from backyard.core.news import News
 from backyard.hub import admission, rounds
 from backyard.hub.blobs import Blobs
 from backyard.hub.chain import last_base, named_blobs, replica_of, steps_after
+from backyard.hub.describing import described
 from backyard.hub.disk import Disk
 from backyard.hub.finishing import Closed, Finisher, Merged
 from backyard.hub.founding import FOLLOWS, SUCCEEDS, Founding, hub_blobs
@@ -40,7 +41,6 @@ from backyard.hub.log import (
     read_fact,
 )
 from backyard.hub.messages import (
-    PROTOCOL,
     Course,
     Description,
     Head,
@@ -146,20 +146,7 @@ class Hub:
         return self.state.version
 
     def description(self) -> Description:
-        founding = self.founding
-        return Description(
-            protocol=PROTOCOL,
-            hub=str(self.id),
-            name=founding.name,
-            owner=founding.owner,
-            terms=founding.terms,
-            code=founding.code,
-            layout=self.layout,
-            course=self.state.course,
-            version=self.version,
-            finished=self.state.is_finished,
-            store=self.store,
-        )
+        return described(self.id, self.founding, self.layout, self.state, self.store)
 
     async def head(self, after: int | None, wait: float) -> Head:
         """At once if there is something newer than ``after``; otherwise when there is, or when time is up."""
