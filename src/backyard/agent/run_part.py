@@ -172,7 +172,8 @@ class Part:
         states = [state for crew in self._crews for state in crew.states.values()]
         busy = {state.local_rank for state in states if state.state != "ended"}
         absent = [place for place in wanted if place not in busy]
-        is_over = any(state.state == "ended" and not state.failed for state in self._finished.values())
+        well = (state.state == "ended" and not state.failed for state in self._finished.values())
+        is_over = record.finished or any(well)
         if not absent or is_over or me not in self.known.order.nodes or self._cannot_join(members):
             return False
         pause = _BACK_OFF_S[min(self._deaths, len(_BACK_OFF_S) - 1)]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import logging
+import os
+import platform
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -161,10 +163,15 @@ class Checkpoints:
 
 
 def write_model(tensors: Mapping[str, torch.Tensor], path: Path, facts: Mapping[str, str]) -> None:
-    """Parameters and buffers as safetensors; whole or not at all."""
-    draft = path.with_name(f"{path.name}.draft")
+    """Parameters and buffers as safetensors; whole or not at all.
+
+    Several machines may write the same file, in a folder that they share.
+    """
+    writer = f"{platform.node()}-{os.environ.get('LOCAL_RANK', '0')}"
+    draft = path.with_name(f"{path.name}.draft-{writer}")
     dense = {name: _dense(tensor.detach().cpu()) for name, tensor in tensors.items()}
     save_file(dense, draft, metadata=dict(facts))
+    sync_path(draft)
     draft.replace(path)
 
 

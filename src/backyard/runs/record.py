@@ -125,6 +125,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     began: Version = 0  # the generation whose workers were all started for it
     finished: bool = False  # a member of the session has ended well
     results_at: Annotated[bytes, Meta(max_length=32)] = b""  # where rank 0 ended well
+    results_also_at: Annotated[bytes, Meta(max_length=32)] = b""  # where a machine's first worker did
     slots: Annotated[tuple[Slot, ...], Meta(max_length=MOST_WORKERS)] = ()
     left_out: Annotated[tuple[LeftOut, ...], Meta(max_length=MOST_MACHINES)] = ()
     restarts: Count = 0  # how many workers' deaths were followed by another start

@@ -272,9 +272,13 @@ class Session:
         self._tracked[name] = thing
 
     def save(self, path: str | Path) -> None:
-        """The model's parameters and buffers as safetensors; written by the main member."""
+        """The model's parameters and buffers as safetensors; written on every machine, by its first worker.
+
+        So it is there at the end of the run, whoever dies while it is written.
+        """
         self._saving.finish()
-        if not self.is_main or self._model is None:
+        is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+        if self._model is None or not (is_first or self.is_main):
             return
         with self._steps.committed():
             write_model(self._model.state_dict(), Path(path), {"steps": str(self.done)})

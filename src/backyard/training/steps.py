@@ -387,9 +387,9 @@ class Steps:
         if not verdict.donors and not self._circle.beginning:
             if self._circle.finished:
                 log.warning("the others have finished before this worker could join them")
-                raise SystemExit(0)
-            log.error("everybody who had the state is gone; this worker ends, to begin with a checkpoint")
-            # Nothing of the script may catch it and go on: it would begin anew beside the run.
+            else:
+                log.error("everybody who had the state is gone; this worker ends, to begin with a checkpoint")
+            # Nothing of the script may catch it and go on beside the run, nor be taken for a good end.
             os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
         donors = verdict.donors
         if not donors:

@@ -261,3 +261,20 @@ def test_out_of_memory_is_followed_by_smaller_pieces(tmp_path: Path) -> None:
     assert "starts again with at most 4" in ends[0].stderr
     assert "starts again with at most 2" in ends[1].stderr
     assert ends[2].stdout.split() == ["done", "2", "4"], "a unit counts as one for the batch norm"
+
+
+@pytest.mark.parametrize("place", ["0", "1"])
+def test_every_machine_saves_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """By its first worker; the main member does in any case."""
+    monkeypatch.setenv("LOCAL_RANK", place)
+
+    def member(seat: Seat) -> bytes:
+        run, _ = train(session(seat), rows(), epochs=1)
+        path = tmp_path / f"{seat.rank}.safetensors"
+        run.save(path)
+        return path.read_bytes() if path.exists() else b""
+
+    first, second = together(2, member)
+    assert first
+    assert second == (first if place == "0" else b"")
+    assert {one.suffix for one in tmp_path.iterdir()} == {".safetensors"}
