@@ -7,6 +7,7 @@ is tried.
 from __future__ import annotations
 
 import base64
+import glob
 import logging
 import os
 import platform
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import psutil
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -167,8 +169,12 @@ def write_model(tensors: Mapping[str, torch.Tensor], path: Path, facts: Mapping[
 
     Several machines may write the same file, in a folder that they share.
     """
-    writer = f"{platform.node()}-{os.environ.get('LOCAL_RANK', '0')}"
-    draft = path.with_name(f"{path.name}.draft-{writer}")
+    ours = f"{path.name}.draft-{platform.node()}-"
+    for left in path.parent.glob(f"{glob.escape(ours)}*"):  # by one that was killed meanwhile
+        writer = left.name.removeprefix(ours)
+        if writer.isdecimal() and not psutil.pid_exists(int(writer)):
+            left.unlink(missing_ok=True)
+    draft = path.with_name(f"{ours}{os.getpid()}")
     dense = {name: _dense(tensor.detach().cpu()) for name, tensor in tensors.items()}
     save_file(dense, draft, metadata=dict(facts))
     sync_path(draft)
