@@ -19,7 +19,7 @@ from backyard.core.errors import RunError
 from backyard.runs.leases import Unit
 from backyard.training.anchoring import arithmetic_of
 from backyard.training.circle import Alone
-from backyard.training.memory import Memory
+from backyard.training.memory import Memory, is_out_of_memory
 from backyard.training.pace import Pace
 from backyard.training.saving import Saving
 from backyard.training.session import Session
@@ -278,3 +278,11 @@ def test_every_machine_saves_the_model(tmp_path: Path, monkeypatch: pytest.Monke
     assert first
     assert second == (first if place == "0" else b"")
     assert {one.suffix for one in tmp_path.iterdir()} == {".safetensors"}
+
+
+def test_a_processors_own_memory_can_be_short_too() -> None:
+    words = (
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+    )
+    assert is_out_of_memory(RuntimeError(words))
+    assert not is_out_of_memory(RuntimeError("shapes differ"))
