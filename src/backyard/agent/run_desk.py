@@ -46,7 +46,8 @@ from backyard.runs.environment import describe
 from backyard.runs.keeping import environment_findings, provisional, stopped_by
 from backyard.runs.needs import Needs
 from backyard.runs.parting import is_apart
-from backyard.runs.record import DataSet, Dropped, Order, Report, WorkerState, sign_order
+from backyard.runs.record import DataSet, Dropped, Order, Report, sign_order
+from backyard.runs.seen import states_of
 from backyard.shipping import folder_limits
 from backyard.topology.graph import encode_graph
 
@@ -320,9 +321,7 @@ def _part(agent: Agent, node: bytes, report: Report | None) -> PartRow:
 
 def _workers(agent: Agent, known: Known) -> tuple[WorkerRow, ...]:
     record = known.record
-    states: dict[tuple[bytes, int, int], WorkerState] = {}
-    for node, report in known.reports.items():
-        states |= {(node, worker.local_rank, worker.start): worker for worker in report.workers}
+    states = states_of(known.reports)
     rows = []
     for rank, slot in enumerate(record.slots):
         state = states.get(slot.key)
@@ -337,6 +336,7 @@ def _workers(agent: Agent, known: Known) -> tuple[WorkerRow, ...]:
                 state=state.state if state is not None else "starting",
                 code=state.code if state is not None and ended else None,
                 signal=state.signal or None if state is not None and ended else None,
+                words=state.words if state is not None and not ended else "",
             )
         )
     return tuple(rows)

@@ -346,8 +346,7 @@ class Part:
         crew = next((one for one in self._crews if one.start == asked.start), None)
         word = "running" if rank is not None and not asked.stuck else "near" if asked.near else "waiting"
         word = "leaving" if self._leaving else word
-        broke, blames = (asked.generation, asked.blames) if asked.stuck else (0, ())
-        if crew is not None and (crew.mark(asked.local_rank, word, broke, blames) or not self._elastic):
+        if crew is not None and (crew.mark(word, asked) or not self._elastic):
             self._elastic = True
             self._tell("running")
         return rank

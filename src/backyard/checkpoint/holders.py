@@ -16,8 +16,13 @@ from backyard.runs.record import Node
 
 
 class Saved(msgspec.Struct, frozen=True, array_like=True):
+    """Of step 0: nothing was saved."""
+
     step: Step = 0
     holders: tuple[Node, ...] = ()
+
+
+UNREADABLE = Saved(1)  # something was saved, and nobody here knows by whom
 
 
 def note_saved(path: Path, step: int, holders: Sequence[bytes]) -> None:
@@ -25,11 +30,13 @@ def note_saved(path: Path, step: int, holders: Sequence[bytes]) -> None:
 
 
 def read_saved(path: Path) -> Saved:
-    """Of nothing, if there is no note that can be read."""
+    """`UNREADABLE` if there is a note that cannot be read: that is not the same as none."""
     try:
         return _notes.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError):
+    except FileNotFoundError:
         return Saved()
+    except (OSError, msgspec.DecodeError):
+        return UNREADABLE
 
 
 _notes = msgspec.msgpack.Decoder(Saved)

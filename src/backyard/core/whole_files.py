@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from backyard.core.syncing import sync_path
+
 
 def write_whole(path: Path, content: bytes) -> None:
-    """A kill leaves the file before, or this one. Whether a power cut does is up to the file system."""
+    """A kill or a power cut leaves the file before, or this one; once it returns, this one."""
     draft = path.with_name(f"{path.name}.new")
     draft.write_bytes(content)
+    sync_path(draft)
     draft.replace(path)
+    sync_path(path.parent)

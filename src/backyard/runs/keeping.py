@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from backyard.core.units import counted
 from backyard.runs.environment import Finding, compare, usable
+from backyard.runs.forgiving import forgive, kind_of
 from backyard.runs.parting import Leaving, Pair, is_apart, is_waiting, leaving
 from backyard.runs.record import (
     MOST_WORKERS,
@@ -63,8 +64,11 @@ def next_record(record: RunRecord, facts: Facts) -> RunRecord | None:
             changed = _stop(record, facts)
         case _:
             changed = None
-    if changed is None and record.phase == "running" and record.restarts and facts.since_s > _SETTLED_S:
-        changed = replace(record, restarts=0)  # written down: a power cut forgets how long it ran
+    used = bool(record.restarts or record.forgiven)
+    if changed is None and record.phase == "running" and used and facts.since_s > _SETTLED_S:
+        changed = replace(
+            record, restarts=0, forgiven=()
+        )  # written down: a power cut forgets how long it ran
     return None if changed is None else replace(changed, version=record.version + 1)
 
 
@@ -200,7 +204,8 @@ def slots_of(node: bytes, report: Report, order: Order) -> list[Slot]:
 def lead_session(record: RunRecord, facts: Facts) -> RunRecord | None:
     """Members come and go; those who stay go on. At least one of them must stay."""
     seen = seen_of(record, facts.reports)
-    cause = first_cause([one for one in seen if one.failed and one.state and not one.state.signal])
+    record, raised = forgive(record, seen, facts.here)
+    cause = first_cause(raised)
     if cause is not None:
         return _fail(record, outcome_of(cause, facts.name))
     record = with_ends(record, seen)
@@ -230,6 +235,9 @@ def lead_session(record: RunRecord, facts: Facts) -> RunRecord | None:
     left = [slot for slot in record.slots if slot not in alive]
     names = ", ".join(dict.fromkeys(facts.name(slot.node) for slot in (left or joining)))
     going = next((one.is_going for one in seen if one.slot in left and one.is_going), "is gone")
+    failed = next((one.state for one in seen if one.failed and one.state and one.state.code), None)
+    if failed is not None:
+        going = f"failed ({kind_of(failed)}) and is started again, for once"
     verb = going if left else "joined"
     why = f"{counted(len(slots), 'worker')}, because {names} {verb}"
     return _regroup(record, slots, nursed, why)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from backyard.checkpoint.files import Checkpoints, Facts
-from backyard.checkpoint.holders import note_saved, read_saved
+from backyard.checkpoint.holders import UNREADABLE, note_saved, read_saved
 from backyard.checkpoint.notary import AgentsNotary, Notary
 from backyard.checkpoint.state import Parts
 from backyard.core.decoding import decode
@@ -42,6 +42,12 @@ class _Found(msgspec.Struct, frozen=True, array_like=True):
     @property
     def worth(self) -> tuple[int, bool, int]:
         return -self.place, self.agreed, self.step
+
+    @property
+    def awaited(self) -> str:
+        return (
+            f"{self.holders}, with the checkpoint of step {self.awaits}" if self.awaits > 1 else self.holders
+        )
 
     @property
     def own_step(self) -> int:
@@ -129,9 +135,11 @@ class Saving:
             best = max(range(len(words)), key=lambda rank: (words[rank].worth, words[rank].here, -rank))
             awaited = max(words, key=lambda one: one.awaits)
             if awaited.awaits > words[best].own_step:
+                circle.say_waits(awaited.awaited)
                 waiting.pause(awaited, words[best])
                 loaded = self._newest_here(circle)
                 continue
+            circle.say_waits("")
             if words[best].here:
                 break
             if best == circle.rank and away is not None:
@@ -169,9 +177,11 @@ class Saving:
         try:
             told = self._shelves.notary.newest(given_up, saved.holders)
         except BackyardError as error:
-            log.warning("checkpoints of other machines are not looked for: %s", error.message)
-            return None, _Found()
+            why = f"this machine's agent, which could not say what others have saved ({error.message})"
+            return None, _Found(awaits=max(1, saved.step), holders=why)
         absent = _Found(awaits=saved.step if told.absent else 0, holders=", ".join(told.absent))
+        if saved == UNREADABLE:
+            absent = _Found(awaits=1, holders=f"whoever saved (the note {self._shelves.note} is damaged)")
         held = Held(told.run, told.step, told.agreed)
         is_known = any(one.run == held.run for one in self._possible(circle))
         is_better = is_known and self._word_of(held).worth > self._word(loaded).worth
@@ -222,12 +232,14 @@ class _Waiting:
         if now - self._said >= _SAY_S:
             self._said = now
             log.warning(
-                "waiting for %.0f s for %s: the checkpoint of step %d is there, and here %s. Switch one of "
-                "them on; without them it goes on %s",
+                "waiting for %.0f s for %s: %s, and here %s. Switch one of them on; without them it goes on "
+                "%s",
                 now - self._began,
                 awaited.holders,
-                awaited.awaits,
-                f"only that of step {best.step}" if best.step else "none",
+                f"the checkpoint of step {awaited.awaits} is there"
+                if awaited.awaits > 1
+                else "there may be a checkpoint",
+                f"only that of step {best.step}" if best.step else "is none",
                 f"after {_HOLDERS_S:.0f} s"
                 if best.step
                 else "only by your word: backyard unpair, or a new run",

@@ -171,6 +171,7 @@ class Session:
         self._steps.clip = self._clip
         if not isinstance(self._data, Leased):
             self._choose_sync(scaling, loader.batch_size or 1, unit)
+        self._steps.on_commit.append(self._circle.say_trained)
         self.on_commit(ProvisionalSteps.of(Place.from_environment()))
         atexit.register(self._circle.close)
         atexit.register(self._steps.close)

@@ -26,7 +26,7 @@ class Sharing:
     def share(
         self, parts: Callable[[], Parts], donors: Sequence[int], fresh: Sequence[int], most_bytes: int
     ) -> Parts | None:
-        """What came, if this member lacked it. All members call it, with the same ``donors`` and ``fresh``."""
+        """What came, if this member lacked it. All call it, with the same ``donors`` and ``fresh``."""
         mine = self._circle.rank
         if fresh and mine in donors:
             level = logging.INFO if self._circle.beginning else logging.WARNING

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from backyard.training.circle import Alone
+from backyard.training.alone import Alone
 from backyard.training.saving import Saving
 from backyard.training.session import Session
 

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from backyard.core.errors import RunError
 from backyard.runs.leases import Unit
+from backyard.training.alone import Alone
 from backyard.training.anchoring import arithmetic_of
-from backyard.training.circle import Alone
 from backyard.training.memory import Memory, is_out_of_memory
 from backyard.training.pace import Pace
 from backyard.training.saving import Saving
