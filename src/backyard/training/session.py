@@ -312,7 +312,9 @@ class Session:
             (step, covered), deals = self._steps.at, self._steps.deals
             pieces = [one for unit in self._steps.pending for one in self._memory.pieces(unit)]
             batches = self._data.batches(covered, [piece.span for piece in pieces])
-            for piece, batch in zip(pieces, batches, strict=True):
+            for piece in pieces:
+                self._pace.begin_unit()  # to wait for data is work of this machine
+                batch = next(batches)
                 self._begin(step, covered, piece)
                 self._in_batch = True
                 yield batch
@@ -331,7 +333,6 @@ class Session:
         self._sums.forget_unit()
         if len(self._steps.pending) == 1 and piece.is_last and self._steps.travels_early:
             self._sums.expect_last(self._circle, size)
-        self._pace.begin_unit()
 
     def _check_stepped(self) -> None:
         if self._current is not None:
