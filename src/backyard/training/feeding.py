@@ -52,7 +52,7 @@ class Feeding:
 
     def _made(self, epoch: int) -> DataLoader[Any]:
         like = self._like
-        # Seeds come with the samples; this one only keeps torch from drawing from the script's own randomness.
+        # Seeds come with the samples; this one keeps torch from drawing from the script's own randomness.
         start = torch.Generator()
         start.manual_seed(epoch)
         return DataLoader(

@@ -404,7 +404,8 @@ class Steps:
         if verdict.mixed and verdict.donors:
             donors, fresh = self._anchoring.differing(self._circle, self.done)
         elif verdict.nursed or not verdict.donors:  # they may have been made alike, by one seed
-            same = same_as(self._circle, self._state.parts(self.done), donors[0], wholly=not verdict.donors)
+            word = self._state.fingerprint(self.done, wholly=not verdict.donors)
+            same = same_as(self._circle, word, donors[0])
             fresh = [one for one in fresh if one not in same.intersection(verdict.nursed or fresh)]
         came = self._sharing.share(
             lambda: self._state.parts(self.done), donors, fresh, self._state.most_bytes
