@@ -71,7 +71,7 @@ class Steps:
         self._window = b""
         self.deals = 0  # how often units were dealt anew because a group had changed
         self._nurse, self._newcomer, self._trace = Nurse(circle), Newcomer(), Trace()
-        self._sharing = Sharing(circle)
+        self._sharing = Sharing(circle, training.state)
 
     @property
     def pending(self) -> list[Unit]:
@@ -407,9 +407,7 @@ class Steps:
             word = self._state.fingerprint(self.done, wholly=not verdict.donors)
             same = same_as(self._circle, word, donors[0])
             fresh = [one for one in fresh if one not in same.intersection(verdict.nursed or fresh)]
-        came = self._sharing.share(
-            lambda: self._state.parts(self.done), donors, fresh, self._state.most_bytes
-        )
+        came = self._sharing.share(self.done, donors, fresh)
         if came is not None:
             self.done = self._state.load(came)
         if self._fresh:
@@ -431,6 +429,7 @@ class Steps:
 
     def _load(self, parts: Parts) -> int:
         self.done = self._state.load(parts)
+        self._training.data.catch_up(self._state.covered)
         return self.done
 
     def _follow(self, result: Result) -> None:
@@ -444,6 +443,7 @@ class Steps:
             raise ProtocolError("a result is not of this model")
         self._table = rows.reshape(rows.numel() // max(width, 1), width)
         self._take_effect(result.clip, result.batches)
+        self._training.data.catch_up(self._state.covered)
 
 
 _word = msgspec.msgpack.Decoder(Word)
