@@ -33,6 +33,7 @@ from backyard.runs.checkpoints import (
     encode,
     fingerprint,
     folder_name,
+    held_of,
     manifest_in,
     out_of_date,
     step_of,
@@ -96,8 +97,8 @@ class Checkpoints:
         for place in self._folder.iterdir() if self._folder.is_dir() else ():
             if step_of(place.name) is not None:
                 manifest = self._tried(place, self._manifest)
-                known += [(not manifest.provisional, manifest.step, place)] if manifest is not None else []
-        for _, _, place in sorted(known, reverse=True):
+                known += [(held_of(manifest), place)] if manifest is not None else []
+        for _, place in sorted(known, key=lambda one: (one[0].agreed, one[0].age), reverse=True):
             found = self._tried(place, self.read)
             if found is not None:
                 return found

@@ -12,7 +12,7 @@ import msgspec
 
 from backyard.core.whole_files import write_whole
 from backyard.runs.checkpoints import Step
-from backyard.runs.record import Node
+from backyard.runs.record import Node, Version
 
 
 class Saved(msgspec.Struct, frozen=True, array_like=True):
@@ -20,13 +20,14 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
 
     step: Step = 0
     holders: tuple[Node, ...] = ()
+    generation: Version = 0  # in which it was
 
 
 UNREADABLE = Saved(1)  # something was saved, and nobody here knows by whom
 
 
-def note_saved(path: Path, step: int, holders: Sequence[bytes]) -> None:
-    write_whole(path, msgspec.msgpack.encode(Saved(step, tuple(holders))))
+def note_saved(path: Path, step: int, holders: Sequence[bytes], generation: int) -> None:
+    write_whole(path, msgspec.msgpack.encode(Saved(step, tuple(holders), generation)))
 
 
 def read_saved(path: Path) -> Saved:

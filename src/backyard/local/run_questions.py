@@ -332,6 +332,7 @@ class NewestTold(msgspec.Struct, frozen=True, tag="newest"):
     machines: tuple[str, ...] = ()
     sharded: int = 0
     absent: tuple[str, ...] = ()  # of those who are awaited
+    generation: int = 0  # in which it was saved
 
 
 class BringTold(msgspec.Struct, frozen=True, tag="bring"):

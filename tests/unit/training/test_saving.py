@@ -34,10 +34,10 @@ class Cluster:
         self.absent: Callable[[], Collection[bytes]] = lambda: ()
         self.brought: list[tuple[str, int]] = []
 
-    def has(self, run: str, step: int, *, agreed: bool = True) -> None:
+    def has(self, run: str, step: int, *, agreed: bool = True, generation: int = 1) -> None:
         notary = Machine(self, self.folder, run)
-        save(Checkpoints(self.folder / run, run, notary), step, agreed=agreed)
-        self.held.add(Held(run, step, agreed))
+        save(Checkpoints(self.folder / run, run, notary), step, agreed=agreed, generation=generation)
+        self.held.add(Held(run, step, agreed, generation))
 
 
 class Machine:
@@ -60,7 +60,9 @@ class Machine:
         best = newest(known, [RUN, EARLIER])
         if best is None:
             return NewestTold(absent=absent)
-        return NewestTold(best.run, best.step, best.agreed, ("there",), absent=absent)
+        return NewestTold(
+            best.run, best.step, best.agreed, ("there",), absent=absent, generation=best.generation
+        )
 
     def bring(self, run: str, step: int) -> None:
         if step in self.cannot:
@@ -70,9 +72,9 @@ class Machine:
         shutil.copytree(self.cluster.folder / run / name, self.home / run / name, dirs_exist_ok=True)
 
 
-def save(checkpoints: Checkpoints, step: int, *, agreed: bool = True) -> None:
+def save(checkpoints: Checkpoints, step: int, *, agreed: bool = True, generation: int = 1) -> None:
     state = dismantle({"w": torch.full((2,), float(step)), "done": step})
-    checkpoints.save(state, Facts(step, 1, not agreed))
+    checkpoints.save(state, Facts(step, generation, not agreed))
     checkpoints.wait()
 
 
@@ -214,7 +216,7 @@ def test_those_who_hold_a_newer_one_are_waited_for(
     holder = b"\xaa" * 32
     for machine in yard.machines:
         machine.home.mkdir(parents=True)
-    note_saved(yard.note(1), 60, [holder])
+    note_saved(yard.note(1), 60, [holder], 1)
     if older:
         save(yard.own(0, RUN), older)
 
@@ -240,18 +242,44 @@ def test_after_a_while_an_older_one_has_to_do(
     monkeypatch.setattr("backyard.training.saving._HOLDERS_S", -1.0)
     yard = Yard(tmp_path, 2, RUN)
     yard.machines[1].home.mkdir(parents=True)
-    note_saved(yard.note(1), 60, [b"\xaa" * 32])
+    note_saved(yard.note(1), 60, [b"\xaa" * 32], 1)
     save(yard.own(0, RUN), 20)
     yard.cluster.absent = lambda: {b"\xaa" * 32}
     assert yard.begin() == [(0, 20, 20), (0, 20, 0)]
     assert quick
 
 
+def test_what_was_saved_later_counts_however_far_a_branch_had_come_that_was_given_up(
+    tmp_path: Path, quick: list[float]
+) -> None:
+    yard = Yard(tmp_path, 3, RUN)
+    save(yard.own(0, RUN), 60, generation=2)
+    save(yard.own(1, RUN), 40, generation=5)
+    assert {found[:2] for found in yard.begin(generation=7)} == {(1, 40)}
+    away = Yard(tmp_path / "away", 1, RUN)
+    save(away.own(0, RUN), 60, generation=2)
+    away.cluster.has(RUN, 40, generation=5)
+    assert away.begin(generation=7) == [(0, 40, 40)]
+    assert not quick
+    waits = Yard(tmp_path / "waits", 1, RUN)
+    save(waits.own(0, RUN), 60, generation=2)
+    note_saved(waits.note(0), 40, [b"\xaa" * 32], 5)
+
+    def absent() -> Collection[bytes]:
+        if len(quick) < 3:
+            return {b"\xaa" * 32}
+        waits.cluster.has(RUN, 40, generation=5)
+        return ()
+
+    waits.cluster.absent = absent
+    assert waits.begin(generation=7) == [(0, 40, 40)]
+
+
 def test_whose_holders_are_here_and_have_nothing_begins(tmp_path: Path, quick: list[float]) -> None:
     """They died while they wrote it."""
     yard = Yard(tmp_path, 2, RUN)
     yard.machines[1].home.mkdir(parents=True)
-    note_saved(yard.note(1), 60, [b"\xaa" * 32])
+    note_saved(yard.note(1), 60, [b"\xaa" * 32], 1)
     assert yard.begin() == [(0, 0, 0), (0, 0, 0)]
     assert not quick
 
@@ -271,7 +299,7 @@ def test_who_does_not_save_notes_who_does(tmp_path: Path, monkeypatch: pytest.Mo
     third: Any = Third()
     state: Any = None
     saving.save(third, [0, 1, 2], state, 70)
-    assert read_saved(yard.note(0)) == Saved(70, (b"\xaa" * 32, b"\xbb" * 32))
+    assert read_saved(yard.note(0)) == Saved(70, (b"\xaa" * 32, b"\xbb" * 32), 1)
     yard.note(0).write_bytes(b"torn")
     assert read_saved(yard.note(0)) == UNREADABLE
     yard.note(0).unlink()
@@ -311,7 +339,7 @@ def test_an_agent_that_does_not_answer_is_asked_again(
 ) -> None:
     yard = Yard(tmp_path, 1, RUN)
     yard.machines[0].home.mkdir(parents=True)
-    note_saved(yard.note(0), 60, [b"\xaa" * 32])
+    note_saved(yard.note(0), 60, [b"\xaa" * 32], 1)
     yard.cluster.has(RUN, 60)
 
     def absent() -> Collection[bytes]:
@@ -332,7 +360,7 @@ def test_a_note_is_on_the_drive_before_it_counts(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(
         "backyard.core.whole_files.sync_path", lambda path: synced.append((path.name, target.exists()))
     )
-    note_saved(target, 60, [b"\xaa" * 32])
+    note_saved(target, 60, [b"\xaa" * 32], 1)
     assert synced == [("saved.new", False), (tmp_path.name, True)]
 
 
