@@ -85,9 +85,16 @@ class Crew:
         """What a living worker says of itself; whether that is new."""
         broke, blames = (asked.generation, asked.blames) if asked.stuck else (0, ())
         for rank, known in self.states.items():
-            said = replace(
-                known, state=state, broke=broke, blames=blames, trained=asked.trained, words=asked.words
-            )
+            said = replace(known, state=state, broke=broke, blames=blames)
+            if known.local_rank == asked.local_rank and known.state != "ended" and known != said:
+                self.states[rank] = said
+                return True
+        return False
+
+    def note(self, asked: CircleAsk) -> bool:
+        """As `mark`, of what is to be known when the question comes: it may be answered long after others."""
+        for rank, known in self.states.items():
+            said = replace(known, trained=known.trained or asked.trained, words=asked.words)
             if known.local_rank == asked.local_rank and known.state != "ended" and known != said:
                 self.states[rank] = said
                 return True

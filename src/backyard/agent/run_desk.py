@@ -69,9 +69,8 @@ async def answer(agent: Agent, question: RunQuestion) -> Told:
             return await _resume(agent, question)
         case GraphAsk():
             nodes = await _chosen(agent, question.on, 1, 0.0)
-            graph = encode_graph(agent.surveyor.graph())
             ids = tuple(node.raw.hex() for node in nodes)
-            return GraphTold(graph=graph, nodes=ids, this=agent.me.raw.hex())
+            return GraphTold(graph=encode_graph(agent.surveyor.graph()), nodes=ids, this=agent.me.raw.hex())
         case RunsAsk():
             return RunsTold(tuple(_row(agent, known) for known in agent.runs.book.runs.values()))
         case WatchAsk():
@@ -349,12 +348,14 @@ def _findings(agent: Agent, known: Known) -> tuple[str, ...]:
 
 async def _circle(agent: Agent, asked: CircleAsk) -> CircleTold:
     known = agent.runs.book.find(asked.run)
+    part = agent.runs.parts.get(known.run)
+    if part is not None:
+        part.hear(asked)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + asked.wait_s
     while known.record.version == asked.version and loop.time() < deadline:
         await agent.runs.book.news_within(deadline - loop.time())
     record = known.record
-    part = agent.runs.parts.get(known.run)
     rank = part.in_session(asked) if part is not None else None
     nursed = [slot.key for slot in record.nursed]
     key = (agent.me.raw, asked.local_rank, asked.start)

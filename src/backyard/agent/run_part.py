@@ -351,6 +351,12 @@ class Part:
             self._tell("running")
         return rank
 
+    def hear(self, asked: CircleAsk) -> None:
+        """What a worker of ours says with its question, before that waits for news."""
+        crew = next((one for one in self._crews if one.start == asked.start), None)
+        if crew is not None and crew.note(asked):
+            self._tell("running")
+
     async def leave(self) -> None:
         """This machine wants to go: the others take its workers out of the group at their next commit."""
         if not self._elastic or self.known.record.phase != "running":
