@@ -15,7 +15,7 @@ from backyard.core.errors import BackyardError
 from backyard.identity import NodeId
 from backyard.identity.trust import TrustLog
 from backyard.membership.member import Member
-from backyard.runs.checkpoints import Held, Manifest, newest, next_keeper
+from backyard.runs.checkpoints import Held, Manifest, held_of, newest, next_keeper
 
 _LOOK_S = 2.0
 _AGAIN_S = 15.0  # when nobody could take a copy
@@ -94,7 +94,7 @@ class CheckpointCopies:
         """The newest one here, and who should have it; None if enough have it, or something newer."""
         may_sign = self._keeper.signers_of(known.run)
         manifests = await asyncio.to_thread(self._keeper.shelf.manifests, known.run, may_sign)
-        mine: dict[Held, Manifest] = {Held(one.run, one.step, not one.provisional): one for one in manifests}
+        mine: dict[Held, Manifest] = {held_of(one): one for one in manifests}
         told = await self._keeper.survey([known.run])
         best = newest((one for answer in told.values() for one in answer.held), [known.run])
         if best is None or best not in mine:

@@ -146,7 +146,9 @@ class CheckpointKeeper:
                 if isinstance(found, Sharded):
                     return NewestTold(sharded=found.step, machines=names, absent=absent)
                 held = found.held
-                return NewestTold(held.run, held.step, held.agreed, names, absent=absent)
+                return NewestTold(
+                    held.run, held.step, held.agreed, names, absent=absent, generation=held.generation
+                )
             case BringAsk():
                 return await self._brought(question)
 
@@ -372,7 +374,7 @@ class CheckpointKeeper:
         may_sign = {run: self.signers_of(run) for run in runs}
 
         def look() -> tuple[Held, ...]:
-            held = [sorted(self.shelf.held(run, who), key=_by_step) for run, who in may_sign.items()]
+            held = [sorted(self.shelf.held(run, who), key=_by_age) for run, who in may_sign.items()]
             return tuple(one for some in held for one in some[-2 * KEPT :])
 
         return await asyncio.to_thread(look)
@@ -408,5 +410,5 @@ def _newest_of(
     return Located(best, [node for node, answer in told.items() if best in answer.held])
 
 
-def _by_step(held: Held) -> int:
-    return held.step
+def _by_age(held: Held) -> tuple[int, int]:
+    return held.age

@@ -26,6 +26,7 @@ from backyard.runs.checkpoints import (
     encode,
     fingerprint,
     folder_name,
+    held_of,
     manifest_in,
     out_of_date,
     read_manifest,
@@ -87,7 +88,7 @@ class Shelf:
         return max((step_of(path.parent.name) or 0 for path in found), default=0)
 
     def held(self, run: str, signers: Collection[bytes]) -> list[Held]:
-        return [Held(one.run, one.step, not one.provisional) for one in self.manifests(run, signers)]
+        return [held_of(one) for one in self.manifests(run, signers)]
 
     def is_whole(self, run: str, step: int, signers: Collection[bytes]) -> bool:
         """Reads all of it."""

@@ -19,6 +19,7 @@ from backyard.agent.wardens import Warden
 from backyard.core.config import Settings
 from backyard.identity import NodeId
 from backyard.identity.trust import TrustLog
+from backyard.local.run_questions import CircleAsk
 from backyard.local.starting import child_environment
 from backyard.runs.record import Order, RunRecord, WorkerState
 from backyard.runs.worker_environment import worker_environment
@@ -80,11 +81,21 @@ class Crew:
     def is_idle(self) -> bool:
         return all(state.state == "ended" for state in self.states.values())
 
-    def mark(self, local_rank: int, state: str, broke: int, blames: tuple[int, ...]) -> bool:
+    def mark(self, state: str, asked: CircleAsk) -> bool:
         """What a living worker says of itself; whether that is new."""
+        broke, blames = (asked.generation, asked.blames) if asked.stuck else (0, ())
         for rank, known in self.states.items():
             said = replace(known, state=state, broke=broke, blames=blames)
-            if known.local_rank == local_rank and known.state != "ended" and known != said:
+            if known.local_rank == asked.local_rank and known.state != "ended" and known != said:
+                self.states[rank] = said
+                return True
+        return False
+
+    def note(self, asked: CircleAsk) -> bool:
+        """As `mark`, of what is to be known when the question comes: it may be answered long after others."""
+        for rank, known in self.states.items():
+            said = replace(known, trained=known.trained or asked.trained, words=asked.words)
+            if known.local_rank == asked.local_rank and known.state != "ended" and known != said:
                 self.states[rank] = said
                 return True
         return False

@@ -46,7 +46,8 @@ from backyard.runs.environment import describe
 from backyard.runs.keeping import environment_findings, provisional, stopped_by
 from backyard.runs.needs import Needs
 from backyard.runs.parting import is_apart
-from backyard.runs.record import DataSet, Dropped, Order, Report, WorkerState, sign_order
+from backyard.runs.record import DataSet, Dropped, Order, Report, sign_order
+from backyard.runs.seen import states_of
 from backyard.shipping import folder_limits
 from backyard.topology.graph import encode_graph
 
@@ -68,9 +69,8 @@ async def answer(agent: Agent, question: RunQuestion) -> Told:
             return await _resume(agent, question)
         case GraphAsk():
             nodes = await _chosen(agent, question.on, 1, 0.0)
-            graph = encode_graph(agent.surveyor.graph())
             ids = tuple(node.raw.hex() for node in nodes)
-            return GraphTold(graph=graph, nodes=ids, this=agent.me.raw.hex())
+            return GraphTold(graph=encode_graph(agent.surveyor.graph()), nodes=ids, this=agent.me.raw.hex())
         case RunsAsk():
             return RunsTold(tuple(_row(agent, known) for known in agent.runs.book.runs.values()))
         case WatchAsk():
@@ -320,9 +320,7 @@ def _part(agent: Agent, node: bytes, report: Report | None) -> PartRow:
 
 def _workers(agent: Agent, known: Known) -> tuple[WorkerRow, ...]:
     record = known.record
-    states: dict[tuple[bytes, int, int], WorkerState] = {}
-    for node, report in known.reports.items():
-        states |= {(node, worker.local_rank, worker.start): worker for worker in report.workers}
+    states = states_of(known.reports)
     rows = []
     for rank, slot in enumerate(record.slots):
         state = states.get(slot.key)
@@ -337,6 +335,7 @@ def _workers(agent: Agent, known: Known) -> tuple[WorkerRow, ...]:
                 state=state.state if state is not None else "starting",
                 code=state.code if state is not None and ended else None,
                 signal=state.signal or None if state is not None and ended else None,
+                words=state.words if state is not None and not ended else "",
             )
         )
     return tuple(rows)
@@ -349,12 +348,14 @@ def _findings(agent: Agent, known: Known) -> tuple[str, ...]:
 
 async def _circle(agent: Agent, asked: CircleAsk) -> CircleTold:
     known = agent.runs.book.find(asked.run)
+    part = agent.runs.parts.get(known.run)
+    if part is not None:
+        part.hear(asked)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + asked.wait_s
     while known.record.version == asked.version and loop.time() < deadline:
         await agent.runs.book.news_within(deadline - loop.time())
     record = known.record
-    part = agent.runs.parts.get(known.run)
     rank = part.in_session(asked) if part is not None else None
     nursed = [slot.key for slot in record.nursed]
     key = (agent.me.raw, asked.local_rank, asked.start)

@@ -172,7 +172,8 @@ class Part:
         states = [state for crew in self._crews for state in crew.states.values()]
         busy = {state.local_rank for state in states if state.state != "ended"}
         absent = [place for place in wanted if place not in busy]
-        is_over = any(state.state == "ended" and not state.failed for state in self._finished.values())
+        well = (state.state == "ended" and not state.failed for state in self._finished.values())
+        is_over = record.finished or any(well)
         if not absent or is_over or me not in self.known.order.nodes or self._cannot_join(members):
             return False
         pause = _BACK_OFF_S[min(self._deaths, len(_BACK_OFF_S) - 1)]
@@ -345,11 +346,16 @@ class Part:
         crew = next((one for one in self._crews if one.start == asked.start), None)
         word = "running" if rank is not None and not asked.stuck else "near" if asked.near else "waiting"
         word = "leaving" if self._leaving else word
-        broke, blames = (asked.generation, asked.blames) if asked.stuck else (0, ())
-        if crew is not None and (crew.mark(asked.local_rank, word, broke, blames) or not self._elastic):
+        if crew is not None and (crew.mark(word, asked) or not self._elastic):
             self._elastic = True
             self._tell("running")
         return rank
+
+    def hear(self, asked: CircleAsk) -> None:
+        """What a worker of ours says with its question, before that waits for news."""
+        crew = next((one for one in self._crews if one.start == asked.start), None)
+        if crew is not None and crew.note(asked):
+            self._tell("running")
 
     async def leave(self) -> None:
         """This machine wants to go: the others take its workers out of the group at their next commit."""

@@ -7,12 +7,16 @@ is tried.
 from __future__ import annotations
 
 import base64
+import glob
 import logging
+import os
+import platform
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import psutil
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -29,6 +33,7 @@ from backyard.runs.checkpoints import (
     encode,
     fingerprint,
     folder_name,
+    held_of,
     manifest_in,
     out_of_date,
     step_of,
@@ -92,8 +97,8 @@ class Checkpoints:
         for place in self._folder.iterdir() if self._folder.is_dir() else ():
             if step_of(place.name) is not None:
                 manifest = self._tried(place, self._manifest)
-                known += [(not manifest.provisional, manifest.step, place)] if manifest is not None else []
-        for _, _, place in sorted(known, reverse=True):
+                known += [(held_of(manifest), place)] if manifest is not None else []
+        for _, place in sorted(known, key=lambda one: (one[0].agreed, one[0].age), reverse=True):
             found = self._tried(place, self.read)
             if found is not None:
                 return found
@@ -161,10 +166,19 @@ class Checkpoints:
 
 
 def write_model(tensors: Mapping[str, torch.Tensor], path: Path, facts: Mapping[str, str]) -> None:
-    """Parameters and buffers as safetensors; whole or not at all."""
-    draft = path.with_name(f"{path.name}.draft")
+    """Parameters and buffers as safetensors; whole or not at all.
+
+    Several machines may write the same file, in a folder that they share.
+    """
+    ours = f"{path.name}.draft-{platform.node()}-"
+    for left in path.parent.glob(f"{glob.escape(ours)}*"):  # by one that was killed meanwhile
+        writer = left.name.removeprefix(ours)
+        if writer.isdecimal() and not psutil.pid_exists(int(writer)):
+            left.unlink(missing_ok=True)
+    draft = path.with_name(f"{ours}{os.getpid()}")
     dense = {name: _dense(tensor.detach().cpu()) for name, tensor in tensors.items()}
     save_file(dense, draft, metadata=dict(facts))
+    sync_path(draft)
     draft.replace(path)
 
 

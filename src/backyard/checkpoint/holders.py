@@ -12,24 +12,33 @@ import msgspec
 
 from backyard.core.whole_files import write_whole
 from backyard.runs.checkpoints import Step
-from backyard.runs.record import Node
+from backyard.runs.record import Node, Version
 
 
 class Saved(msgspec.Struct, frozen=True, array_like=True):
+    """Of step 0: nothing was saved."""
+
     step: Step = 0
     holders: tuple[Node, ...] = ()
+    generation: Version = 0  # in which it was
 
 
-def note_saved(path: Path, step: int, holders: Sequence[bytes]) -> None:
-    write_whole(path, msgspec.msgpack.encode(Saved(step, tuple(holders))))
+UNREADABLE = Saved(1)  # something was saved, and nobody here knows by whom
+
+
+def note_saved(path: Path, step: int, holders: Sequence[bytes], generation: int) -> None:
+    content = msgspec.msgpack.encode(Saved(step, tuple(holders), generation))
+    write_whole(path, content, synced=True)
 
 
 def read_saved(path: Path) -> Saved:
-    """Of nothing, if there is no note that can be read."""
+    """`UNREADABLE` if there is a note that cannot be read: that is not the same as none."""
     try:
         return _notes.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError):
+    except FileNotFoundError:
         return Saved()
+    except (OSError, msgspec.DecodeError):
+        return UNREADABLE
 
 
 _notes = msgspec.msgpack.Decoder(Saved)

@@ -138,7 +138,7 @@ def describe(told: WatchTold) -> str:
 
 def _worker(row: WorkerRow) -> str:
     if row.state != "ended":
-        return row.state
+        return f"{row.state}, waits for {row.words}" if row.words else row.state
     return f"ended by signal {row.signal}" if row.signal else f"ended with code {row.code}"
 
 

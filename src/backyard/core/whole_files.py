@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from backyard.core.syncing import sync_path
 
-def write_whole(path: Path, content: bytes) -> None:
-    """A kill leaves the file before, or this one. Whether a power cut does is up to the file system."""
+
+def write_whole(path: Path, content: bytes, *, synced: bool = False) -> None:
+    """A kill leaves the file before, or this one. ``synced``: so does a power cut, and it takes longer."""
     draft = path.with_name(f"{path.name}.new")
     draft.write_bytes(content)
+    if synced:
+        sync_path(draft)
     draft.replace(path)
+    if synced:
+        sync_path(path.parent)

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 MOST_FOLLOWED = 64
+MOST_WORDS = 200
 
 RunName = Annotated[str, Meta(min_length=1, max_length=64)]
 Text = Annotated[str, Meta(max_length=4000)]
@@ -118,6 +119,8 @@ class CircleAsk(msgspec.Struct, frozen=True, tag="circle?"):
     stuck: bool = False  # that group has broken, and it waits for another
     blames: Annotated[tuple[Annotated[int, Meta(ge=0, le=1024)], ...], Meta(max_length=64)] = ()
     near: bool = False  # a newcomer that has followed the others so far that it could be let in
+    trained: bool = False  # it has committed a step
+    words: Annotated[str, Meta(max_length=MOST_WORDS)] = ""  # for what it waits
 
 
 class DroppedAsk(msgspec.Struct, frozen=True, tag="dropped?"):
@@ -217,6 +220,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     start: int = 0
     code: int | None = None
     signal: int | None = None
+    words: str = ""  # for what it waits
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -328,6 +332,7 @@ class NewestTold(msgspec.Struct, frozen=True, tag="newest"):
     machines: tuple[str, ...] = ()
     sharded: int = 0
     absent: tuple[str, ...] = ()  # of those who are awaited
+    generation: int = 0  # in which it was saved
 
 
 class BringTold(msgspec.Struct, frozen=True, tag="bring"):

@@ -72,6 +72,16 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     run: RunId
     step: Step
     agreed: bool
+    generation: Version = 0  # in which it was saved
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """The higher, the later. A branch that was given up may have come further before it was."""
+        return self.generation, self.step
+
+
+def held_of(manifest: Manifest) -> Held:
+    return Held(manifest.run, manifest.step, not manifest.provisional, manifest.generation)
 
 
 def folder_name(step: int) -> str:
@@ -161,10 +171,10 @@ def encode(what: Manifest | Seal) -> bytes:
 
 
 def newest(held: Iterable[Held], runs: Sequence[str]) -> Held | None:
-    """Of the first of these runs that has any: an agreed one before a provisional one, then the furthest."""
+    """Of the first of these runs that has any: an agreed one before a provisional one, then the latest."""
     places = {run: place for place, run in enumerate(runs)}
     known = [one for one in held if one.run in places]
-    return max(known, key=lambda one: (-places[one.run], one.agreed, one.step), default=None)
+    return max(known, key=lambda one: (-places[one.run], one.agreed, one.age), default=None)
 
 
 def next_keeper(

@@ -36,7 +36,6 @@ class Word(msgspec.Struct, frozen=True, array_like=True):
     done: Step = 0
     held: Digest = b""  # the digest of the result of the step after those, if it has one
     units: Units = ()  # in its sums for that step
-    lineage: Digest = b""  # which history its state belongs to
     nursed: bool = False  # a newcomer that has followed the others to ``done``
     speed: Speed = 0.0  # samples per second; 0: not known yet
     arithmetic: Digest = b""  # the same on machines that compute the same bits
@@ -90,8 +89,6 @@ def _conclude(words: Sequence[Word]) -> Verdict:
     none: tuple[frozenset[int], ...] = tuple(frozenset() for _ in words)
     if not old:
         return Verdict(0, False, none, none, (), fresh, "nobody has a state yet")
-    if len({word.lineage for _, word in old}) > 1:
-        raise ProtocolError("members of one group come from different histories of the run")
     most = max(word.done for _, word in old)
     least = min(word.done for _, word in old)
     holders = [word for _, word in old if word.done == least and word.held]

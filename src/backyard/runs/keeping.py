@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from backyard.core.units import counted
 from backyard.runs.environment import Finding, compare, usable
+from backyard.runs.forgiving import forgive, kind_of
 from backyard.runs.parting import Leaving, Pair, is_apart, is_waiting, leaving
 from backyard.runs.record import (
     MOST_WORKERS,
@@ -23,12 +24,11 @@ from backyard.runs.record import (
     Report,
     RunRecord,
     Slot,
-    WorkerState,
 )
+from backyard.runs.results import has_results, with_ends, with_results_in_reach
+from backyard.runs.seen import FAILED, Seen, first_cause, outcome_of, seen_of, states_of
 
-FAILED = 1
 STOPPED = 130
-KILLED = 128  # and the number of the signal, as shells count
 _BACK_OFF_S = (0.0, 1.0, 2.0, 5.0, 10.0)
 _SETTLED_S = 600.0  # a generation that ran so long has earned all its restarts again
 _MOST_CARES_S = 20.0  # how long workers of a machine that is here may take to end
@@ -36,7 +36,6 @@ _MOST_STOPPING_S = 180.0
 _STUCK_S = 3.0
 _ONE_STUCK_S = 60.0  # the others may wait in a group that this one cannot reach
 _AGAIN_S = 0.5  # between two attempts to heal a newcomer
-_FOLLOWERS = ("PeerLost", "peer-lost", "rank is lost", "DistBackendError", "Connection closed by peer")
 
 
 class Facts(NamedTuple):
@@ -65,8 +64,11 @@ def next_record(record: RunRecord, facts: Facts) -> RunRecord | None:
             changed = _stop(record, facts)
         case _:
             changed = None
-    if changed is None and record.phase == "running" and record.restarts and facts.since_s > _SETTLED_S:
-        changed = replace(record, restarts=0)  # written down: a power cut forgets how long it ran
+    used = bool(record.restarts or record.forgiven)
+    if changed is None and record.phase == "running" and used and facts.since_s > _SETTLED_S:
+        changed = replace(
+            record, restarts=0, forgiven=()
+        )  # written down: a power cut forgets how long it ran
     return None if changed is None else replace(changed, version=record.version + 1)
 
 
@@ -199,64 +201,31 @@ def slots_of(node: bytes, report: Report, order: Order) -> list[Slot]:
 # while workers are at work
 
 
-class Seen(NamedTuple):
-    """A worker of the record, as its own machine tells of it. Nobody can speak of another's."""
-
-    rank: int
-    slot: Slot
-    state: WorkerState | None
-
-    @property
-    def has_ended(self) -> bool:
-        return self.state is not None and self.state.state == "ended"
-
-    @property
-    def is_going(self) -> str:
-        """Why the others go on without it though it is alive; empty: they do not."""
-        word = self.state.state if self.state is not None else ""
-        return {"stopped": "has a stopped worker", "leaving": "leaves"}.get(word, "")
-
-    @property
-    def failed(self) -> bool:
-        return self.state is not None and self.state.failed
-
-
-def _seen(record: RunRecord, facts: Facts) -> list[Seen]:
-    states = _states(facts)
-    return [Seen(rank, slot, states.get(slot.key)) for rank, slot in enumerate(record.slots)]
-
-
-def _states(facts: Facts) -> dict[tuple[bytes, int, int], WorkerState]:
-    return {
-        (node, worker.local_rank, worker.start): worker
-        for node, report in facts.reports.items()
-        for worker in report.workers
-    }
-
-
 def lead_session(record: RunRecord, facts: Facts) -> RunRecord | None:
     """Members come and go; those who stay go on. At least one of them must stay."""
-    seen = _seen(record, facts)
-    cause = _first_cause([one for one in seen if one.failed and one.state and not one.state.signal])
+    seen = seen_of(record, facts.reports)
+    record, raised = forgive(record, seen, facts.here)
+    cause = first_cause(raised)
     if cause is not None:
-        return _fail(record, _outcome_of(cause, facts))
-    finished = record.finished or any(one.has_ended and not one.failed for one in seen)
-    if seen[0].has_ended and not seen[0].failed and not record.results_at:
-        record = replace(record, results_at=seen[0].slot.node)
-    record = replace(record, finished=finished)
+        return _fail(record, outcome_of(cause, facts.name))
+    record = with_ends(record, seen)
     living = [one for one in seen if one.slot.node in facts.here and not one.has_ended]
     alive = [one.slot for one in living if not one.is_going] or [one.slot for one in living]
     if not alive:
-        if finished:
-            return _well(record, "every worker that was left has ended well")
+        if has_results(record):
+            ended = with_results_in_reach(record, facts.here)
+            sentence = "every worker that was left has ended well"
+            if ended.results_at != record.results_at:
+                sentence += f"; rank 0 is gone, the results are those of {facts.name(ended.results_at)}"
+            return _well(ended, sentence)
         gone = [node for node in record.nodes if node not in facts.here]
-        return _lost(record, facts, gone, _first_cause([one for one in seen if one.failed]))
+        return _lost(record, facts, gone, first_cause([one for one in seen if one.failed]))
     if len(alive) == len(seen):
         states = [one.state for one in seen]
         found = leaving(record.slots, states, record.generation, facts.apart, facts.stuck_s, facts.keeper)
         if found:
             return _part(record, facts, found)
-    joining, nursed = ((), ()) if finished else _newcomers(record, facts, alive)
+    joining, nursed = ((), ()) if record.finished else _newcomers(record, facts, alive)
     slots = (*alive, *joining)
     if slots == record.slots:
         waiting = [is_waiting(one.state, record.generation) for one in seen]
@@ -266,6 +235,9 @@ def lead_session(record: RunRecord, facts: Facts) -> RunRecord | None:
     left = [slot for slot in record.slots if slot not in alive]
     names = ", ".join(dict.fromkeys(facts.name(slot.node) for slot in (left or joining)))
     going = next((one.is_going for one in seen if one.slot in left and one.is_going), "is gone")
+    failed = next((one.state for one in seen if one.failed and one.state and one.state.code), None)
+    if failed is not None:
+        going = f"failed ({kind_of(failed)}) and is started again, for once"
     verb = going if left else "joined"
     why = f"{counted(len(slots), 'worker')}, because {names} {verb}"
     return _regroup(record, slots, nursed, why)
@@ -284,7 +256,7 @@ def _regroup(record: RunRecord, slots: Sequence[Slot], nursed: Sequence[Slot], w
 
 def _nurse(record: RunRecord, facts: Facts, nursed: Sequence[Slot]) -> RunRecord | None:
     """Newcomers get the state while the others go on; an attempt that failed is repeated."""
-    states = _states(facts)
+    states = states_of(facts.reports)
     waiting = (states[slot.key] for slot in nursed)
     failed = any(is_waiting(one, record.nursery) for one in waiting) and facts.since_s >= _AGAIN_S
     if tuple(nursed) == record.nursed and not failed:
@@ -316,7 +288,7 @@ def _newcomers(
     """Who is let in now, and who gets the state before that. The latter are let in together."""
     found = _waiting(record, facts, members)
     nursed = tuple(slot for slot in record.nursed if slot in found)
-    states = _states(facts)
+    states = states_of(facts.reports)
     if nursed and all(states[slot.key].state == "near" for slot in nursed):
         return nursed, ()
     return (), nursed or found
@@ -326,7 +298,7 @@ def _waiting(record: RunRecord, facts: Facts, members: Sequence[Slot]) -> tuple[
     nodes = list(dict.fromkeys(slot.node for slot in members))
     present = {slot.key for slot in record.slots}
     found = []
-    for (node, local_rank, start), worker in sorted(_states(facts).items()):
+    for (node, local_rank, start), worker in sorted(states_of(facts.reports).items()):
         key = (node, local_rank, start)
         is_new = key not in present and not is_apart(node, nodes, facts.apart)
         if worker.state in ("waiting", "near") and node in facts.here and is_new:
@@ -345,10 +317,10 @@ def _run(record: RunRecord, facts: Facts) -> RunRecord | None:
         report = facts.reports.get(node)
         if report is not None and report.generation == record.generation and report.stage == "failed":
             return _fail(record, Outcome(code=FAILED, sentence=f"{facts.name(node)}: {report.words}"))
-    seen = _seen(record, facts)
-    failed = _first_cause([one for one in seen if one.failed])
+    seen = seen_of(record, facts.reports)
+    failed = first_cause([one for one in seen if one.failed])
     if failed is not None and failed.state is not None and not failed.state.signal:
-        return _fail(record, _outcome_of(failed, facts))
+        return _fail(record, outcome_of(failed, facts.name))
     if failed is None and not gone:
         return _well(record, "every worker has ended well") if all(one.has_ended for one in seen) else None
     if failed is None and seen[0].has_ended and all(one.has_ended or one.slot.node in gone for one in seen):
@@ -365,7 +337,7 @@ def _lost(record: RunRecord, facts: Facts, gone: Sequence[bytes], failed: Seen |
     """A machine or a worker died that had done nothing wrong: start again, or give up and say why."""
     order = facts.order
     if failed is not None:
-        outcome = _outcome_of(failed, facts)
+        outcome = outcome_of(failed, facts.name)
         why = outcome.sentence
     else:
         why = f"{_names(gone, facts)} went away"
@@ -378,33 +350,7 @@ def _lost(record: RunRecord, facts: Facts, gone: Sequence[bytes], failed: Seen |
     if len(left) < order.min_nodes:
         rest = f"{len(left)} of at least {order.min_nodes} machines are left"
         return _fail(record, replace(outcome, sentence=f"{why}; {rest}"))
-    return replace(record, phase="restarting", restarts=used + 1, why=why)
-
-
-def _first_cause(failed: Sequence[Seen]) -> Seen | None:
-    """The failure that the others follow from: not one that only complains that another was lost."""
-
-    def order(one: Seen) -> tuple[bool, int, int]:
-        assert one.state is not None
-        follows = any(word in one.state.tail for word in _FOLLOWERS)
-        return follows, one.state.place, one.rank
-
-    return min(failed, key=order, default=None)
-
-
-def _outcome_of(failed: Seen, facts: Facts) -> Outcome:
-    worker = failed.state
-    assert worker is not None
-    who = f"rank {failed.rank} on {facts.name(failed.slot.node)}"
-    if worker.signal:
-        code = min(255, KILLED + worker.signal)
-        sentence = f"{who} was ended by signal {worker.signal}"
-        if "out-of-memory" in worker.tail or "out of memory" in worker.tail:
-            sentence = f"{who} ran out of memory and was ended by its system"
-    else:
-        code = worker.code if 0 < worker.code <= 255 else FAILED
-        sentence = f"{who} ended with code {worker.code}"
-    return Outcome(code=code, sentence=sentence, node=failed.slot.node, rank=failed.rank, tail=worker.tail)
+    return replace(record, phase="restarting", restarts=used + 1, finished=False, why=why)
 
 
 def _fail(record: RunRecord, outcome: Outcome) -> RunRecord:

@@ -114,6 +114,14 @@ class LeftOut(msgspec.Struct, frozen=True, array_like=True):
     why: Sentence
 
 
+class Forgiven(msgspec.Struct, frozen=True, array_like=True):
+    """A place whose worker failed by itself, in what way, and was started again for once."""
+
+    node: Node
+    local_rank: Annotated[int, Meta(ge=0, le=64)]
+    kind: Word
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One version of where a run stands."""
 
@@ -125,9 +133,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     began: Version = 0  # the generation whose workers were all started for it
     finished: bool = False  # a member of the session has ended well
     results_at: Annotated[bytes, Meta(max_length=32)] = b""  # where rank 0 ended well
+    results_also_at: Annotated[bytes, Meta(max_length=32)] = b""  # where a machine's first worker did
     slots: Annotated[tuple[Slot, ...], Meta(max_length=MOST_WORKERS)] = ()
     left_out: Annotated[tuple[LeftOut, ...], Meta(max_length=MOST_MACHINES)] = ()
     restarts: Count = 0  # how many workers' deaths were followed by another start
+    forgiven: Annotated[tuple[Forgiven, ...], Meta(max_length=MOST_WORKERS)] = ()  # of late
     hard: bool = False  # end the workers without a last word
     elastic: bool = False  # a session: members may come and go, and nobody is started again for it
     # Newcomers to a session that get the state, to be let in then.
@@ -173,6 +183,8 @@ class WorkerState(msgspec.Struct, frozen=True, array_like=True):
     start: Version = 0
     broke: Version = 0  # the generation whose group broke under it, while it waits for another
     blames: Annotated[tuple[Rank, ...], Meta(max_length=64)] = ()  # the ranks that it lost there
+    trained: bool = False  # it has committed a step of a session
+    words: Word = ""  # for what it waits
 
     @property
     def failed(self) -> bool:

@@ -23,8 +23,9 @@ from backyard.local.board import BoardClient, agent_at
 from backyard.local.board_messages import Scope
 from backyard.local.client import ListenerClient
 from backyard.local.questions import decode_told, encode
-from backyard.local.run_questions import CircleAsk, CircleTold, GraphAsk, GraphTold
+from backyard.local.run_questions import MOST_WORDS, CircleAsk, CircleTold, GraphAsk, GraphTold
 from backyard.topology.graph import Graph, decode_graph
+from backyard.training.alone import Arrived
 from backyard.training.healing import Wire
 from backyard.training.nursery import Room
 from backyard.training.room import GroupRoom
@@ -109,71 +110,14 @@ class Circle(Wire, Reducer, CodedReducer, Protocol):
     def say_near(self) -> None:
         """This newcomer could be let in."""
 
+    def say_trained(self) -> None:
+        """This member has committed a step; said once."""
+
+    def say_waits(self, words: str) -> None:
+        """For whom or what, to whoever asks how the run fares; empty: for nobody."""
+
     def close(self) -> None:
         """The script is over: nobody is healed any more."""
-
-
-class _Arrived:
-    """The sum over one."""
-
-    def wait(self) -> None:
-        return
-
-
-class Alone:
-    """A run of one."""
-
-    rank, world, generation, provisional, beginning, finished = 0, 1, 0, False, True, False
-
-    def __init__(self) -> None:
-        self.on_told: Callable[[int], None] = lambda nursery: None
-
-    def meet(self, broken: CollectiveError | None) -> None:
-        return
-
-    def newest(self) -> int:
-        return 0
-
-    def machines(self) -> tuple[str, ...]:
-        return ("",)
-
-    def survey(self) -> Graph:
-        return Graph()
-
-    def gather(self, word: bytes) -> list[bytes]:
-        return [word]
-
-    def abort(self) -> None:
-        return
-
-    def begin_sum(self, tensor: torch.Tensor) -> Travelling:
-        return _Arrived()
-
-    def sum_coded(self, *_: object) -> tuple[torch.Tensor, Callable[[], None]]:
-        raise AssertionError("there is nobody else")
-
-    def begin_send(self, tensor: torch.Tensor, to: int) -> Travelling:
-        raise AssertionError("there is nobody else")
-
-    begin_receive = begin_send
-
-    def nursery(self) -> int:
-        return 0
-
-    def nursery_opener(self, number: int) -> Callable[[], Room] | None:
-        return None
-
-    def await_nursery(self) -> Room | None:
-        return None
-
-    def nursery_broke(self) -> None:
-        return
-
-    def say_near(self) -> None:
-        return
-
-    def close(self) -> None:
-        return
 
 
 class _MeetingStore(ClusterStore):
@@ -210,7 +154,8 @@ class AgentsCircle:
         self._room: GroupRoom | None = None
         self._stuck = False
         self._blames: tuple[int, ...] = ()
-        self._near = False
+        self._near = self._trained = False
+        self._words = ""  # for what it waits
         self._last_nursery = self._broken_nursery = 0
         self._nurseries: dict[int, GroupRoom | None] = {}  # those that are open; None: about to be
         self._closing = False
@@ -276,7 +221,7 @@ class AgentsCircle:
 
     def begin_sum(self, tensor: torch.Tensor) -> Travelling:
         if self._room is None:
-            return _Arrived()
+            return Arrived()
         self._agree_on_sites(self._room)
         return self._room.begin_sum(tensor)
 
@@ -331,6 +276,16 @@ class AgentsCircle:
     def say_near(self) -> None:
         if not self._near:
             self._near = True
+            self._tell_now()
+
+    def say_trained(self) -> None:
+        if not self._trained:
+            self._trained = True
+            self._tell_now()
+
+    def say_waits(self, words: str) -> None:
+        if self._words != words[:MOST_WORDS]:
+            self._words = words[:MOST_WORDS]
             self._tell_now()
 
     def close(self) -> None:
@@ -398,7 +353,19 @@ class AgentsCircle:
         generation = self.generation or self._broken_nursery
         stuck = generation > 0 and (self._stuck or self.generation == 0)
         blames = self._blames if stuck else ()
-        return CircleAsk(run, local_rank, start, version, wait_s, generation, stuck, blames, self._near)
+        return CircleAsk(
+            run,
+            local_rank,
+            start,
+            version,
+            wait_s,
+            generation,
+            stuck,
+            blames,
+            self._near,
+            self._trained,
+            self._words,
+        )
 
     def _tell_now(self) -> None:
         """Beside the question that waits for news."""

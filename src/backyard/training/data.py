@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampl
 
 from backyard.core.errors import RunError
 from backyard.runs.leases import Course, Unit, seed_of
+from backyard.training.feeding import Feeding
 
 _SAMPLE = 1  # the purpose of a seed: of a sample's own randomness, or of a unit's
 _UNIT = 2
@@ -94,6 +95,7 @@ class Units:
             samples, batch, min(unit, batch), seed, isinstance(sampler, RandomSampler), loader.drop_last
         )
         self._placed = _Placed(loader.dataset)
+        self._feeding = Feeding(loader, self._placed)
         self._order: tuple[int, Any] = (-1, None)
         if not len(self):
             raise RunError("the data set is smaller than one batch", hint="Use a smaller batch_size.")
@@ -136,16 +138,10 @@ class Units:
                     batch = collate([self._placed[place] for place in row])
                 yield batch
             return
-        yield from DataLoader(
-            self._placed,
-            batch_sampler=places,
-            num_workers=self.loader.num_workers,
-            collate_fn=self.loader.collate_fn,
-            pin_memory=self.loader.pin_memory,
-            worker_init_fn=self.loader.worker_init_fn,
-            prefetch_factor=self.loader.prefetch_factor,
-            multiprocessing_context=self.loader.multiprocessing_context,
-        )
+        yield from self._feeding.batches(epoch, places)
+
+    def catch_up(self, step: int) -> None:
+        """Any place can be read at once."""
 
     def seed_unit(self, step: int, unit: Unit, part: int = 0) -> None:
         seed_unit(self.course.seed, step, unit, part)

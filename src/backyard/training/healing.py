@@ -74,19 +74,29 @@ def room_for(skeleton: bytes, most_bytes: int) -> list[torch.Tensor]:
     return [torch.empty(shape, dtype=dtype) for dtype, shape in found]
 
 
-def same_as(members: Members, parts: Parts, first: int, *, wholly: bool) -> set[int]:
-    """Who has the state of ``first`` already, this member's being ``parts``; asked of all, or sketched."""
-    said = members.gather(digest(parts) if wholly else sketch(parts))
+def same_as(members: Members, fingerprint: bytes, first: int) -> set[int]:
+    """Who has the state of ``first`` already, by a fingerprint of each member's."""
+    said = members.gather(fingerprint)
     return {rank for rank, one in enumerate(said) if one == said[first]}
 
 
-def sketch(parts: Parts) -> bytes:
-    """A hash of the beginning of every tensor: who followed every result differs nowhere, or everywhere."""
+def sketch(parts: Parts, turn: int) -> bytes:
+    """A hash of a window of every tensor, another one at each turn.
+
+    Who followed every result differs nowhere, or nearly everywhere.
+    """
     hasher = blake3(parts.skeleton)
     for tensor in parts.tensors:
-        flat = tensor.reshape(-1)
-        hasher.update(as_bytes(flat[: _SKETCH_BYTES // flat.element_size()]))
+        hasher.update(as_bytes(window_of(tensor, _SKETCH_BYTES, turn)))
     return hasher.digest()
+
+
+def window_of(tensor: torch.Tensor, size: int, turn: int) -> torch.Tensor:
+    """So many bytes of it; as turns go by, all of it."""
+    flat = tensor.detach().reshape(-1)
+    width = size // flat.element_size()
+    first = (turn % max(1, -(-flat.numel() // width))) * width
+    return flat[first : first + width]
 
 
 def chunks(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

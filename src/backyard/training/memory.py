@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,6 +18,7 @@ from typing import NamedTuple
 import torch
 
 from backyard.runs.leases import Unit
+from backyard.training.ending import end_as_killed
 
 log = logging.getLogger("backyard.training")
 
@@ -80,9 +80,7 @@ class Memory:
                 -(-unit * 2 // self.parts),
                 -(-unit // self.parts),
             )
-            sys.stderr.flush()
-            # As if it had been killed: the others go on, and its machine starts it again.
-            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+            end_as_killed()
 
         return hook
 
@@ -90,7 +88,9 @@ class Memory:
 def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+    words = str(error).lower()
+    # The second is what torch says of a processor's own memory.
+    return isinstance(error, RuntimeError) and ("out of memory" in words or "can't allocate memory" in words)
 
 
 def _read(file: Path | None) -> int:

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import msgspec
 
 from backyard.checkpoint.files import Checkpoints, Facts
-from backyard.checkpoint.holders import note_saved, read_saved
+from backyard.checkpoint.holders import UNREADABLE, note_saved, read_saved
 from backyard.checkpoint.notary import AgentsNotary, Notary
 from backyard.checkpoint.state import Parts
 from backyard.core.decoding import decode
 from backyard.core.errors import BackyardError
-from backyard.runs.checkpoints import Held, Manifest
+from backyard.runs.checkpoints import Held, Manifest, held_of
 from backyard.training.circle import Circle, Place
 from backyard.training.profiling import is_dry_run
 from backyard.training.state import TrainingState
@@ -38,15 +38,27 @@ class _Found(msgspec.Struct, frozen=True, array_like=True):
     here: bool = True
     awaits: int = 0  # the step of a newer one, whose holders are not in reach
     holders: str = ""
+    generation: int = 0  # in which it was saved
+    awaits_generation: int = 0
 
     @property
-    def worth(self) -> tuple[int, bool, int]:
-        return -self.place, self.agreed, self.step
+    def worth(self) -> tuple[int, bool, int, int]:
+        return -self.place, self.agreed, self.generation, self.step
 
     @property
-    def own_step(self) -> int:
-        """Of this run itself."""
-        return self.step if self.place == 0 else 0
+    def awaited(self) -> str:
+        return (
+            f"{self.holders}, with the checkpoint of step {self.awaits}" if self.awaits > 1 else self.holders
+        )
+
+    @property
+    def own_age(self) -> tuple[int, int]:
+        """Of this run itself; as with `Held`."""
+        return (self.generation, self.step) if self.place == 0 else (0, 0)
+
+    @property
+    def awaited_age(self) -> tuple[int, int]:
+        return self.awaits_generation, self.awaits
 
 
 class _Loaded(NamedTuple):
@@ -104,8 +116,9 @@ class Saving:
             self._shelves.checkpoints[0].save(state.parts(done), facts)
         elif self.keeps and holders:
             machines = circle.machines()
+            nodes = [bytes.fromhex(machines[rank]) for rank in holders]
             try:
-                note_saved(self._shelves.note, done, [bytes.fromhex(machines[rank]) for rank in holders])
+                note_saved(self._shelves.note, done, nodes, circle.generation)
             except OSError as error:
                 log.warning("who saved step %d could not be noted: %s", done, error)
 
@@ -122,16 +135,23 @@ class Saving:
         while True:
             away, absent = self._newest_away(circle, loaded, given_up)
             mine = self._word(loaded) if away is None else self._word_of(away)
-            if absent.awaits > mine.own_step and waiting.is_patient:
-                mine = msgspec.structs.replace(mine, awaits=absent.awaits, holders=absent.holders)
+            if absent.awaited_age > mine.own_age and waiting.is_patient:
+                mine = msgspec.structs.replace(
+                    mine,
+                    awaits=absent.awaits,
+                    holders=absent.holders,
+                    awaits_generation=absent.awaits_generation,
+                )
             said = circle.gather(msgspec.msgpack.encode(mine))
             words = [decode(_decoder, data, "what a member has saved cannot be read") for data in said]
             best = max(range(len(words)), key=lambda rank: (words[rank].worth, words[rank].here, -rank))
-            awaited = max(words, key=lambda one: one.awaits)
-            if awaited.awaits > words[best].own_step:
+            awaited = max(words, key=lambda one: one.awaited_age)
+            if awaited.awaited_age > words[best].own_age:
+                circle.say_waits(awaited.awaited)
                 waiting.pause(awaited, words[best])
                 loaded = self._newest_here(circle)
                 continue
+            circle.say_waits("")
             if words[best].here:
                 break
             if best == circle.rank and away is not None:
@@ -169,10 +189,15 @@ class Saving:
         try:
             told = self._shelves.notary.newest(given_up, saved.holders)
         except BackyardError as error:
-            log.warning("checkpoints of other machines are not looked for: %s", error.message)
-            return None, _Found()
-        absent = _Found(awaits=saved.step if told.absent else 0, holders=", ".join(told.absent))
-        held = Held(told.run, told.step, told.agreed)
+            why = f"this machine's agent, which could not say what others have saved ({error.message})"
+            return None, _Found(awaits=max(1, saved.step), holders=why, awaits_generation=saved.generation)
+        absent = _Found()
+        if told.absent:
+            names = ", ".join(told.absent)
+            absent = _Found(awaits=saved.step, holders=names, awaits_generation=saved.generation)
+        if saved == UNREADABLE:
+            absent = _Found(awaits=1, holders=f"whoever saved (the note {self._shelves.note} is damaged)")
+        held = Held(told.run, told.step, told.agreed, told.generation)
         is_known = any(one.run == held.run for one in self._possible(circle))
         is_better = is_known and self._word_of(held).worth > self._word(loaded).worth
         return held if is_better else None, absent
@@ -194,14 +219,12 @@ class Saving:
     def _word(self, loaded: _Loaded | None) -> _Found:
         if loaded is None:
             return _Found()
-        manifest = loaded.manifest
-        held = Held(manifest.run, manifest.step, not manifest.provisional)
-        return msgspec.structs.replace(self._word_of(held), here=True)
+        return msgspec.structs.replace(self._word_of(held_of(loaded.manifest)), here=True)
 
     def _word_of(self, held: Held) -> _Found:
         assert self._shelves is not None
         runs = [one.run for one in self._shelves.checkpoints]
-        return _Found(runs.index(held.run), held.agreed, held.step, False)
+        return _Found(runs.index(held.run), held.agreed, held.step, here=False, generation=held.generation)
 
 
 class _Waiting:
@@ -222,12 +245,14 @@ class _Waiting:
         if now - self._said >= _SAY_S:
             self._said = now
             log.warning(
-                "waiting for %.0f s for %s: the checkpoint of step %d is there, and here %s. Switch one of "
-                "them on; without them it goes on %s",
+                "waiting for %.0f s for %s: %s, and here %s. Switch one of them on; without them it goes on "
+                "%s",
                 now - self._began,
                 awaited.holders,
-                awaited.awaits,
-                f"only that of step {best.step}" if best.step else "none",
+                f"the checkpoint of step {awaited.awaits} is there"
+                if awaited.awaits > 1
+                else "there may be a checkpoint",
+                f"only that of step {best.step}" if best.step else "is none",
                 f"after {_HOLDERS_S:.0f} s"
                 if best.step
                 else "only by your word: backyard unpair, or a new run",

@@ -172,6 +172,7 @@ class Session:
         self._steps.clip = self._clip
         if not isinstance(self._data, Leased):
             self._choose_sync(scaling, loader.batch_size or 1, unit)
+        self._steps.on_commit.append(self._circle.say_trained)
         self.on_commit(ProvisionalSteps.of(Place.from_environment()))
         atexit.register(self._circle.close)
         atexit.register(self._steps.close)
@@ -273,9 +274,13 @@ class Session:
         self._tracked[name] = thing
 
     def save(self, path: str | Path) -> None:
-        """The model's parameters and buffers as safetensors; written by the main member."""
+        """The model's parameters and buffers as safetensors; written on every machine, by its first worker.
+
+        So it is there at the end of the run, whoever dies while it is written.
+        """
         self._saving.finish()
-        if not self.is_main or self._model is None:
+        is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+        if self._model is None or not (is_first or self.is_main):
             return
         with self._steps.committed(), self._norms.committed():
             write_model(tensors_of(self._model), Path(path), {"steps": str(self.done)})
@@ -311,7 +316,9 @@ class Session:
             pieces = [one for unit in self._steps.pending for one in self._memory.pieces(unit)]
             pieces = pieces[self._parts_taken :]
             batches = self._data.batches(covered, [piece.span for piece in pieces])
-            for piece, batch in zip(pieces, batches, strict=True):
+            for piece in pieces:
+                self._pace.begin_unit()  # to wait for data is work of this machine
+                batch = next(batches)
                 self._begin(step, covered, piece)
                 self._in_batch = True
                 try:
@@ -336,7 +343,6 @@ class Session:
         self._written.begin()
         if len(self._steps.pending) == 1 and piece.is_last and self._steps.travels_early:
             self._sums.expect_last(self._circle, size)
-        self._pace.begin_unit()
 
     def _leave_unit(self) -> None:
         """The unit at hand does not count: the model is what was committed; another pass begins with it."""

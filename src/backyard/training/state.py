@@ -9,8 +9,9 @@ import torch
 from blake3 import blake3
 from torch.optim import Optimizer
 
-from backyard.checkpoint.state import Parts, as_bytes, assemble, dismantle
+from backyard.checkpoint.state import Parts, as_bytes, assemble, digest, dismantle
 from backyard.core.errors import RunError
+from backyard.training.healing import sketch, window_of
 from backyard.training.names_in_state import load_state, state_of, tensors_of
 from backyard.training.sums import laid_out_as
 from backyard.training.sync import Sync, heard
@@ -113,10 +114,21 @@ class TrainingState:
         return int(state["done"])
 
     def window(self, step: int) -> bytes:
-        """A hash of the beginning of one tensor of the model, another one at each step."""
+        """A hash of a part of one tensor of the model, another one at each step: all of it in time."""
         tensors = list(tensors_of(self.model).values())
-        flat = tensors[step % len(tensors)].detach().reshape(-1)
-        return blake3(as_bytes(flat[: _WINDOW_BYTES // max(1, flat.element_size())])).digest()
+        turn, place = divmod(step, len(tensors))
+        return blake3(as_bytes(window_of(tensors[place], _WINDOW_BYTES, turn))).digest()
+
+    def fingerprint(self, done: int, *, wholly: bool) -> bytes:
+        """To find who lacks the state; if not ``wholly``, of a sketch, and of all that the user tracks.
+
+        That is changed by the script: a newcomer that followed the others did not see it.
+        """
+        parts = self.parts(done)
+        if wholly:
+            return digest(parts)
+        tracked = dismantle({name: thing.state_dict() for name, thing in self.tracked.items()})
+        return sketch(parts, done) + digest(tracked)
 
     @property
     def most_bytes(self) -> int:

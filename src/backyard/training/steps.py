@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -21,21 +19,23 @@ import torch
 from backyard.checkpoint.state import Parts, digest
 from backyard.core.decoding import decode
 from backyard.core.errors import CollectiveError, ProtocolError
-from backyard.core.units import counted
 from backyard.runs.commit import Verdict, Word, conclude
 from backyard.runs.leases import Unit, fingerprint
 from backyard.training.anchoring import ADOPT_EVERY
 from backyard.training.at_hand import AtHand, may_go_ahead
 from backyard.training.circle import Circle
 from backyard.training.dealing import deal
+from backyard.training.ending import end_without_state
 from backyard.training.flight import Flight
-from backyard.training.healing import give_state, receive_state, same_as
+from backyard.training.healing import same_as
 from backyard.training.held import UNREADABLE, Held, is_outdated, read_held
 from backyard.training.journal import Journal
+from backyard.training.lasting import raise_if_lasting
 from backyard.training.nurse import Nurse, be_nursed
 from backyard.training.nursery import Healed, Newcomer, Result
 from backyard.training.pace import Pace
 from backyard.training.saving import Saving
+from backyard.training.sharing import Sharing
 from backyard.training.squeeze import Squeeze
 from backyard.training.streams import Stream
 from backyard.training.sync import Sync
@@ -71,6 +71,7 @@ class Steps:
         self._window = b""
         self.deals = 0  # how often units were dealt anew because a group had changed
         self._nurse, self._newcomer, self._trace = Nurse(circle), Newcomer(), Trace()
+        self._sharing = Sharing(circle, training.state)
 
     @property
     def pending(self) -> list[Unit]:
@@ -334,7 +335,11 @@ class Steps:
     # groups
 
     def meet(self, broken: CollectiveError | None = None) -> None:
-        """Until a group holds in which everybody has concluded the same and has the state."""
+        """Until a group holds in which everybody has concluded the same and has the state.
+
+        RunError if none ever will.
+        """
+        raise_if_lasting(broken)
         if broken is not None:
             log.info("the group broke at step %d: %s", self.done, broken.message)
         self.deals += 1
@@ -350,6 +355,7 @@ class Steps:
                 verdict = self._conclude()
                 self._heal(verdict)
             except CollectiveError as error:
+                raise_if_lasting(error)
                 log.info("generation %d broke at once: %s", self._circle.generation, error.message)
                 broken = error
                 continue
@@ -385,12 +391,7 @@ class Steps:
     def _heal(self, verdict: Verdict) -> None:
         """Whoever has no state gets it from those who have; with nobody, all begin with rank 0's."""
         if not verdict.donors and not self._circle.beginning:
-            if self._circle.finished:
-                log.warning("the others have finished before this worker could join them")
-                raise SystemExit(0)
-            log.error("everybody who had the state is gone; this worker ends, to begin with a checkpoint")
-            # Nothing of the script may catch it and go on: it would begin anew beside the run.
-            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+            end_without_state(finished=self._circle.finished)
         donors = verdict.donors
         if not donors:
             first, done = self._saving.restore(self._circle, self._state)
@@ -403,14 +404,12 @@ class Steps:
         if verdict.mixed and verdict.donors:
             donors, fresh = self._anchoring.differing(self._circle, self.done)
         elif verdict.nursed or not verdict.donors:  # they may have been made alike, by one seed
-            same = same_as(self._circle, self._state.parts(self.done), donors[0], wholly=not verdict.donors)
+            word = self._state.fingerprint(self.done, wholly=not verdict.donors)
+            same = same_as(self._circle, word, donors[0])
             fresh = [one for one in fresh if one not in same.intersection(verdict.nursed or fresh)]
-        if fresh and mine in donors:
-            level = logging.INFO if self._circle.beginning else logging.WARNING
-            log.log(level, "training waits while the state is sent to %s", counted(len(fresh), "newcomer"))
-            give_state(self._circle, mine, self._state.parts(self.done), donors, fresh)
-        elif mine in fresh:
-            self.done = self._state.load(receive_state(self._circle, donors, self._state.most_bytes))
+        came = self._sharing.share(self.done, donors, fresh)
+        if came is not None:
+            self.done = self._state.load(came)
         if self._fresh:
             self._sums.clear()
         self._fresh = False
@@ -430,6 +429,7 @@ class Steps:
 
     def _load(self, parts: Parts) -> int:
         self.done = self._state.load(parts)
+        self._training.data.catch_up(self._state.covered)
         return self.done
 
     def _follow(self, result: Result) -> None:
@@ -443,6 +443,7 @@ class Steps:
             raise ProtocolError("a result is not of this model")
         self._table = rows.reshape(rows.numel() // max(width, 1), width)
         self._take_effect(result.clip, result.batches)
+        self._training.data.catch_up(self._state.covered)
 
 
 _word = msgspec.msgpack.Decoder(Word)

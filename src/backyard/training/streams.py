@@ -6,6 +6,8 @@ data set. Whether it does, nobody can check; only how many there are in a step i
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +17,10 @@ from torch.utils.data import DataLoader
 from backyard.runs.leases import Unit, cut
 from backyard.training.data import batch_size_of, own_randomness, seed_all, seed_of_sample, seed_unit
 from backyard.training.state import TrainingState
+
+log = logging.getLogger("backyard.training")
+
+_SAY_S = 10.0
 
 
 def _as_it_is(item: Any) -> Any:
@@ -66,6 +72,10 @@ class Stream:
                 batch = self._loader.collate_fn(items[span.first - first : span.last - first])
             yield batch
 
+    def catch_up(self, step: int) -> None:
+        """Read what lies before a step, and the step: a newcomer does it before anybody waits for it."""
+        self._read(step)
+
     def seed_unit(self, step: int, unit: Unit, part: int = 0) -> None:
         seed_unit(self._seed, step, unit, part)
 
@@ -75,9 +85,7 @@ class Stream:
         if self._epoch != self._state.epoch or first < min(self._at, self._held[0]):
             self._open()
         if self._held[0] != first:
-            with own_randomness():
-                for _ in range(self._at, first):  # a newcomer has to read what the others had
-                    self._next()
+            self._skip_to(first)
             self._held = (first, [])
         found = self._held[1]
         while len(found) < period * self._batch:
@@ -89,6 +97,18 @@ class Stream:
                 break
             found += more
         return first, found
+
+    def _skip_to(self, first: int) -> None:
+        """A newcomer has to read what the others had."""
+        began = said = time.monotonic()
+        with own_randomness():
+            for at in range(self._at, first):
+                self._next()
+                now = time.monotonic()
+                if now - said > _SAY_S:
+                    said = now
+                    words = "reading the stream for %.0f s, to where the training is: %d of %d items"
+                    log.warning(words, now - began, at, first)
 
     def _next(self) -> list[Any]:
         seed_all(seed_of_sample(self._seed, self._epoch, self._at))

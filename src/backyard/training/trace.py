@@ -31,7 +31,7 @@ class Trace:
             return
         parts = state.parts(done)
         is_large = sum(tensor.numel() for tensor in parts.tensors) > _HASHED_WHOLE
-        held = (sketch(parts) if is_large else digest(parts)).hex()
+        held = (sketch(parts, done) if is_large else digest(parts)).hex()
         line = f"{time.time():.6f} {done} {self._where} {held} {os.getpid()} {self._of} {sorted(units)}\n"
         with open(self._path, "a", encoding="ascii") as file:
             file.write(line)

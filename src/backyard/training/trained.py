@@ -29,6 +29,9 @@ class Data(Protocol):
     def may_go_ahead(self, step: int) -> bool:
         """Whether the units there may be computed before those that come before them are committed."""
 
+    def catch_up(self, step: int) -> None:
+        """Be ready to begin there."""
+
 
 class Training(NamedTuple):
     """The parts of one member."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 from backyard.core.errors import ConfigError, HubError
+from backyard.training.alone import Alone
 from backyard.training.beyond import Beyond
 from backyard.training.choosing import Wish
-from backyard.training.circle import AgentsCircle, Alone, Circle, Place
+from backyard.training.circle import AgentsCircle, Circle, Place
 from backyard.training.profiling import is_dry_run
 from backyard.training.saving import Saving, Shelves
 from backyard.training.session import Session

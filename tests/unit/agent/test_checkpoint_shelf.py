@@ -44,7 +44,7 @@ def _shelf(folder: Path) -> Shelf:
 def test_what_was_saved_without_a_quorum_counts_like_all_else_once_it_is_settled(tmp_path: Path) -> None:
     shelf = _shelf(tmp_path)
     shelf.settle(RUN, SIGNERS, counts=True)
-    assert set(shelf.held(RUN, SIGNERS)) == {Held(RUN, step, True) for step in (50, 70, 90)}
+    assert set(shelf.held(RUN, SIGNERS)) == {Held(RUN, step, True, 1) for step in (50, 70, 90)}
     assert all(shelf.is_whole(RUN, step, SIGNERS) for step in (50, 70, 90))
     found = Checkpoints(shelf.folder(RUN), RUN, Notary()).newest()  # type: ignore[arg-type]
     assert found is not None
@@ -59,11 +59,11 @@ def test_what_was_saved_without_a_quorum_counts_like_all_else_once_it_is_settled
 def test_what_is_dropped_stands_in_nobodys_way(tmp_path: Path) -> None:
     shelf = _shelf(tmp_path)
     shelf.settle(RUN, SIGNERS, counts=False)
-    assert shelf.held(RUN, SIGNERS) == [Held(RUN, 50, True)]
+    assert shelf.held(RUN, SIGNERS) == [Held(RUN, 50, True, 1)]
     assert shelf.latest(RUN) == 50
     for step in (60, 70, 80, 85):
         _saved(shelf, step, provisional=False)
-    assert set(shelf.held(RUN, SIGNERS)) == {Held(RUN, step, True) for step in (70, 80, 85)}
+    assert set(shelf.held(RUN, SIGNERS)) == {Held(RUN, step, True, 1) for step in (70, 80, 85)}
     _saved(shelf, 95, provisional=True)
     shelf.settle(RUN, SIGNERS, counts=False)
     left = {name for name in os.listdir(shelf.folder(RUN)) if name.startswith("dropped-")}
@@ -74,7 +74,7 @@ def test_the_last_that_was_written_is_the_latest(tmp_path: Path) -> None:
     shelf = _shelf(tmp_path)
     _saved(shelf, 60, provisional=False)
     assert shelf.latest(RUN) == 60
-    assert Held(RUN, 60, True) in shelf.held(RUN, SIGNERS), "though three have higher steps"
+    assert Held(RUN, 60, True, 1) in shelf.held(RUN, SIGNERS), "though three have higher steps"
 
 
 def test_a_long_run_that_failed_just_now_keeps_its_checkpoints(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Collection
 from pathlib import Path
 
@@ -183,3 +184,12 @@ def test_weights_that_two_layers_share_are_saved_under_both_names(tmp_path: Path
     found = load_file(tmp_path / "model.safetensors")
     assert torch.equal(found["embedding.weight"], found["head.weight"])
     assert torch.equal(found["head.weight"], head.weight)
+
+
+def test_what_a_killed_writer_left_is_removed_and_what_others_write_is_not(tmp_path: Path) -> None:
+    ours = f"model.safetensors.draft-{platform.node()}"
+    left, theirs = tmp_path / f"{ours}-4194305", tmp_path / "model.safetensors.draft-elsewhere-4194305"
+    for draft in (left, theirs):  # no process has that number
+        draft.write_bytes(b"half")
+    write_model({"w": torch.ones(2)}, tmp_path / "model.safetensors", {})
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "model.safetensors", theirs]

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from backyard.core.errors import RunError
+from backyard.training.alone import Alone
 from backyard.training.beyond import Form, Handed, Span, Task
-from backyard.training.circle import Alone
 from backyard.training.saving import Saving
 from backyard.training.session import Session
 

@@ -523,6 +523,55 @@ def test_the_results_are_where_rank_0_ended_well() -> None:
     assert (ended.phase, ended.results_at) == ("ended", A)
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_results_are_anothers_if_rank_0_dies_while_it_writes_them(at_once: bool) -> None:
+    asked = order(nodes=(A, B))
+    record = in_session(asked)
+    one = {A: at_work(record, A), B: at_work(record, B, x=WorkerState(1, "ended"))}
+    both = {**one, A: at_work(record, A, x=WorkerState(0, "ended", 0, 9))}
+    if not at_once:
+        alone = next_record(record, facts(asked, one))
+        assert alone is not None
+        assert (alone.nodes, alone.finished) == ((A,), True)
+        record = alone
+    ended = next_record(record, facts(asked, both))
+    assert ended is not None
+    assert ended.outcome is not None
+    assert (ended.phase, ended.outcome.code, ended.results_at) == ("ended", 0, B)
+    assert "the results are those of pc" in ended.outcome.sentence
+
+
+def test_nobody_who_writes_results_has_ended_well() -> None:
+    """One machine with two workers: the first is killed in run.save, and the second has nothing to write."""
+    asked = order(nodes=(A,), per_node=2)
+    record = in_session(asked)
+    second = {A: at_work(record, A, x=WorkerState(1, "ended"))}
+    alone = next_record(record, facts(asked, second))
+    assert alone is not None
+    assert alone.finished
+    killed = {A: at_work(record, A, x=WorkerState(1, "ended"), y=WorkerState(0, "ended", 0, 9))}
+    again = next_record(alone, facts(asked, killed))
+    assert again is not None
+    assert (again.phase, again.finished, again.restarts) == ("restarting", False, 1)
+
+
+def test_results_come_from_a_machine_that_is_here() -> None:
+    asked = order(nodes=(A, B))
+    record = in_session(asked)
+    done = {
+        A: at_work(record, A, x=WorkerState(0, "ended")),
+        B: at_work(record, B, x=WorkerState(1, "ended")),
+    }
+    first = next_record(record, facts(asked, {**done, A: at_work(record, A)}))
+    assert first is not None
+    both = next_record(first, facts(asked, done))
+    assert both is not None
+    assert (both.phase, both.results_at) == ("ended", A)
+    alone = next_record(replace(first, results_at=A), facts(asked, done, here=(B,)))
+    assert alone is not None
+    assert (alone.phase, alone.results_at) == ("ended", B)
+
+
 def test_one_that_cannot_reach_its_group_is_heard_at_last() -> None:
     asked = order(nodes=(A, B))
     record = in_session(asked)

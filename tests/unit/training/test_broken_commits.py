@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from backyard.core.errors import CollectiveError
+from backyard.checkpoint.state import Parts, dismantle
+from backyard.core.errors import CollectiveError, OperationMismatch, RunError, UnsupportedOperation
 from backyard.training.pace import Pace
+from backyard.training.sharing import Sharing
 from backyard.training.sync import Sync
 from tests.unit.training.test_rounds import Training
 from tests.unit.training.together import Arriving, Seat, Table, together
 
 SPEEDS = (100.0, 100.0, 1.0)
+NUMBERS = 64
 
 
 class HalfHeard(Seat):
@@ -68,3 +72,102 @@ def test_all_go_on_with_the_same_leases(monkeypatch: pytest.MonkeyPatch) -> None
     assert members[0].run._circle.met == 1 + len(HalfHeard.deaf_at)  # type: ignore[attr-defined]
     assert members[0].hashes == members[1].hashes == members[2].hashes
     assert members[0].counts[-1] == 5 * 12
+
+
+class Garbled(Seat):
+    """What the second member receives first is damaged on its way."""
+
+    def __init__(self, table: Table, rank: int, times: int) -> None:
+        super().__init__(table, rank)
+        self.damaged, self.times, self.met = 0, times, 0
+
+    def begin_receive(self, tensor: torch.Tensor, sender: int) -> Arriving:
+        arriving = super().begin_receive(tensor, sender)
+        if tensor.numel() == 4 * NUMBERS and self.damaged < self.times:
+            wait = arriving.wait
+
+            def damage() -> None:
+                wait()
+                self.damaged += 1
+                tensor[-1] += 1
+
+            arriving.wait = damage  # type: ignore[method-assign]
+        return arriving
+
+    def meet(self, broken: CollectiveError | None) -> None:
+        self.met += 1
+
+
+class State:
+    most_bytes = 1 << 20
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def parts(self, done: int) -> Parts:
+        return dismantle({"w": torch.arange(float(NUMBERS)) + self.rank, "done": done})
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_state_that_came_damaged_is_sent_again_a_few_times(times: int) -> None:
+    table, damaged = Table(2), [0]
+
+    def member(rank: int) -> Parts | None:
+        seat = Garbled(table, rank, times)
+        sharing = Sharing(seat, State(rank))  # type: ignore[arg-type]
+        for _ in range(5):
+            try:
+                return sharing.share(5, (0,), (1,)) if rank else _given(sharing)
+            except CollectiveError:
+                damaged[0] += 1
+        raise AssertionError("it is repeated without end")
+
+    def _given(sharing: Sharing) -> None:
+        for _ in range(min(times + 1, 3)):
+            sharing.share(5, (0,), (1,))
+
+    with ThreadPoolExecutor(2) as pool:
+        giver, taker = pool.submit(member, 0), pool.submit(member, 1)
+    assert giver.exception() is None
+    if times == 1:
+        found = taker.result()
+        assert found is not None
+        assert found.tensors[0].tolist() == list(range(NUMBERS))
+        assert damaged == [1]
+    else:
+        with pytest.raises(RunError, match="3 times in a row"):
+            taker.result()
+
+
+class Unlike(Seat):
+    """One operation ends with an error that the next group would meet with again."""
+
+    def __init__(self, table: Table, rank: int, error: CollectiveError) -> None:
+        super().__init__(table, rank)
+        self._error = error
+        self.met = 0
+
+    def begin_sum(self, tensor: torch.Tensor) -> Arriving:
+        raise self._error
+
+    def meet(self, broken: CollectiveError | None) -> None:
+        self.met += 1
+        assert self.met < 5, "it is repeated"
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (OperationMismatch("rank 1 sums 20 numbers and rank 0 sums 30"), "a stream must yield equally many"),
+        (UnsupportedOperation("tensors on cuda", hint="Set staging to auto."), "Set staging to auto."),
+    ],
+)
+@pytest.mark.parametrize("period", [1, 4])
+def test_what_no_group_can_do_is_not_repeated(error: CollectiveError, hint: str, period: int) -> None:
+    def member(seat: Seat) -> Training:
+        return Training(Unlike(seat._table, seat.rank, error), Sync(period=period)).train(2)
+
+    with pytest.raises(RunError) as caught:
+        together(2, member)
+    assert caught.value.message == error.message
+    assert hint in caught.value.hint

@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from backyard.training.circle import Alone
+from backyard.local.run_questions import MOST_WORDS
+from backyard.training.alone import Alone
+from backyard.training.circle import AgentsCircle, Place
 from backyard.training.saving import Saving
 from backyard.training.session import Session
 
@@ -89,3 +91,22 @@ def test_a_session_closes_its_circle_when_the_script_ends(monkeypatch: pytest.Mo
     loader = DataLoader(TensorDataset(torch.zeros(4, 2)), batch_size=2)
     session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
     assert circle.close in at_exit
+
+
+def test_what_a_member_says_of_itself_reaches_its_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once each: a step is not the place for many questions."""
+    told: list[tuple[bool, str]] = []
+    monkeypatch.setattr(AgentsCircle, "_listen", lambda self: None)
+    circle = AgentsCircle(Place("run-1", 0, 1, tmp_path, "aa"))
+
+    def tell_now() -> None:
+        asked = circle._question(0, 0.0)
+        told.append((asked.trained, asked.words))
+
+    monkeypatch.setattr(circle, "_tell_now", tell_now)
+    for words in ("pc", "pc", "x" * 500, ""):
+        circle.say_waits(words)
+        circle.say_trained()
+    assert told == [(False, "pc"), (True, "pc"), (True, "x" * MOST_WORDS), (True, "")]

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
 from backyard.runs.leases import Course
+from backyard.training.alone import Alone
 from backyard.training.beyond import Flat
-from backyard.training.circle import Alone
 from backyard.training.saving import Saving
 from backyard.training.session import Session
 

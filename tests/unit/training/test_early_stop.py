@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
-from backyard.training.circle import Alone
+from backyard.training.alone import Alone
 from backyard.training.memory import Memory
 from backyard.training.pace import Pace
 from backyard.training.saving import Saving

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from backyard.core.errors import CollectiveError, RunError
-from backyard.training.circle import Alone
+from backyard.training.alone import Alone
 from backyard.training.pace import Pace
 from backyard.training.rounds import Rounds
 from backyard.training.sync import Sync

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from backyard.checkpoint.state import Parts
-from backyard.training.circle import Alone
+from backyard.training.alone import Alone
 from backyard.training.saving import Saving
 from backyard.training.session import Session
 from tests.unit.training.together import Seat, together

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from backyard.compression import Part
 from backyard.core.errors import CollectiveError, ConfigError, RunError
-from backyard.training.circle import Alone
+from backyard.training.alone import Alone
 from backyard.training.pace import Pace
 from backyard.training.saving import Saving
 from backyard.training.session import Session

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from backyard.checkpoint.files import Checkpoints, Facts
-from backyard.checkpoint.holders import Saved, note_saved, read_saved
+from backyard.checkpoint.holders import UNREADABLE, Saved, note_saved, read_saved
 from backyard.checkpoint.state import dismantle
-from backyard.core.errors import RunError
+from backyard.core.errors import AgentError, RunError
 from backyard.identity import NodeKey
 from backyard.local.run_questions import NewestTold
 from backyard.runs.checkpoints import Held, Seal, newest, sign
@@ -34,10 +34,10 @@ class Cluster:
         self.absent: Callable[[], Collection[bytes]] = lambda: ()
         self.brought: list[tuple[str, int]] = []
 
-    def has(self, run: str, step: int, *, agreed: bool = True) -> None:
+    def has(self, run: str, step: int, *, agreed: bool = True, generation: int = 1) -> None:
         notary = Machine(self, self.folder, run)
-        save(Checkpoints(self.folder / run, run, notary), step, agreed=agreed)
-        self.held.add(Held(run, step, agreed))
+        save(Checkpoints(self.folder / run, run, notary), step, agreed=agreed, generation=generation)
+        self.held.add(Held(run, step, agreed, generation))
 
 
 class Machine:
@@ -54,12 +54,15 @@ class Machine:
         return {KEY.id.raw}
 
     def newest(self, passing_over: Collection[tuple[str, int]], awaiting: Sequence[bytes]) -> NewestTold:
-        absent = tuple(node.hex()[:2] for node in awaiting if node in self.cluster.absent())
+        away = self.cluster.absent()
+        absent = tuple(node.hex()[:2] for node in awaiting if node in away)
         known = [one for one in self.cluster.held if (one.run, one.step) not in passing_over]
         best = newest(known, [RUN, EARLIER])
         if best is None:
             return NewestTold(absent=absent)
-        return NewestTold(best.run, best.step, best.agreed, ("there",), absent=absent)
+        return NewestTold(
+            best.run, best.step, best.agreed, ("there",), absent=absent, generation=best.generation
+        )
 
     def bring(self, run: str, step: int) -> None:
         if step in self.cannot:
@@ -69,9 +72,9 @@ class Machine:
         shutil.copytree(self.cluster.folder / run / name, self.home / run / name, dirs_exist_ok=True)
 
 
-def save(checkpoints: Checkpoints, step: int, *, agreed: bool = True) -> None:
+def save(checkpoints: Checkpoints, step: int, *, agreed: bool = True, generation: int = 1) -> None:
     state = dismantle({"w": torch.full((2,), float(step)), "done": step})
-    checkpoints.save(state, Facts(step, 1, not agreed))
+    checkpoints.save(state, Facts(step, generation, not agreed))
     checkpoints.wait()
 
 
@@ -80,6 +83,7 @@ class Group:
 
     def __init__(self, size: int) -> None:
         self.size, self.words = size, [b""] * size
+        self.waits: list[str] = []
         self.barrier = threading.Barrier(size, timeout=90.0)
 
     def member(self, rank: int, generation: int) -> Any:
@@ -88,6 +92,9 @@ class Group:
         class Circle:
             def __init__(self) -> None:
                 self.rank, self.world, self.generation = rank, group.size, generation
+
+            def say_waits(self, words: str) -> None:
+                group.waits.append(words)
 
             def gather(self, word: bytes) -> list[bytes]:
                 group.words[rank] = word
@@ -117,6 +124,7 @@ class Yard:
         self.cluster = Cluster(folder / "cluster")
         self.machines = [Machine(self.cluster, folder / str(rank)) for rank in range(size)]
         self.runs = runs
+        self.waits: list[str] = []  # what members said to their agents
 
     def own(self, rank: int, run: str) -> Checkpoints:
         machine = self.machines[rank]
@@ -142,6 +150,7 @@ class Yard:
             thread.start()
         for thread in threads:
             thread.join(90)
+        self.waits = group.waits
         return found
 
 
@@ -207,7 +216,7 @@ def test_those_who_hold_a_newer_one_are_waited_for(
     holder = b"\xaa" * 32
     for machine in yard.machines:
         machine.home.mkdir(parents=True)
-    note_saved(yard.note(1), 60, [holder])
+    note_saved(yard.note(1), 60, [holder], 1)
     if older:
         save(yard.own(0, RUN), older)
 
@@ -224,6 +233,7 @@ def test_those_who_hold_a_newer_one_are_waited_for(
     yard.cluster.absent = absent
     assert {found[1] for found in yard.begin()} == {60}
     assert "for aa: the checkpoint of step 60 is there" in caplog.text
+    assert (yard.waits[0], yard.waits[-1]) == ("aa, with the checkpoint of step 60", "")
 
 
 def test_after_a_while_an_older_one_has_to_do(
@@ -232,18 +242,44 @@ def test_after_a_while_an_older_one_has_to_do(
     monkeypatch.setattr("backyard.training.saving._HOLDERS_S", -1.0)
     yard = Yard(tmp_path, 2, RUN)
     yard.machines[1].home.mkdir(parents=True)
-    note_saved(yard.note(1), 60, [b"\xaa" * 32])
+    note_saved(yard.note(1), 60, [b"\xaa" * 32], 1)
     save(yard.own(0, RUN), 20)
     yard.cluster.absent = lambda: {b"\xaa" * 32}
     assert yard.begin() == [(0, 20, 20), (0, 20, 0)]
     assert quick
 
 
+def test_what_was_saved_later_counts_however_far_a_branch_had_come_that_was_given_up(
+    tmp_path: Path, quick: list[float]
+) -> None:
+    yard = Yard(tmp_path, 3, RUN)
+    save(yard.own(0, RUN), 60, generation=2)
+    save(yard.own(1, RUN), 40, generation=5)
+    assert {found[:2] for found in yard.begin(generation=7)} == {(1, 40)}
+    away = Yard(tmp_path / "away", 1, RUN)
+    save(away.own(0, RUN), 60, generation=2)
+    away.cluster.has(RUN, 40, generation=5)
+    assert away.begin(generation=7) == [(0, 40, 40)]
+    assert not quick
+    waits = Yard(tmp_path / "waits", 1, RUN)
+    save(waits.own(0, RUN), 60, generation=2)
+    note_saved(waits.note(0), 40, [b"\xaa" * 32], 5)
+
+    def absent() -> Collection[bytes]:
+        if len(quick) < 3:
+            return {b"\xaa" * 32}
+        waits.cluster.has(RUN, 40, generation=5)
+        return ()
+
+    waits.cluster.absent = absent
+    assert waits.begin(generation=7) == [(0, 40, 40)]
+
+
 def test_whose_holders_are_here_and_have_nothing_begins(tmp_path: Path, quick: list[float]) -> None:
     """They died while they wrote it."""
     yard = Yard(tmp_path, 2, RUN)
     yard.machines[1].home.mkdir(parents=True)
-    note_saved(yard.note(1), 60, [b"\xaa" * 32])
+    note_saved(yard.note(1), 60, [b"\xaa" * 32], 1)
     assert yard.begin() == [(0, 0, 0), (0, 0, 0)]
     assert not quick
 
@@ -263,9 +299,69 @@ def test_who_does_not_save_notes_who_does(tmp_path: Path, monkeypatch: pytest.Mo
     third: Any = Third()
     state: Any = None
     saving.save(third, [0, 1, 2], state, 70)
-    assert read_saved(yard.note(0)) == Saved(70, (b"\xaa" * 32, b"\xbb" * 32))
+    assert read_saved(yard.note(0)) == Saved(70, (b"\xaa" * 32, b"\xbb" * 32), 1)
     yard.note(0).write_bytes(b"torn")
+    assert read_saved(yard.note(0)) == UNREADABLE
+    yard.note(0).unlink()
     assert read_saved(yard.note(0)) == Saved()
+
+
+def test_a_damaged_note_is_not_the_word_that_nothing_was_saved(
+    tmp_path: Path, quick: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    yard = Yard(tmp_path, 2, RUN)
+    yard.machines[1].home.mkdir(parents=True)
+    yard.note(1).write_bytes(b"")
+    come = threading.Lock()
+
+    def absent() -> Collection[bytes]:
+        with come:
+            if len(quick) > 5 and not yard.cluster.held:
+                yard.cluster.has(RUN, 60)
+        return ()
+
+    yard.cluster.absent = absent
+    assert {found[1] for found in yard.begin()} == {60}
+    assert "for whoever saved (the note" in caplog.text
+
+
+def test_with_something_there_a_damaged_note_keeps_nobody_waiting(tmp_path: Path, quick: list[float]) -> None:
+    yard = Yard(tmp_path, 2, RUN)
+    yard.machines[1].home.mkdir(parents=True)
+    yard.note(1).write_bytes(b"")
+    save(yard.own(0, RUN), 20)
+    assert yard.begin() == [(0, 20, 20), (0, 20, 0)]
+    assert not quick
+
+
+def test_an_agent_that_does_not_answer_is_asked_again(
+    tmp_path: Path, quick: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    yard = Yard(tmp_path, 1, RUN)
+    yard.machines[0].home.mkdir(parents=True)
+    note_saved(yard.note(0), 60, [b"\xaa" * 32], 1)
+    yard.cluster.has(RUN, 60)
+
+    def absent() -> Collection[bytes]:
+        if len(quick) < 3:
+            raise AgentError("the agent is busy")
+        return ()
+
+    yard.cluster.absent = absent
+    assert yard.begin() == [(0, 60, 60)]
+    assert (
+        "this machine's agent, which could not say what others have saved (the agent is busy)" in caplog.text
+    )
+
+
+def test_a_note_is_on_the_drive_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, bool]] = []
+    target = tmp_path / "saved"
+    monkeypatch.setattr(
+        "backyard.core.whole_files.sync_path", lambda path: synced.append((path.name, target.exists()))
+    )
+    note_saved(target, 60, [b"\xaa" * 32], 1)
+    assert synced == [("saved.new", False), (tmp_path.name, True)]
 
 
 def test_a_step_of_which_nothing_was_logged_has_no_entry() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from backyard.core.errors import RunError
-from backyard.training.circle import Alone
+from backyard.training.alone import Alone
 from backyard.training.saving import Saving
 from backyard.training.session import Session
 from tests.unit.training.together import Seat, together

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from backyard.core.errors import CollectiveError, RunError
+from backyard.training.alone import Alone
 from backyard.training.beyond import Beyond, Form, Handed, Span, Task, within
-from backyard.training.circle import Alone
 from backyard.training.pace import Pace
 from backyard.training.saving import Saving
 from backyard.training.session import Session

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from backyard.training.circle import Alone
+from backyard.training.alone import Alone
 from backyard.training.sync import Sync
 from tests.unit.training.test_rounds import Training
 

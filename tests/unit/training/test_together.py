@@ -11,15 +11,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from backyard.checkpoint.state import Parts, byte_view
 from backyard.core.errors import RunError
 from backyard.runs.leases import Unit
+from backyard.training.alone import Alone
 from backyard.training.anchoring import arithmetic_of
-from backyard.training.circle import Alone
-from backyard.training.memory import Memory
+from backyard.training.memory import Memory, is_out_of_memory
 from backyard.training.pace import Pace
 from backyard.training.saving import Saving
 from backyard.training.session import Session
@@ -192,6 +194,48 @@ def test_a_newcomer_reads_what_the_others_had() -> None:
     assert torch.equal(net.weight, expected.weight)  # type: ignore[arg-type]
 
 
+class Counted(Numbers):
+    """How many items were read."""
+
+    read = 0
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for item in super().__iter__():
+            self.read += 1
+            yield item
+
+
+def test_a_newcomer_reads_on_while_it_is_nursed(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    """And not when the others wait for it."""
+    monkeypatch.setattr("backyard.training.streams._SAY_S", -1.0)
+    half = session(Alone())
+    other = model()
+    loader = DataLoader(Numbers(48), batch_size=BATCH)
+    _, first, earlier = half.prepare(other, Crooked(other.parameters(), 0.05), loader)
+    results: list[Any] = []
+    half._steps._nurse.note = lambda result: results.append(result())  # type: ignore[method-assign]
+    snapshot = None
+    for x, y in earlier:
+        torch.nn.functional.mse_loss(other(x), y).backward()
+        first.step()
+        first.zero_grad()
+        if half.done == 2 and snapshot is None:
+            parts = half._state.parts(2)
+            snapshot = Parts(parts.skeleton, [one.clone() for one in parts.tensors])
+        if half.done == 3:
+            break
+    late, net, items = session(Alone()), model(), Counted(48)
+    late.prepare(net, Crooked(net.parameters(), 0.05), DataLoader(items, batch_size=BATCH))
+    assert snapshot is not None
+    assert late._steps._load(snapshot) == 2
+    assert items.read == 3 * BATCH, "with those of the next step"
+    assert "to where the training is: 23 of 24 items" in caplog.text
+    *_, last = results
+    late._steps._follow(msgspec.structs.replace(last, tensors=[byte_view(one) for one in last.tensors]))
+    assert items.read == 4 * BATCH
+    assert torch.equal(net.weight, other.weight)  # type: ignore[arg-type]
+
+
 def test_the_hopelessly_slow_get_nothing_and_are_tried_again() -> None:
     pace = Pace()
     pace.begin_group([10.0, 10.0, 0.1])
@@ -261,3 +305,28 @@ def test_out_of_memory_is_followed_by_smaller_pieces(tmp_path: Path) -> None:
     assert "starts again with at most 4" in ends[0].stderr
     assert "starts again with at most 2" in ends[1].stderr
     assert ends[2].stdout.split() == ["done", "2", "4"], "a unit counts as one for the batch norm"
+
+
+@pytest.mark.parametrize("place", ["0", "1"])
+def test_every_machine_saves_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """By its first worker; the main member does in any case."""
+    monkeypatch.setenv("LOCAL_RANK", place)
+
+    def member(seat: Seat) -> bytes:
+        run, _ = train(session(seat), rows(), epochs=1)
+        path = tmp_path / f"{seat.rank}.safetensors"
+        run.save(path)
+        return path.read_bytes() if path.exists() else b""
+
+    first, second = together(2, member)
+    assert first
+    assert second == (first if place == "0" else b"")
+    assert {one.suffix for one in tmp_path.iterdir()} == {".safetensors"}
+
+
+def test_a_processors_own_memory_can_be_short_too() -> None:
+    words = (
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+    )
+    assert is_out_of_memory(RuntimeError(words))
+    assert not is_out_of_memory(RuntimeError("shapes differ"))

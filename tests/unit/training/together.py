@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from backyard.compression import Codec, Part
-from backyard.training.circle import Alone
+from backyard.training.alone import Alone
 from backyard.training.squeeze import Encoding
 
 Result = TypeVar("Result")

@@ -1,0 +1,27 @@
+"""`backyard ps RUN` says for whom a worker waits."""
+
+from __future__ import annotations
+
+from backyard.cli.runs import describe
+from backyard.local.run_questions import RunRow, WatchTold, WorkerRow
+
+
+def test_who_waits_says_for_whom() -> None:
+    row = RunRow(
+        run="train-abcd",
+        title="train",
+        command=("train.py",),
+        by="mac",
+        at=0.0,
+        phase="running",
+        generation=2,
+        version=5,
+        sentence="",
+        machines=("mac",),
+    )
+    words = "pc, with the checkpoint of step 60"
+    waits = WorkerRow(rank=0, name="mac", device="cpu", state="running", words=words)
+    works = WorkerRow(rank=1, name="box", device="cpu", state="running")
+    lines = describe(WatchTold(row=row, parts=(), workers=(waits, works))).splitlines()
+    assert lines[-2].endswith("running, waits for pc, with the checkpoint of step 60")
+    assert lines[-1].endswith("running")
