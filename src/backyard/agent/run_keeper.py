@@ -140,8 +140,9 @@ class RunKeeper:
     def _keep_alone(self, known: Known) -> None:
         """No quorum is here: go on provisionally where that is allowed."""
         now = self._loop.time()
-        missing = self._around.member.standing(now).missing
-        why = leads_alone(known.record, self._around.me.raw, missing, self._around.member.dead(now))
+        me, member = self._around.me.raw, self._around.member
+        missing = member.standing(now).missing
+        why = leads_alone(known.record, me, member.view.nodes, missing, member.dead(now))
         changed = next_record(known.record, self.facts(known, missing)) if why is not None else None
         if changed is None:
             return

@@ -88,15 +88,24 @@ def stopped_by(record: RunRecord, who: str, *, hard: bool) -> RunRecord | None:
 
 
 def leads_alone(
-    record: RunRecord, me: bytes, missing: Collection[bytes], dead: Collection[bytes]
+    record: RunRecord,
+    me: bytes,
+    members: Collection[bytes],
+    missing: Collection[bytes],
+    dead: Collection[bytes],
 ) -> str | None:
     """Why this machine may lead the run although its side cannot decide; None if it may not.
+
+    ``members``: of the last view that it knows. If it is none of them, the others have gone on without it,
+    and decide what there is to decide until they let it in again.
 
     With two machines, whichever is left goes on; with more, only if all that are missing are known to be
     down. What it decides is provisional: it counts only if the others, once back, decided nothing else.
     """
     left = [node for node in record.nodes if node not in missing]
-    if not left or left[0] != me or record.phase not in ("running", "restarting", "stopping"):
+    if me not in members or not left or left[0] != me:
+        return None
+    if record.phase not in ("running", "restarting", "stopping"):
         return None
     if len(record.nodes) <= 2:
         return "the run is on two machines, and this one is left"

@@ -299,9 +299,10 @@ def test_a_machine_that_leaves_at_the_very_end_spoils_nothing() -> None:
 def test_who_is_left_of_two_goes_on_and_says_that_it_is_provisional() -> None:
     asked = order(nodes=(A, B))
     record = running(asked)
-    assert leads_alone(record, B, missing=(A,), dead=()) is not None
-    assert leads_alone(record, A, missing=(), dead=()) is not None
-    assert leads_alone(record, B, missing=(), dead=()) is None, "mac comes first"
+    assert leads_alone(record, B, (A, B), missing=(A,), dead=()) is not None
+    assert leads_alone(record, A, (A, B), missing=(), dead=()) is not None
+    assert leads_alone(record, B, (A, B), missing=(), dead=()) is None, "mac comes first"
+    assert leads_alone(record, B, (A,), missing=(A,), dead=()) is None, "mac has gone on without it"
     changed = next_record(record, facts(asked, {B: at_work(record, B)}, here=(B,)))
     assert changed is not None
     marked = provisional(record, changed)
@@ -312,8 +313,8 @@ def test_who_is_left_of_two_goes_on_and_says_that_it_is_provisional() -> None:
 
 def test_more_than_two_go_on_only_without_machines_that_are_down() -> None:
     record = running(order())
-    assert leads_alone(record, C, missing=(A, B), dead=(A,)) is None
-    assert leads_alone(record, C, missing=(A, B), dead=(A, B)) is not None
+    assert leads_alone(record, C, (A, B, C), missing=(A, B), dead=(A,)) is None
+    assert leads_alone(record, C, (A, B, C), missing=(A, B), dead=(A, B)) is not None
 
 
 def in_session(asked: Order) -> RunRecord:
