@@ -165,7 +165,8 @@ def test_a_machine_that_dies_is_gone_on_without(
         "open(os.path.join(os.environ['MARKS'], 'begun-' + again), 'w').close()\n"
         "while step < 60:\n"
         "    step += 1\n"
-        "    json.dump(step, open('step.json', 'w'))\n"
+        "    json.dump(step, open('new', 'w'))\n"
+        "    os.replace('new', 'step.json')\n"
         "    time.sleep(0.1)\n"
     )
     write_folder(tmp_path / "project", script)

@@ -73,4 +73,4 @@ def private_pem(private: Ed25519PrivateKey) -> bytes:
     return private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-_REPLACE = "Restore the file from a backup, or move it away: this machine then gets a new node id."
+_REPLACE = "Restore it from a backup, or move the whole directory away: this machine is a new node then."

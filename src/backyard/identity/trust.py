@@ -334,7 +334,7 @@ class TrustLog:
         if node in self._revoked:
             raise TrustError(
                 f"{node.short} was removed from this cluster and never returns under that node id",
-                hint="On that machine move the node key away: it then is a new node and can be paired.",
+                hint="On that machine run `backyard leave`: it then is a new node and can be paired.",
             )
         if len(self.entries) + 1 + len(self._members) + 1 > LOG_ENTRIES:
             raise TrustError(

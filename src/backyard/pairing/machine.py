@@ -350,7 +350,7 @@ class Offerer:
         if proof.node == self._key.id.raw:
             raise PairingError(
                 f"{proof.name} has the same node key as this machine",
-                hint="Its disk was cloned. Move the node key away on one of the two: it gets a new node id.",
+                hint="Its disk was cloned. Run `backyard leave` on one of the two: it gets a new node id.",
             )
         self._guess.use(proof.name)
         self._proven = Proven(

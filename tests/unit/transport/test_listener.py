@@ -271,11 +271,13 @@ def test_many_good_knocks_at_once_all_get_through(running: Running) -> None:
     """More than may wait from one source: those whose preface has come are never the ones turned away."""
     channel = running.local()
     ticket = register(channel)
-    busy = threading.Thread(target=running.call, args=(lambda: time.sleep(0.5),))
+    all_sent = threading.Event()
+    busy = threading.Thread(target=running.call, args=(lambda: all_sent.wait(15),))
     busy.start()
     dialled = [running.dial() for _ in range(100)]
     for connection in dialled:
         connection.sendall(knock_of(ticket))
+    all_sent.set()
     busy.join()
     for _ in dialled:
         take(channel)[1].close()
