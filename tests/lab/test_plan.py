@@ -166,3 +166,47 @@ def test_with_the_users_word_a_slow_link_changes_the_way(tmp_path: Path) -> None
     assert (period, codec) != ("1", "exact")
     assert float(last_s) < 0.7 * float(first_s)
     assert re.search(r"from step \d+ on: ", done.stdout + done.stderr)
+
+
+LAME = """\
+import os
+import time
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import backyard
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(500, 500)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+loader = DataLoader(TensorDataset(torch.randn(16 * 80, 500)), batch_size=16)
+run = backyard.init()
+model, optimizer, batches = run.prepare(model, optimizer, loader)
+for (x,) in batches:
+    time.sleep((0.5 if os.environ["RANK"] == "2" else 0.02) * len(x))
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if run.is_main:
+    print("DONE", run.done, len(run.history), run.world, flush=True)
+"""
+
+
+def test_a_machine_that_the_others_are_faster_without_rests(tmp_path: Path) -> None:
+    """Its line is slow and it computes slowly: the planner leaves it out, and every batch counts."""
+    (tmp_path / "train.py").write_text(LAME)
+    with Lab(hosts=3, rate="1gbit") as lab, Machines(lab.hosts) as machines:
+        lab.set_rate(lab.hosts[2], "1mbit")
+        machines.form()
+        machines.until(
+            lambda: all(one.mbps for one in machines.status(0).links), 120.0, "the links are measured"
+        )
+        done = CommandLine(machines).run(0, "run", "--sync", "auto", "train.py", folder=tmp_path, timeout=300)
+        words = CommandLine(machines).run(0, "ps", "train").stdout
+    print(done.stderr, done.stdout, words)
+    assert done.returncode == 0
+    assert re.search(
+        r"2 workers, because h2 rests: h0 and h1 are predicted to be \S+ times as fast", done.stderr
+    )
+    assert "DONE 80 80 2" in done.stdout

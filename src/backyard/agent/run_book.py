@@ -34,6 +34,7 @@ from backyard.runs.record import (
     outranks,
     read_order,
 )
+from backyard.runs.resting import rests
 
 _MOST_KEPT = 100  # runs that have ended
 _MOST_ACTIVE = 256
@@ -88,7 +89,9 @@ class Known:
             del self.slots[next(iter(self.slots))]
 
     def leaves(self, slot: Slot) -> bool:
-        """Whether its machine wants to go: it finishes the step at hand with the others."""
+        """Whether its machine wants to go, or rests: it finishes the step at hand with the others."""
+        if rests(self.record, slot.node):
+            return True
         report = self.reports.get(slot.node)
         states = report.workers if report is not None else ()
         return any((one.local_rank, one.start, one.state) == (*slot.key[1:], "leaving") for one in states)
@@ -255,8 +258,21 @@ class RunBook:
 
 
 def _plain(report: Report) -> Report:
-    """A guest's words are shown to owners: none may command a terminal, or begin a line of a log."""
-    workers = tuple(replace(one, tail=printable(one.tail, also="\n\t")) for one in report.workers)
+    """A guest's words are shown to owners: none may command a terminal, or begin a line of a log.
+
+    And whoever rests does so by an owner's word.
+    """
+    workers = tuple(
+        replace(
+            one,
+            tail=printable(one.tail, also="\n\t"),
+            words=printable(one.words),
+            rests=(),
+            rests_in=0,
+            rests_why="",
+        )
+        for one in report.workers
+    )
     rest = msgspec.to_builtins(replace(report, workers=()), builtin_types=(bytes,))
     return replace(msgspec.convert(_all_printable(rest), Report), workers=workers)
 

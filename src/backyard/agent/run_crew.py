@@ -94,7 +94,14 @@ class Crew:
     def note(self, asked: CircleAsk) -> bool:
         """As `mark`, of what is to be known when the question comes: it may be answered long after others."""
         for rank, known in self.states.items():
-            said = replace(known, trained=known.trained or asked.trained, words=asked.words)
+            said = replace(
+                known,
+                trained=known.trained or asked.trained,
+                words=asked.words,
+                rests=asked.rests,
+                rests_in=asked.generation if asked.rests else 0,
+                rests_why=asked.rests_why,
+            )
             if known.local_rank == asked.local_rank and known.state != "ended" and known != said:
                 self.states[rank] = said
                 return True

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from backyard.agent.checkpoint_keeper import Located, Sharded
+from backyard.agent.circle_desk import circle_told
 from backyard.agent.node import Agent
 from backyard.agent.run_book import Known
 from backyard.agent.run_messages import MOST_LOG_BYTES
@@ -21,7 +22,6 @@ from backyard.local.run_questions import (
     AcceptAsk,
     AcceptTold,
     CircleAsk,
-    CircleTold,
     DroppedAsk,
     Follow,
     GraphAsk,
@@ -45,7 +45,6 @@ from backyard.local.run_questions import (
 from backyard.runs.environment import describe
 from backyard.runs.keeping import environment_findings, provisional, stopped_by
 from backyard.runs.needs import Needs
-from backyard.runs.parting import is_apart
 from backyard.runs.record import DataSet, Dropped, Order, Report, sign_order
 from backyard.runs.seen import states_of
 from backyard.shipping import folder_limits
@@ -80,7 +79,7 @@ async def answer(agent: Agent, question: RunQuestion) -> Told:
         case AcceptAsk():
             return _accept(agent, question)
         case CircleAsk():
-            return await _circle(agent, question)
+            return await circle_told(agent, question)
         case DroppedAsk():
             agent.runs.dropped(agent.runs.book.find(question.run), Dropped(question.steps, question.onward))
             return Done("")
@@ -290,7 +289,7 @@ def _row(agent: Agent, known: Known) -> RunRow:
         version=record.version,
         sentence=outcome.sentence if outcome is not None else record.why,
         machines=tuple(map(name, record.nodes or order.nodes)),
-        left_out=tuple((name(one.node), one.why) for one in record.left_out),
+        left_out=tuple((name(one.node), one.why) for one in (*record.left_out, *record.resting)),
         restarts=record.restarts,
         code=outcome.code if outcome is not None and record.phase == "ended" else None,
         failed_rank=outcome.rank if outcome is not None and outcome.rank >= 0 else None,
@@ -344,49 +343,6 @@ def _workers(agent: Agent, known: Known) -> tuple[WorkerRow, ...]:
 def _findings(agent: Agent, known: Known) -> tuple[str, ...]:
     found = environment_findings(known.order, known.reports, lambda raw: agent.name_of(NodeId(raw)))
     return tuple(describe(found)) if any(one.level != "fine" for one in found) else ()
-
-
-async def _circle(agent: Agent, asked: CircleAsk) -> CircleTold:
-    known = agent.runs.book.find(asked.run)
-    part = agent.runs.parts.get(known.run)
-    if part is not None:
-        part.hear(asked)
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + asked.wait_s
-    while known.record.version == asked.version and loop.time() < deadline:
-        await agent.runs.book.news_within(deadline - loop.time())
-    record = known.record
-    rank = part.in_session(asked) if part is not None else None
-    nursed = [slot.key for slot in record.nursed]
-    key = (agent.me.raw, asked.local_rank, asked.start)
-    place = nursed.index(key) if key in nursed else None
-    return CircleTold(
-        version=record.version,
-        generation=record.generation,
-        is_member=rank is not None and record.phase == "running",
-        rank=rank if rank is not None else place or 0,
-        world=len(record.slots),
-        provisional=bool(record.provisional),
-        # One that was started for the run and has no state yet proves that nobody had any.
-        beginning=any(slot.start == record.began for slot in record.slots),
-        finished=record.finished,
-        broken=any(
-            not known.leaves(slot)
-            for slot in known.slots.get(asked.generation, ())
-            if slot not in record.slots
-        ),
-        nursery=record.nursery if record.nursed and (rank is not None or place is not None) else 0,
-        nursed=len(nursed),
-        sentence=_waits_for(agent, known) if rank is None else record.why,
-    )
-
-
-def _waits_for(agent: Agent, known: Known) -> str:
-    """Why a worker of this machine has not been let in."""
-    other = is_apart(agent.me.raw, known.record.nodes, agent.runs.keeper.apart())
-    if other is None:
-        return "the others have not let this worker in yet"
-    return f"this machine and {agent.name_of(NodeId(other))} do not reach each other"
 
 
 # consent and results

@@ -12,9 +12,10 @@ from html import escape
 from backyard.core.units import counted, format_duration
 from backyard.hub.admission import names_of
 from backyard.hub.clocks import JUMP_S
-from backyard.hub.log import Committed
+from backyard.hub.log import Committed, Member
 from backyard.hub.service import Hub
 from backyard.hub.troubles import Trouble
+from backyard.hub.world import drawn
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 _WIDTH, _HEIGHT = 720, 160
@@ -46,6 +47,7 @@ def render(hub: Hub) -> str:
         f"<h1>{name}</h1><p>{said}<br><small>{escape(state)}</small></p>",
         *(_trouble(one) for one in hub.troubles.shown()),
         _chart(versions),
+        _world(hub, active),
         _members(hub, active),
         _versions(versions[-_VERSIONS_SHOWN:], now),
         _refusals(hub, now),
@@ -83,9 +85,21 @@ def _chart(versions: Sequence[Committed]) -> str:
     )
 
 
+def _world(hub: Hub, active: set[str]) -> str:
+    members = [one for one in _largest(hub) if one.role != "mirror"]
+    if len(members) < 2:
+        return ""
+    said = "<small>The larger, the more samples; green trains now; a thick line leads to a region.</small>"
+    return f"<h2>Who trains it</h2>{drawn(members, active)}{said}"
+
+
+def _largest(hub: Hub) -> list[Member]:
+    return sorted(hub.members.values(), key=lambda one: -one.samples)[:_MEMBERS_SHOWN]
+
+
 def _members(hub: Hub, active: set[str]) -> str:
     rows = []
-    for one in sorted(hub.members.values(), key=lambda one: -one.samples)[:_MEMBERS_SHOWN]:
+    for one in _largest(hub):
         doing = "training" if one.node in active else ""
         if one.quarantine:
             doing = f"<span class=bad>quarantine: {escape(one.quarantine)}</span>"

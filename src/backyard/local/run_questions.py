@@ -121,6 +121,8 @@ class CircleAsk(msgspec.Struct, frozen=True, tag="circle?"):
     near: bool = False  # a newcomer that has followed the others so far that it could be let in
     trained: bool = False  # it has committed a step
     words: Annotated[str, Meta(max_length=MOST_WORDS)] = ""  # for what it waits
+    rests: Annotated[tuple[Node, ...], Meta(max_length=256)] = ()  # machines that its group would do without
+    rests_why: Annotated[str, Meta(max_length=MOST_WORDS)] = ""
 
 
 class DroppedAsk(msgspec.Struct, frozen=True, tag="dropped?"):

@@ -63,7 +63,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ``most_plans``: how many of the plans are shown at most. ``is_given``: the group is, all its machines
     take part. ``is_flat``: as sessions do it, each machine takes local steps by itself, and what is encoded
     goes through sites just where links tell them apart. ``overlaps``: whether a round's changes travel while
-    the next one is computed; None: whichever is better.
+    the next one is computed; None: whichever is better. ``least_machines``: of what is chosen.
     """
 
     sync: Sync = "exact"
@@ -77,6 +77,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     is_given: bool = False
     is_flat: bool = False
     overlaps: bool | None = None
+    least_machines: Annotated[int, Meta(ge=1)] = 1
 
     def __post_init__(self) -> None:
         names = [codec.name for codec in self.codecs]

@@ -144,7 +144,8 @@ def _codecs(question: Question, fixed: str) -> tuple[Codec, ...]:
 
 def _is_allowed(question: Question, price: Price) -> bool:
     options = question.options
-    if options.is_given and len(price.group) < len(question.everybody):
+    least = question.count if options.is_given else options.least_machines
+    if len(price.group) < least:
         return False
     if price.kind == "local_steps" and options.overlaps not in (None, price.overlapped):
         return False

@@ -25,6 +25,7 @@ from backyard.runs.record import (
     RunRecord,
     Slot,
 )
+from backyard.runs.resting import going_to_rest, rests
 from backyard.runs.results import has_results, with_ends, with_results_in_reach
 from backyard.runs.seen import FAILED, Seen, first_cause, outcome_of, seen_of, states_of
 
@@ -195,6 +196,7 @@ def _begin(record: RunRecord, facts: Facts, nodes: Sequence[bytes], why: str) ->
         began=generation,
         slots=slots,
         nursed=(),
+        resting=(),
         elastic=False,
         why=sentence,
     )
@@ -234,6 +236,10 @@ def lead_session(record: RunRecord, facts: Facts) -> RunRecord | None:
         found = leaving(record.slots, states, record.generation, facts.apart, facts.stuck_s, facts.keeper)
         if found:
             return _part(record, facts, found)
+        if rest := going_to_rest(record, seen[0]):
+            return _rest(record, facts, rest)
+    else:
+        record = replace(record, resting=())  # they may be needed now
     joining, nursed = ((), ()) if record.finished else _newcomers(record, facts, alive)
     slots = (*alive, *joining)
     if slots == record.slots:
@@ -287,8 +293,19 @@ def _part(record: RunRecord, facts: Facts, found: Sequence[Leaving]) -> RunRecor
         for one in found
     ]
     why = f"{counted(len(slots), 'worker')}, because {'; '.join(dict.fromkeys(reasons))}"
+    record = replace(record, resting=())
     _, nursed = _newcomers(record, facts, slots)
     return _regroup(record, slots, nursed, why)
+
+
+def _rest(record: RunRecord, facts: Facts, going: Sequence[LeftOut]) -> RunRecord:
+    nodes = {one.node for one in going}
+    slots = tuple(slot for slot in record.slots if slot.node not in nodes)
+    record = replace(record, resting=(*record.resting, *going))
+    _, nursed = _newcomers(record, facts, slots)
+    verb = "rests" if len(going) == 1 else "rest"
+    why = f"{_names([one.node for one in going], facts)} {verb}: {going[0].why}"
+    return _regroup(record, slots, nursed, f"{counted(len(slots), 'worker')}, because {why}")
 
 
 def _newcomers(
@@ -309,7 +326,7 @@ def _waiting(record: RunRecord, facts: Facts, members: Sequence[Slot]) -> tuple[
     found = []
     for (node, local_rank, start), worker in sorted(states_of(facts.reports).items()):
         key = (node, local_rank, start)
-        is_new = key not in present and not is_apart(node, nodes, facts.apart)
+        is_new = key not in present and not is_apart(node, nodes, facts.apart) and not rests(record, node)
         if worker.state in ("waiting", "near") and node in facts.here and is_new:
             devices = facts.reports[node].devices or ("cpu",)
             found.append(Slot(node, local_rank, devices[local_rank % len(devices)], start))

@@ -136,6 +136,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     results_also_at: Annotated[bytes, Meta(max_length=32)] = b""  # where a machine's first worker did
     slots: Annotated[tuple[Slot, ...], Meta(max_length=MOST_WORKERS)] = ()
     left_out: Annotated[tuple[LeftOut, ...], Meta(max_length=MOST_MACHINES)] = ()
+    resting: Annotated[tuple[LeftOut, ...], Meta(max_length=MOST_MACHINES)] = ()  # the session, without them
     restarts: Count = 0  # how many workers' deaths were followed by another start
     forgiven: Annotated[tuple[Forgiven, ...], Meta(max_length=MOST_WORKERS)] = ()  # of late
     hard: bool = False  # end the workers without a last word
@@ -185,6 +186,10 @@ class WorkerState(msgspec.Struct, frozen=True, array_like=True):
     blames: Annotated[tuple[Rank, ...], Meta(max_length=64)] = ()  # the ranks that it lost there
     trained: bool = False  # it has committed a step of a session
     words: Word = ""  # for what it waits
+    # Whom the session's first member would go on without, in which generation's group, and why.
+    rests: Annotated[tuple[Node, ...], Meta(max_length=MOST_MACHINES)] = ()
+    rests_in: Version = 0
+    rests_why: Word = ""
 
     @property
     def failed(self) -> bool:

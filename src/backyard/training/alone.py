@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -75,6 +75,9 @@ class Alone:
         return
 
     def say_waits(self, words: str) -> None:
+        return
+
+    def say_rests(self, nodes: Sequence[str], why: str) -> None:
         return
 
     def close(self) -> None:

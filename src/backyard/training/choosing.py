@@ -2,8 +2,8 @@
 
 The first steps of a group are exact. They show how fast each member computes and how long a step takes, which
 calibrates the prediction. Then the plans for just these members are compared. With sync "auto" the best is
-taken from a later commit on; otherwise it is only said what would be faster. Steps that leave the prediction
-for a while are a reason to plan again.
+taken from a later commit on, and machines rest whom the others are clearly faster without; otherwise it is
+only said what would be faster. Steps that leave the prediction for a while are a reason to plan again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from backyard.planning import (
     watch,
 )
 from backyard.planning.plans import listed
-from backyard.planning.watching import FIRST_REST_S, is_same
+from backyard.planning.watching import FIRST_REST_S, WORTH, is_same
 from backyard.topology.graph import Graph, build_graph
 from backyard.training.codec_speeds import measured as measured_codecs
 from backyard.training.sync import Sync
@@ -50,6 +50,7 @@ WARM = 8  # commits of a group before anything is said of it
 _LONG_S = 20.0  # or as many as take so long
 _AGAIN_S = 60.0
 _SAID = 0.98  # of a step's time: what is faster than this alone is said
+_STAY = 2  # machines at least
 
 # How small PowerSGD's form is depends on the shapes; sparse gradients of single steps are only known to suit
 # small vision models. Both can be asked for, and are not chosen.
@@ -63,13 +64,15 @@ Wish = Literal["exact", "auto"]
 
 
 class Choice(NamedTuple):
-    """``said``: what a person should know, if anything."""
+    """``said``: what a person should know, if anything. ``rests``: machines to go on without, and why."""
 
     plan: Plan
     sync: Sync
     calibration: Calibration
     why: str
     said: str = ""
+    rests: tuple[str, ...] = ()
+    rests_why: str = ""
 
 
 def choose(
@@ -101,7 +104,21 @@ def choose(
         if auto.chosen.score > best.score:
             said += "; or let plans change the mathematics: --sync auto"
     sync = sync_of(found.chosen, profile, workers or len(cluster.members))
-    return Choice(found.chosen, sync, calibration, found.reason, said)
+    choice = Choice(found.chosen, sync, calibration, found.reason, said)
+    if wish != "auto" or len(cluster.members) <= _STAY:
+        return choice
+    company = msgspec.structs.replace(free, least_machines=_STAY)
+    return _with_rest(choice, cluster, make_plans(cluster, model, profile, company, calibration).chosen)
+
+
+def _with_rest(choice: Choice, cluster: Cluster, best: Plan) -> Choice:
+    gain = best.score / choice.plan.score
+    rests = [member for member in cluster.members if member.name not in best.order]
+    if not rests or len(best.order) < _STAY or gain < WORTH:
+        return choice
+    them = "it" if len(rests) == 1 else "them"
+    why = f"{listed(sorted(best.order))} are predicted to be {gain:.2f} times as fast without {them}"
+    return choice._replace(rests=tuple(member.node for member in rests), rests_why=why)
 
 
 def _advice(plan: Plan, best: Plan) -> str:
@@ -148,12 +165,13 @@ class Chooser:
         profile: StepProfile,
         wish: Wish,
         want: Callable[[Sync], None],
+        rest: Callable[[Sequence[str], str], None],
         *,
         overlaps: bool = True,
     ) -> None:
         self._overlaps = overlaps
         self._survey, self._model, self._profile = survey, model, profile
-        self._wish, self._want = wish, want
+        self._wish, self._want, self._rest = wish, want, rest
         self._known: frozenset[str] = frozenset()
         self._generation = -1
         self._steps: deque[float] = deque(maxlen=WARM)
@@ -242,7 +260,10 @@ class Chooser:
         log.log(logging.INFO if found.sync == seen.sync else logging.WARNING, "plan: %s", found.why)
         if found.said:
             log.warning("%s", found.said)
-        self._want(found.sync)
+        if not found.rests:
+            self._want(found.sync)
+        elif seen.generation == self._generation:
+            self._rest(found.rests, found.rests_why)  # what suits those who stay, they will see
 
     def _give_up(self, error: Exception) -> None:
         self._not_before = time.monotonic() + _AGAIN_S

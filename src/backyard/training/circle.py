@@ -38,6 +38,7 @@ log = logging.getLogger("backyard.training")
 _ASK_S = 5.0
 _MEET_S = 30.0
 _SAY_S = 10.0
+_SAY_SELDOM_S = 600.0
 _CLOSE_S = 5.0
 _OPERATION_S = 3600.0  # a slow member is waited for; a dead one is noticed by its links
 
@@ -116,6 +117,9 @@ class Circle(Wire, Reducer, CodedReducer, Protocol):
     def say_waits(self, words: str) -> None:
         """For whom or what, to whoever asks how the run fares; empty: for nobody."""
 
+    def say_rests(self, nodes: Sequence[str], why: str) -> None:
+        """This group would be faster without these machines; from any thread."""
+
     def close(self) -> None:
         """The script is over: nobody is healed any more."""
 
@@ -156,6 +160,7 @@ class AgentsCircle:
         self._blames: tuple[int, ...] = ()
         self._near = self._trained = False
         self._words = ""  # for what it waits
+        self._rests: tuple[int, tuple[bytes, ...], str] = (0, (), "")  # in which group, who, and why
         self._last_nursery = self._broken_nursery = 0
         self._nurseries: dict[int, GroupRoom | None] = {}  # those that are open; None: about to be
         self._closing = False
@@ -288,6 +293,10 @@ class AgentsCircle:
             self._words = words[:MOST_WORDS]
             self._tell_now()
 
+    def say_rests(self, nodes: Sequence[str], why: str) -> None:
+        self._rests = self.generation, tuple(map(bytes.fromhex, nodes)), why[:MOST_WORDS]
+        self._tell_now()
+
     def close(self) -> None:
         """A thread with torch's C++ on its stack would abort the interpreter as it ends: wait for them."""
         self._closing = True
@@ -336,6 +345,7 @@ class AgentsCircle:
     def _await(self, is_good: Callable[[CircleTold], bool]) -> CircleTold:
         """However long it takes: this worker may be the last that holds the state."""
         begin = said = time.monotonic()
+        pause = _SAY_S
         with self._changed:
             while True:
                 told = self._told
@@ -343,8 +353,8 @@ class AgentsCircle:
                     return told
                 now = time.monotonic()
                 why = self._failure or (told.sentence if told is not None else "the agent is silent")
-                if now - said > _SAY_S:
-                    said = now
+                if now - said > pause:
+                    said, pause = now, min(_SAY_SELDOM_S, 2 * pause)
                     log.warning("waiting for %.0f s for a group to train in: %s", now - begin, why)
                 self._changed.wait(0.5)
 
@@ -353,6 +363,8 @@ class AgentsCircle:
         generation = self.generation or self._broken_nursery
         stuck = generation > 0 and (self._stuck or self.generation == 0)
         blames = self._blames if stuck else ()
+        rests_in, rests, why = self._rests
+        is_said = rests_in == self.generation
         return CircleAsk(
             run,
             local_rank,
@@ -365,6 +377,8 @@ class AgentsCircle:
             self._near,
             self._trained,
             self._words,
+            rests if is_said else (),
+            why if is_said else "",
         )
 
     def _tell_now(self) -> None:

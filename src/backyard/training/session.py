@@ -226,6 +226,7 @@ class Session:
             StepProfile(batch=batch, unit=min(unit, batch)),
             wish,
             self._steps.want,
+            self._circle.say_rests,
             overlaps=self._steps.overlaps,
         )
         last = [time.monotonic(), 0.0]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import socket
 import time
 from collections.abc import Iterator
@@ -12,11 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from backyard.hub.messages import Course, Head, Progress
-from backyard.hub.openapi import OPERATIONS, Operation
 from backyard.hub.signing import sign_request
 from backyard.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, declared, encoded, plainly
@@ -282,46 +277,3 @@ def test_the_description_of_the_routes_names_them_all(scene: Scene) -> None:
             url = scene.hub.address + path.replace("{", "").replace("}", "")
             answer = plainly(url, method=method.upper(), content=b"" if method == "get" else b"{}")
             assert answer.status_code in (200, 401, 404), (method, path, answer.text)
-
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(
-                ["version", "samples", "lease", "sha256", "size", "kind", "layout", "token", "trained"]
-            ),
-            inner,
-            max_size=6,
-        )
-    ),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    operation=st.sampled_from(OPERATIONS),
-    content=st.binary(max_size=200) | _JSON.map(lambda value: json.dumps(value).encode()),
-    query=st.sampled_from(
-        ["", "offset=0", "offset=-1", "after=nan", "wait=0", "after=1e9", "offset=0&offset=1"]
-    ),
-)
-def test_a_members_nonsense_is_answered_in_words(
-    scene: Scene, operation: Operation, content: bytes, query: str
-) -> None:
-    """Signed by a member: every described route refuses what it cannot read, with a documented status."""
-    if operation.answer is None or operation.path == "/v1/leave" or operation.path.startswith("/v1/members/"):
-        return
-    path = operation.path.format(name="0" * 64, upload="0" * 32, node=str(scene.ann.key.id))
-    body = content if operation.method != "get" else b""
-    with contextlib.suppress(Refused):
-        scene.owner.ask(operation.method.upper(), path, Described, body, query)
-    answer = plainly(f"{scene.hub.address}/v1/run")
-    assert answer.status_code == 200
-    assert "Traceback" not in scene.hub.said()
-
-
-class Described(msgspec.Struct):
-    """Any answer at all."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
 from backyard.core.errors import RunError
-from backyard.planning import Calibration, Model, Options, StepProfile, make_plans
+from backyard.planning import Calibration, Cluster, Model, Options, StepProfile, make_plans
 from backyard.topology.graph import Graph
 from backyard.training import choosing
 from backyard.training.choosing import WARM, Chooser, Seen, _unless_worth_it, choose, sync_of
@@ -72,6 +73,42 @@ def test_a_machine_whose_line_slows_the_others_is_named() -> None:
     assert "backyard run --on m00,m01,m02" in found.said
 
 
+def lone_line(mbps: float, speeds: Sequence[float] = SPEEDS) -> Cluster:
+    """The last one's line is slow, the others' are good."""
+    last = len(speeds) - 1
+    cluster = mesh(list(speeds), lambda a, b: mbps if last in (a, b) else 2500.0)
+    members = tuple(msgspec.structs.replace(one, node=one.name.encode().hex()) for one in cluster.members)
+    return msgspec.structs.replace(cluster, members=members)
+
+
+def test_with_the_users_word_such_a_machine_rests() -> None:
+    found = choose(lone_line(1.0), MODEL, PROFILE, "auto", Calibration())
+    assert found.rests == (b"m03".hex(),)
+    assert found.rests_why.startswith("m00, m01 and m02 are predicted to be ")
+    assert found.rests_why.endswith("times as fast without it")
+    assert not choose(lone_line(1.0), MODEL, PROFILE, "exact", Calibration()).rests
+    assert not choose(lone_line(2500.0), MODEL, PROFILE, "auto", Calibration()).rests
+
+
+def test_two_machines_stay() -> None:
+    """One alone would be the fastest, but what it commits would have no other holder."""
+    lonely = mesh([100.0, 8.0, 8.0], 1.0)
+    best = make_plans(lonely, MODEL, PROFILE, Options(sync="auto")).chosen
+    assert len(best.order) == 1
+    assert len(choose(lonely, MODEL, PROFILE, "auto", Calibration()).rests) <= 1
+    assert not choose(lone_line(0.1, [8.0, 8.0]), MODEL, PROFILE, "auto", Calibration()).rests
+
+
+def test_who_rests_is_said_of_the_group_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, 20.0)
+    monkeypatch.setattr(choosing, "cluster_at", lambda *_: lone_line(1.0))
+    monkeypatch.setattr(choosing, "measured_codecs", lambda codecs: codecs)
+    exact = make_plans(lone_line(1.0), MODEL, PROFILE, Options(is_given=True, is_flat=True)).chosen
+    watched.commit(3, step_s=exact.step_s)
+    assert [rested[0] for rested in watched.rested] == [b"m03".hex()]
+    assert not watched.wanted, "those who stay see for themselves"
+
+
 @pytest.mark.parametrize("mbps", [200.0, 20.0])
 def test_slow_links_get_rounds_that_a_session_can_run(mbps: float) -> None:
     found = choose(mesh(SPEEDS, mbps), MODEL, PROFILE, "auto", Calibration())
@@ -112,9 +149,13 @@ class Watched:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, mbps: float, wish: Any = "auto") -> None:
         self.wanted: list[Sync] = []
         self.surveys = 0
+        self.rested: list[tuple[str, ...]] = []
         cluster = mesh([8.0, 8.0], mbps)
         monkeypatch.setattr(choosing, "cluster_at", lambda *_: cluster)
-        self.chooser = Chooser(self._survey, MODEL, PROFILE, wish, self.wanted.append)
+        self.chooser = Chooser(self._survey, MODEL, PROFILE, wish, self.wanted.append, self._rest)
+
+    def _rest(self, nodes: Sequence[str], why: str) -> None:
+        self.rested.append((*nodes, why))
 
     def _survey(self) -> Graph:
         self.surveys += 1

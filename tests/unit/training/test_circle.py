@@ -110,3 +110,17 @@ def test_what_a_member_says_of_itself_reaches_its_agent(
         circle.say_waits(words)
         circle.say_trained()
     assert told == [(False, "pc"), (True, "pc"), (True, "x" * MOST_WORDS), (True, "")]
+
+
+def test_who_should_rest_is_said_of_one_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AgentsCircle, "_listen", lambda self: None)
+    circle = AgentsCircle(Place("run-1", 0, 1, tmp_path, "aa"))
+    circle.generation = 3
+    monkeypatch.setattr(circle, "_tell_now", lambda: None)
+    circle.say_rests(["ab" * 32], "its line is slow " * 100)
+    asked = circle._question(0, 0.0)
+    assert (asked.generation, asked.rests) == (3, (b"\xab" * 32,))
+    assert asked.rests_why.startswith("its line is slow")
+    assert len(asked.rests_why) <= MOST_WORDS
+    circle.generation = 4
+    assert (circle._question(0, 0.0).rests, circle._question(0, 0.0).rests_why) == ((), "")
