@@ -180,7 +180,7 @@ import backyard
 torch.set_num_threads(1)
 model = torch.nn.Linear(500, 500)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-loader = DataLoader(TensorDataset(torch.randn(16 * 80, 500)), batch_size=16)
+loader = DataLoader(TensorDataset(torch.randn(16 * 40, 500)), batch_size=16)
 run = backyard.init()
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 for (x,) in batches:
@@ -189,7 +189,7 @@ for (x,) in batches:
     optimizer.step()
     optimizer.zero_grad()
 if run.is_main:
-    print("DONE", run.done, len(run.history), run.world, flush=True)
+    print("DONE", run.done, run.world, flush=True)
 """
 
 
@@ -199,9 +199,11 @@ def test_a_machine_that_the_others_are_faster_without_rests(tmp_path: Path) -> N
     with Lab(hosts=3, rate="1gbit") as lab, Machines(lab.hosts) as machines:
         lab.set_rate(lab.hosts[2], "1mbit")
         machines.form()
-        machines.until(
-            lambda: all(one.mbps for one in machines.status(0).links), 120.0, "the links are measured"
-        )
+
+        def is_measured() -> bool:
+            return sum(bool(one.mbps) for one in machines.status(0).links) == 3
+
+        machines.until(is_measured, 120.0, "the links are measured")
         done = CommandLine(machines).run(0, "run", "--sync", "auto", "train.py", folder=tmp_path, timeout=300)
         words = CommandLine(machines).run(0, "ps", "train").stdout
     print(done.stderr, done.stdout, words)
@@ -209,4 +211,4 @@ def test_a_machine_that_the_others_are_faster_without_rests(tmp_path: Path) -> N
     assert re.search(
         r"2 workers, because h2 rests: h0 and h1 are predicted to be \S+ times as fast", done.stderr
     )
-    assert "DONE 80 80 2" in done.stdout
+    assert "DONE 40 2" in done.stdout

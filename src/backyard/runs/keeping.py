@@ -369,13 +369,12 @@ def _lost(record: RunRecord, facts: Facts, gone: Sequence[bytes], failed: Seen |
         why = f"{_names(gone, facts)} went away"
         outcome = Outcome(code=FAILED, sentence=why)
     used = 0 if facts.since_s > _SETTLED_S else record.restarts
-    left = [node for node in order.nodes if node in facts.here]
     if used >= order.restarts:
         often = f" after {counted(used, 'restart')}" if used else ""
         return _fail(record, replace(outcome, sentence=f"{why}{often}; no restart is left"))
-    if len(left) < order.min_nodes:
-        rest = f"{len(left)} of at least {order.min_nodes} machines are left"
-        return _fail(record, replace(outcome, sentence=f"{why}; {rest}"))
+    if len([node for node in order.nodes if node in facts.here]) < order.min_nodes:
+        needed = "machine is" if order.min_nodes == 1 else "machines are"
+        why = f"{why}; at least {order.min_nodes} {needed} needed"
     return replace(record, phase="restarting", restarts=used + 1, finished=False, why=why)
 
 
@@ -391,6 +390,8 @@ def _restart(record: RunRecord, facts: Facts) -> RunRecord | None:
         return None
     out = {one.node for one in record.left_out}
     left = [node for node in facts.order.nodes if node in facts.here and node not in out]
+    if not left:
+        return None  # all had their lids closed, say: it goes on when one is back, or a person stops it
     ready = [node for node in left if node in facts.reports and facts.reports[node].is_idle]
     ready = [node for node in ready if facts.reports[node].stage in ("ready", "ended")]
     if len(ready) < len(left) and facts.since_s < _MOST_CARES_S:
@@ -398,7 +399,7 @@ def _restart(record: RunRecord, facts: Facts) -> RunRecord | None:
     if len(ready) < facts.order.min_nodes:
         if facts.since_s < max(facts.order.wait_s, _MOST_CARES_S):
             return None
-        rest = f"{len(ready)} of at least {facts.order.min_nodes} machines are left"
+        rest = f"{len(ready)} of at least {facts.order.min_nodes} machines came back"
         return _fail(record, Outcome(code=FAILED, sentence=f"{record.why}; {rest}"))
     return _begin(record, facts, ready, record.why)
 

@@ -264,9 +264,28 @@ def test_too_few_machines_left_end_it() -> None:
         record, facts(asked, {node: at_work(record, node) for node in (A, B, C)}, here=(A, B))
     )
     assert after is not None
+    assert (after.phase, after.why) == ("restarting", "box went away; at least 3 machines are needed")
+    idle = {node: report("ended") for node in (A, B)}
+    assert next_record(after, facts(asked, idle, here=(A, B), since_s=25.0)) is None, "it may come back"
+    after = next_record(after, facts(asked, idle, here=(A, B), since_s=31.0))
+    assert after is not None
     assert after.outcome is not None
     assert after.phase == "stopping"
-    assert "2 of at least 3 machines are left" in after.outcome.sentence
+    assert "2 of at least 3 machines came back" in after.outcome.sentence
+
+
+def test_when_all_its_machines_are_away_the_run_waits_for_one() -> None:
+    """Two laptops with closed lids, and a third machine that coordinates: in the morning it goes on."""
+    asked = order(nodes=(A, B))
+    record = running(asked)
+    asleep = next_record(record, facts(asked, {node: at_work(record, node) for node in (A, B)}, here=(C,)))
+    assert asleep is not None
+    assert (asleep.phase, asleep.why) == ("restarting", "mac, pc went away; at least 1 machine is needed")
+    gone = {node: at_work(record, node) for node in (A, B)}
+    assert next_record(asleep, facts(asked, gone, here=(C,), since_s=12 * 3600.0)) is None
+    back = next_record(asleep, facts(asked, {B: report("ended")}, here=(C, B), since_s=12 * 3600.0))
+    assert back is not None
+    assert (back.phase, back.nodes) == ("running", (B,))
 
 
 def test_a_person_stops_it_once_cleanly_and_twice_hard() -> None:
