@@ -184,7 +184,7 @@ loader = DataLoader(TensorDataset(torch.randn(16 * 40, 500)), batch_size=16)
 run = backyard.init()
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 for (x,) in batches:
-    time.sleep((0.5 if os.environ["RANK"] == "2" else 0.02) * len(x))
+    time.sleep((0.25 if os.environ["RANK"] == "2" else 0.01) * len(x))
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
