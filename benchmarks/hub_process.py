@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import ssl
 import subprocess
@@ -152,6 +154,10 @@ class HubProcess:
 
 
 def free_port() -> int:
-    with socket.socket() as some:
-        some.bind(("127.0.0.1", 0))
-        return int(some.getsockname()[1])
+    """Of those that no system gives to connections: it stays free until somebody listens there, and again
+    when whoever did is killed and begins anew."""
+    while True:
+        port = random.SystemRandom().randrange(16_000, 32_000)
+        with socket.socket() as some, contextlib.suppress(OSError):
+            some.bind(("127.0.0.1", port))
+            return port

@@ -40,7 +40,7 @@ def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
         env=environment,
         stdin=subprocess.DEVNULL,
         text=True,
-        timeout=60,
+        timeout=200,
     )
 
 

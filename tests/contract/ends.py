@@ -104,7 +104,7 @@ def encrypted() -> Pair:
 def _streams(left: socket.socket, right: socket.socket) -> Pair:
     sender, receiver = Owner(), Owner()
     for sock in (left, right):
-        tune(sock, silence_s=5.0)
+        tune(sock, silence_s=60.0)
     return Pair(StreamLink(left, sender), StreamLink(right, receiver), sender, receiver)
 
 

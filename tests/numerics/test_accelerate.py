@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.hub_process import free_port
 from tests.numerics.harness.pool import REPOSITORY
 
 pytestmark = pytest.mark.slow
@@ -43,13 +43,11 @@ def _start(arguments: list[str], rank: int, world: int, port: int) -> subprocess
 
 
 def _run(before: list[str], world: int, batch: int, state: Path) -> dict[str, Any]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     arguments = [*before, str(SCRIPT), "--batch-size", str(batch), "--state", str(state)]
     processes = [_start(arguments, rank, world, port) for rank in range(world)]
     try:
-        outputs = [process.communicate(timeout=90) for process in processes]
+        outputs = [process.communicate(timeout=110) for process in processes]
     finally:
         for process in processes:
             if process.poll() is None:

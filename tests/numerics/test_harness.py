@@ -72,7 +72,7 @@ class TestPool:
         pool = Pool("gloo")
         try:
             with pytest.raises(PoolError, match=r"rank 1 hung(.|\n)*in sleep_on"):
-                pool.run("faults:sleep_on", world=2, seconds=2, rank=1)
+                pool.run("faults:sleep_on", world=2, seconds=4, rank=1)
             assert pool.run("faults:ranks", world=3) == [0, 1, 2]
             with pytest.raises(PoolError, match="rank 0 died with 9"):
                 pool.run("faults:exit_on", world=2, rank=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 import backyard
 from backyard.core.errors import BackyardError
 from backyard.local.board import agent_at, ask_cluster
+from benchmarks.hub_process import free_port
 
 SOURCE = str(Path(backyard.__file__).parents[1])
 
@@ -31,9 +31,7 @@ def unsettled(**variables: str) -> dict[str, str]:
 @contextlib.contextmanager
 def lone_agent() -> Iterator[Path]:
     """Its state directory."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     with tempfile.TemporaryDirectory(prefix="by-") as directory:
         state = Path(directory) / "state"
         environment = unsettled(

@@ -89,7 +89,7 @@ CASES: dict[str, Call] = {
 
 def raises_everywhere(ctx: Context, case: str) -> str:
     """A fresh group disagrees; each rank reports its error, and the older group still works."""
-    group = dist.new_group(list(range(ctx.world)), timeout=timedelta(seconds=20))
+    group = dist.new_group(list(range(ctx.world)), timeout=timedelta(seconds=50))
     started = time.monotonic()
     message = ""
     try:
@@ -98,7 +98,7 @@ def raises_everywhere(ctx: Context, case: str) -> str:
         message = f"{type(error).__name__}: {error}"
     elapsed = time.monotonic() - started
     ctx.check(bool(message), f"{case}: did not raise")
-    ctx.check(elapsed < 10, f"{case}: took {elapsed:.1f} s, which smells of a timeout")
+    ctx.check(elapsed < 30, f"{case}: took {elapsed:.1f} s, which smells of a timeout")
     tensor = torch.full((5,), float(ctx.rank))
     dist.all_reduce(tensor, group=ctx.group)
     ctx.check(tensor[0].item() == sum(range(ctx.world)), f"{case}: the older group is broken")
@@ -110,20 +110,19 @@ def monitored_barrier_passes(ctx: Context) -> None:
     from backyard.collectives import monitored_barrier
 
     for _ in range(3):
-        monitored_barrier(ctx.group, timedelta(seconds=20))
+        monitored_barrier(ctx.group, timedelta(seconds=50))
 
 
 def monitored_barrier_names(ctx: Context, missing: list[int]) -> str:
     """Everyone but the missing gets an error that names them."""
     from backyard.collectives import monitored_barrier
 
-    group = dist.new_group(list(range(ctx.world)), timeout=timedelta(seconds=20))
+    group = dist.new_group(list(range(ctx.world)), timeout=timedelta(seconds=50))
+    dist.barrier(group=ctx.group)
     message = ""
-    if ctx.rank in missing:
-        time.sleep(4)
-    else:
+    if ctx.rank not in missing:
         try:
-            monitored_barrier(group, timedelta(seconds=2))
+            monitored_barrier(group, timedelta(seconds=4))
         except Exception as error:
             message = str(error)
     dist.barrier(group=ctx.group)
@@ -132,4 +131,4 @@ def monitored_barrier_names(ctx: Context, missing: list[int]) -> str:
 
 
 def gloo_monitored_barrier(ctx: Context) -> None:
-    dist.monitored_barrier(group=ctx.group, timeout=timedelta(seconds=20))
+    dist.monitored_barrier(group=ctx.group, timeout=timedelta(seconds=50))

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 WORLD = 5
-START_SECONDS = 120.0
-CASE_SECONDS = 60.0
-GRACE_SECONDS = 8.0  # after one worker failed, the others are probably waiting for it
+START_SECONDS = 200.0
+CASE_SECONDS = 100.0
+GRACE_SECONDS = 20.0  # after one worker failed, the others are probably waiting for it
 MOST_STARTS = 8
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -162,10 +162,14 @@ class Pool:
         answers = answers or {}
         report = [message]
         silent = [worker for worker in workers if worker.rank not in answers]
+        asked = []
         for worker in silent:
             if worker.process.poll() is None and hasattr(signal, "SIGUSR1"):
+                asked.append((worker, worker.log.stat().st_size))
                 worker.process.send_signal(signal.SIGUSR1)
-        time.sleep(0.5)
+        until = time.monotonic() + 20
+        while time.monotonic() < until and not all(_has_shown(*one) for one in asked):
+            time.sleep(0.05)
         for rank, answer in sorted(answers.items()):
             report.append(f"rank {rank} answered: {'ok' if answer.ok else answer.error.strip()[-2500:]}")
         for worker in silent:
@@ -188,6 +192,13 @@ class Pool:
                     except OSError:
                         pass
         self._workers = []
+
+
+def _has_shown(worker: _Worker, before: int) -> bool:
+    """Where it is, since its log was so long; its main thread comes last."""
+    with worker.log.open("rb") as log:
+        log.seek(before)
+        return b"in <module>" in log.read().rpartition(b"most recent call first")[2]
 
 
 def _pump(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:

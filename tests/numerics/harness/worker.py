@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-OPERATION_SECONDS = 30
+OPERATION_SECONDS = 60
 
 
 @dataclass

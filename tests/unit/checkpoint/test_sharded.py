@@ -110,7 +110,7 @@ def serve(rank: int, line: Connection) -> None:
             store=dist.FileStore(store, world),
             rank=rank,
             world_size=world,
-            timeout=timedelta(seconds=30),
+            timeout=timedelta(seconds=90),
         )
         try:
             line.send(globals()[name](**arguments))
@@ -146,7 +146,7 @@ class Crew:
         for line, folder in used:
             line.send((name, world, backend, store, {"folder": str(folder), **arguments}))
         for rank, (line, _) in enumerate(used):
-            assert line.poll(60), f"rank {rank} does not answer"
+            assert line.poll(150), f"rank {rank} does not answer"
         return [line.recv() for line, _ in used]
 
     def close(self) -> None:

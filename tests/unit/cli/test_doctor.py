@@ -10,9 +10,11 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -37,6 +39,7 @@ from backyard.cli.examining.facts import (
     Torch,
     Wsl,
 )
+from backyard.cli.later import Later
 from backyard.cli.main import main
 from backyard.core.errors import AgentError, ConfigError
 from backyard.core.torch_range import TESTED_FIRST
@@ -591,6 +594,14 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "disk", lambda directory: Disk(str(directory), 2**40, "ext4"))
     monkeypatch.setattr(gathering, "port", lambda number, directory: Port(number))
     monkeypatch.setattr(doctor, "ask", _no_agent)
+    monkeypatch.setattr(doctor, "Later", Patient)
+
+
+class Patient(Later[Any]):
+    """A busy machine may take longer than is given to a look; one of them may hang in a test."""
+
+    def result(self, deadline: float) -> Any:
+        return super().result(deadline if self.names == ("sleep",) else deadline + 60.0)
 
 
 def _no_agent(question: object, expected: type, *, timeout_s: float, offer_start: bool) -> CheckTold:
@@ -710,8 +721,10 @@ def test_wrong_settings_are_a_finding_not_an_end(
 def test_one_look_that_hangs_or_breaks_hides_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    is_over = threading.Event()
+
     def hang(run: object) -> Sleep:
-        time.sleep(20)
+        is_over.wait(120)
         return Sleep()
 
     def broken(run: object) -> Nvidia:
@@ -719,10 +732,11 @@ def test_one_look_that_hangs_or_breaks_hides_nothing(
 
     monkeypatch.setattr(gathering, "sleep", hang)
     monkeypatch.setattr(gathering, "nvidia", broken)
-    monkeypatch.setattr(doctor, "_LOOK_S", 0.5)
+    monkeypatch.setattr(doctor, "_LOOK_S", 0.3)
     began = time.monotonic()
     assert command(monkeypatch) == 0
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
+    is_over.set()
     out = capsys.readouterr().out
     assert "left out: gpu (it could not be looked at: ValueError: what a surprise)" in out
     assert "left out: sleep (it did not answer in time)" in out

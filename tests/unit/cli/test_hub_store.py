@@ -43,7 +43,7 @@ def typed(room: Path, *words: str) -> Iterator[Path]:
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(30)
+            process.wait(90)
         finally:
             process.kill()
             print(said.read_text(errors="replace")[-3000:])

@@ -391,8 +391,8 @@ def test_the_keeper_starts_the_agent_with_the_settings(
 
 
 def test_a_command_that_is_missing_or_slow_is_no_error() -> None:
-    assert runner(5.0)(["backyard-no-such-command"]).returncode == NOT_FOUND
+    assert runner(60.0)(["backyard-no-such-command"]).returncode == NOT_FOUND
     done = runner(0.2)([sys.executable, "-c", "import time; time.sleep(30)"])
     assert done.returncode == TOO_SLOW
     assert "0.2 s" in done.stderr
-    assert runner(20.0)([sys.executable, "-c", "print(1)"]).stdout.strip() == "1"
+    assert runner(60.0)([sys.executable, "-c", "print(1)"]).stdout.strip() == "1"

@@ -134,7 +134,7 @@ class Fireside:
 
     def leave(self, site: subprocess.Popen[bytes]) -> None:
         site.send_signal(signal.SIGINT)
-        assert site.wait(60) == 130, self.said("site")
+        assert site.wait(120) == 130, self.said("site")
         assert "this site has left" in self.said("site")
         self.running.remove(site)
 
@@ -188,7 +188,7 @@ class Fireside:
             if one.poll() is None:
                 one.send_signal(signal.SIGINT)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    one.wait(20)
+                    one.wait(60)
             one.kill()
             one.wait()
         for node in self.nodes:

@@ -46,7 +46,7 @@ def store(servers: BoardServers, request: pytest.FixtureRequest) -> ClusterStore
     return make(servers, request.node.name)
 
 
-def make(servers: BoardServers, run: str, timeout: timedelta = timedelta(seconds=20)) -> ClusterStore:
+def make(servers: BoardServers, run: str, timeout: timedelta = timedelta(seconds=60)) -> ClusterStore:
     return ClusterStore(BoardClient(agent_at(servers.directories[0]), Scope(run[:100], 1)), timeout)
 
 
@@ -161,9 +161,9 @@ def test_gloo_and_our_members_meet_through_it(servers: BoardServers) -> None:
     def run(rank: int) -> None:
         own = make(servers, "gloo")
         members[rank] = exchange_members(
-            own, rank, 3, Member(bytes([rank]) * 16, 1 + rank, ("10.0.0.1",)), 20
+            own, rank, 3, Member(bytes([rank]) * 16, 1 + rank, ("10.0.0.1",)), 60
         )
-        group = dist.ProcessGroupGloo(dist.PrefixStore("g", own), rank, 3, timedelta(seconds=20))
+        group = dist.ProcessGroupGloo(dist.PrefixStore("g", own), rank, 3, timedelta(seconds=60))
         tensor = torch.tensor([float(rank)])
         group.allreduce([tensor]).wait()
         results[rank] = tensor.item()
@@ -287,7 +287,7 @@ for again in range(2):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(110)
+@pytest.mark.timeout(240)
 def test_two_processes_become_a_group_with_no_address_rank_or_port(
     servers: BoardServers, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ def test_every_rank_learns_the_same() -> None:
     results: dict[int, object] = {}
 
     def come(rank: int) -> None:
-        results[rank] = exchange_members(store, rank, 3, MEMBERS[rank], 10)
+        results[rank] = exchange_members(store, rank, 3, MEMBERS[rank], 60)
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in range(3)]
     for thread in threads:
@@ -28,7 +28,7 @@ def test_every_rank_learns_the_same() -> None:
     for thread in threads:
         thread.join(90)
     assert results[0] == results[1] == results[2]
-    members, fresh = exchange_members(store, 0, 3, MEMBERS[0], 10)
+    members, fresh = exchange_members(store, 0, 3, MEMBERS[0], 60)
     assert members == tuple(MEMBERS)
     assert len(fresh) == 16
     assert (members, fresh) != results[0], "a group that is made anew has a new name"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +17,7 @@ from backyard.collectives.substitution import NO_HOST, Launch
 from backyard.core.errors import ConfigError, ListenerError, MembershipError
 from backyard.runs.worker_environment import MASTER_ADDR
 from backyard.worker.peers import wait_for_peers
+from benchmarks.hub_process import free_port
 from tests.unit.lone_agent import lone_agent, unsettled
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
@@ -316,9 +317,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_processes_that_a_script_starts_itself_are_its_own(agent: Path, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     (tmp_path / "train.py").write_text("import torch, torch.distributed as dist\n" + SPAWNING)
     ((out, _),) = launch(agent, tmp_path, ["train.py", port], "0")
     assert out.splitlines() == ["gloo 2"] * 2
@@ -392,6 +391,9 @@ def test_it_says_for_what_it_waits(
 ) -> None:
     monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(agent))
     monkeypatch.setattr("backyard.worker.peers._SAY_S", 0.2)
+    looks = count()
+    clock = SimpleNamespace(monotonic=lambda: 0.3 * next(looks), sleep=lambda seconds: None)
+    monkeypatch.setattr("backyard.worker.peers.time", clock)
     with pytest.raises(MembershipError):
         wait_for_peers(3, timeout=timedelta(seconds=1))
     assert "waiting for machines: 1 of 3 are here" in caplog.text

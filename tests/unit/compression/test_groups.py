@@ -41,7 +41,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-6000:]

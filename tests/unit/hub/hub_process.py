@@ -66,7 +66,7 @@ class Friend:
 
     def __init__(self, address: str, hub: NodeId, key: NodeKey | None = None) -> None:
         self.address, self.hub, self.key = address, hub, key or NodeKey.generate()
-        self.http = httpx.Client(timeout=60.0, trust_env=False, verify=False)
+        self.http = httpx.Client(timeout=120.0, trust_env=False, verify=False)  # longer than it waits
         self.state = torch.zeros(LAYOUT.numel)
         self.version: int | None = None
 
@@ -98,7 +98,7 @@ class Friend:
     def describe(self) -> Description:
         return self.ask("GET", "/v1/run", Description)
 
-    def pull(self, folder: Path, wait: float = 20.0) -> Head:
+    def pull(self, folder: Path, wait: float = 60.0) -> Head:
         """Follow the chain to its head."""
         after = "" if self.version is None else f"after={self.version}&"
         head = self.ask("GET", "/v1/head", Head, query=f"{after}wait={wait:g}")

@@ -23,7 +23,7 @@ from cryptography.x509.oid import NameOID
 DOCS = Path(__file__).parents[3] / "docs"
 DOMAIN, HUB, HIDDEN = "hub.example.org", "127.0.0.1:52480", "/kQ3v9mXwTz7b"
 _CERTIFICATES = f"/etc/letsencrypt/live/{DOMAIN}"
-_STARTS_S = 30.0
+_STARTS_S = 90.0
 
 
 def program(name: str) -> str | None:
@@ -117,7 +117,7 @@ def running(proxy: Nginx | Caddy, *ports: int) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def _listens(port: int) -> bool:

@@ -81,8 +81,9 @@ class Door:
             yield data[first : first + 1000]
 
     def _told(self, name: str) -> str | None:
-        path = self._folder / name
-        return path.read_text() if path.exists() else None
+        with contextlib.suppress(FileNotFoundError):
+            return (self._folder / name).read_text()
+        return None
 
 
 def signed(environ: Environ) -> bool:
@@ -175,7 +176,9 @@ class S3Process:
         return self._process.poll() == _DIE
 
     def tell(self, name: str, text: str = "") -> None:
-        (self._folder / name).write_text(text)
+        draft = self._folder / f"{name}.draft"
+        draft.write_text(text)
+        draft.replace(self._folder / name)  # whoever reads it meanwhile finds it whole
 
     def untell(self, name: str) -> None:
         (self._folder / name).unlink()

@@ -83,9 +83,8 @@ def test_strangers_who_begin_and_never_end_keep_nobody_waiting(tmp_path: Path) -
         hub.start()
         invite = hub.invite()
         connections += [_begin_to_join(invite.hub_id, hub.port) for _ in range(MANY)]
-        time.sleep(0.5)
         friend = Friend(hub.address, invite.hub_id)
-        friend.http.timeout = httpx.Timeout(20.0)
+        friend.http.timeout = httpx.Timeout(60.0)  # a body has twice as long to arrive
         assert friend.join(invite).role == "friend"
         friend.close()
     finally:
@@ -95,21 +94,28 @@ def test_strangers_who_begin_and_never_end_keep_nobody_waiting(tmp_path: Path) -
 
 
 def test_who_waits_for_a_place_hurries_the_one_that_is_there_longest() -> None:
-    async def slow(places: Places, member: str, seconds: float) -> str:
+    async def slow(places: Places, member: str, has_come: asyncio.Event) -> str:
         try:
             async with places.place(member), places.reading(has_place=True):
-                await asyncio.sleep(seconds)
+                await has_come.wait()
         except HubRefused as error:
             return error.kind
         return "read"
 
     async def scene() -> None:
-        places = Places(at_once=2, of_one=1, fair_s=0.3)
-        first, second = (asyncio.create_task(slow(places, name, 1.0)) for name in "ab")
-        await asyncio.sleep(0.1)
-        assert await slow(places, "c", 0.01) == "read"
-        assert [await first, await second] == ["slow", "read"], "one waited, so one went"
-        assert await slow(places, "d", 0.5) == "read", "alone there is time"
+        places, some, all_ = Places(at_once=2, of_one=1, fair_s=0.2), asyncio.Event(), asyncio.Event()
+        all_.set()
+        first, second = (asyncio.create_task(slow(places, name, some)) for name in "ab")
+        while len(places._reading) < 2:
+            await asyncio.sleep(0)
+        assert await slow(places, "c", all_) == "read"
+        assert await first == "slow", "one waited, so one went"
+        assert not second.done()
+        some.set()
+        assert await second == "read"
+        later = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.4, later.set)
+        assert await slow(places, "d", later) == "read", "alone there is time"
 
     asyncio.run(scene())
 
@@ -166,14 +172,17 @@ def test_eight_members_who_dawdle_keep_no_honest_one_from_delivering(
         assert len(dawdlers) == AT_ONCE
         for dawdler in dawdlers:
             dawdler.start()
-        assert all(dawdler.began.wait(20) for dawdler in dawdlers)
+        assert all(dawdler.began.wait(60) for dawdler in dawdlers)
         time.sleep(0.5)
         begin = time.monotonic()
         assert honest.push(honest.lease(), torch.randn(LARGE.numel) * 0.01).accepted
         waited = time.monotonic() - begin
         print(f"an honest member waited for {waited:.1f} s")
-        assert waited < 2 * FAIR_S
-        assert "HTTP/1.1 408" in [answer for dawdler in dawdlers for answer in dawdler.answers]
+        assert waited < 3 * FAIR_S, "it had two minutes to wait"
+        give_up = time.monotonic() + 60
+        while "HTTP/1.1 408" not in [answer for dawdler in dawdlers for answer in list(dawdler.answers)]:
+            assert time.monotonic() < give_up, "nobody was told to send less"
+            time.sleep(0.05)
     finally:
         for dawdler in dawdlers:
             dawdler.stopped.set()

@@ -152,7 +152,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def _wait_until_said(hub: HubProcess, words: str) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while words not in hub.said():
         assert time.monotonic() < until, hub.said()
         time.sleep(0.1)

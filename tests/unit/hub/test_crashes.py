@@ -124,7 +124,7 @@ def test_a_hub_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
             hub.start()
         _wait_for_progress(owner, heads[-1])
     finally:
-        stop(workers, 30.0)
+        stop(workers, 120.0)
         hub.kill()
     heads.append(checked(hub, workers, known))
     assert heads == sorted(heads)
@@ -135,6 +135,9 @@ def test_a_hub_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
         last = [Friend(hub.address, invite.hub_id), friends[0]]
         for friend in last:
             friend.pull(tmp_path, wait=0)
+        while last[0].version != last[1].version:  # a round that waited when it was killed is over meanwhile
+            for friend in last:
+                friend.pull(tmp_path, wait=0)
         assert torch.equal(last[0].state, last[1].state), "whoever was there all the time has the same bits"
     finally:
         hub.kill()
@@ -173,7 +176,7 @@ def test_a_full_disk_stops_the_hub_and_loses_nothing(tmp_path: Path) -> None:
     hub = None
     friends: list[Friend] = []
     try:
-        hub = HubProcess(disk / "hub", msgspec.structs.replace(TERMS, round_s=0.2, slack_s=0.5))
+        hub = HubProcess(disk / "hub", msgspec.structs.replace(TERMS, round_s=0.2, slack_s=60.0))
         hub.start()
         invite = hub.invite()
         friends += [Friend(hub.address, invite.hub_id, key) for key in (hub.owner, None)]

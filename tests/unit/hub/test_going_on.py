@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +34,7 @@ from tests.unit.hub.hub_process import LAYOUT, TERMS, encoded
 
 async def _some_time(work: Any, holds: Callable[[], bool]) -> None:
     task = asyncio.ensure_future(work)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not holds():
             assert not task.done(), "it has ended"
             await asyncio.sleep(0.01)
@@ -173,25 +174,29 @@ def test_who_connects_and_asks_for_nothing_is_cut_off(monkeypatch: pytest.Monkey
         await send({"type": "http.response.body"})
 
     async def story() -> None:
-        config = uvicorn.Config(app, http=accepting.Impatient, lifespan="off", log_level="warning")
+        config = uvicorn.Config(
+            app, http=accepting.Impatient, lifespan="off", log_level="warning", timeout_keep_alive=60
+        )
         config.load()
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
             lambda: accepting.Impatient(config, ServerState(), {}), "127.0.0.1", 0
         )
         port = server.sockets[0].getsockname()[1]
-        silent, halting, asking = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        line = socket.create_connection(("127.0.0.1", port))
+        line.sendall(b"GET / HTTP/1.1\r\nhost: hub\r\n\r\n")  # before its time begins
+        asking = await asyncio.open_connection(sock=line)
+        silent, halting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         halting[1].write(b"GET / HTTP/1.1\r\nhost:")
-        asking[1].write(b"GET / HTTP/1.1\r\nhost: hub\r\n\r\n")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await silent[0].read() == b""
             assert await halting[0].read() == b""
             assert b"204" in await asking[0].readline()
             assert await asking[0].readline() == b"\r\n"
         asking[1].write(b"GET / HTTP/1.1\r\nhost: hub\r\n\r\n")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert b"204" in await asking[0].readline(), "who asked may ask again later"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             with contextlib.suppress(ConnectionError):  # nor does whoever begins another one, byte by byte
                 while not asking[0].at_eof():
                     asking[1].write(b"G")

@@ -242,7 +242,7 @@ def test_the_longest_wait_is_answered(fireside: Fireside) -> None:
 @pytest.mark.parametrize("site", HIDDEN_ONES)
 def test_who_does_not_know_the_path_reads_nothing(fireside: Fireside, site: str) -> None:
     address = fireside.addresses[site]
-    with httpx.Client(verify=ssl.create_default_context(), trust_env=False) as stranger:
+    with httpx.Client(verify=ssl.create_default_context(), trust_env=False, timeout=60) as stranger:
         assert "fireside" in stranger.get(f"{address}/").text
         assert "fireside" in stranger.get(f"{address}/v1/run").text
         for path in ("", "/", "/v1/run", "/v1/head", "/metrics", HIDDEN[:-1], f"{HIDDEN[:-1]}/v1/run"):

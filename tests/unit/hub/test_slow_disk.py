@@ -23,13 +23,19 @@ from tests.unit.hub.test_crashes import COURSE, Worker, checked, stop
 
 SYNC_S = 1.2
 ANSWERED_S = 0.5
-# From outside, at the system call: what a worn memory card does. Names on the disk change slowly, too.
-SLOW_DISK = [
-    *("strace", "-D", "-f", "--seccomp-bpf", "-qq", "-o", "/dev/null"),
-    *("-e", "trace=fsync,fdatasync,?unlink,unlinkat,?rename,?renameat,renameat2"),
-    *("-e", f"inject=fsync,fdatasync:delay_enter={SYNC_S * 1e6:.0f}"),
-    *("-e", "inject=?unlink,unlinkat,?rename,?renameat,renameat2:delay_enter=600000"),
-]
+
+
+def slow_disk(calls: Path) -> list[str]:
+    """From outside, at the system call: what a worn memory card does. Names on the disk change slowly, too.
+
+    Each such call is noted, with the thread that made it.
+    """
+    return [
+        *("strace", "-D", "-f", "--seccomp-bpf", "-qq", "-o", str(calls)),
+        *("-e", "trace=fsync,fdatasync,?unlink,unlinkat,?rename,?renameat,renameat2"),
+        *("-e", f"inject=fsync,fdatasync:delay_enter={SYNC_S * 1e6:.0f}"),
+        *("-e", "inject=?unlink,unlinkat,?rename,?renameat,renameat2:delay_enter=600000"),
+    ]
 
 
 class Clock:
@@ -76,22 +82,20 @@ def test_a_commit_that_does_not_end_is_told_while_it_lasts() -> None:
 
 
 class Visitor(threading.Thread):
-    """Asks for what needs no disk, all the time, and remembers the longest answer."""
+    """Asks for what needs no disk, all the time, and remembers how long each answer took."""
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)
         self._http, self._address = httpx.Client(timeout=60.0, trust_env=False), address
         self.stopped = threading.Event()
-        self.longest: dict[str, float] = {}
-        self.asked = 0
+        self.took: list[tuple[float, str]] = []
 
     def run(self) -> None:
         while not self.stopped.wait(0.02):
             for path in ("/v1/run", "/v1/head", "/metrics", "/"):
                 begin = time.monotonic()
                 self._http.get(self._address + path).raise_for_status()
-                self.longest[path] = max(self.longest.get(path, 0.0), time.monotonic() - begin)
-                self.asked += 1
+                self.took.append((time.monotonic() - begin, path))
         self._http.close()
 
 
@@ -100,11 +104,13 @@ class Visitor(threading.Thread):
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace to slow a disk down")
 def test_a_slow_disk_keeps_nobody_from_training(tmp_path: Path) -> None:
     terms = msgspec.structs.replace(TERMS, round_s=0.2, base_every=4)
-    hub = HubProcess(tmp_path / "hub", terms, wrapper=SLOW_DISK)
+    calls = tmp_path / "calls"
+    hub = HubProcess(tmp_path / "hub", terms, wrapper=slow_disk(calls))
     workers: list[Worker] = []
     friends: list[Friend] = []
     try:
         hub.start()
+        loop, before = str(hub.pid), calls.stat().st_size
         invite = hub.invite(uses=4)
         friends += [Friend(hub.address, invite.hub_id, key) for key in (hub.owner, None, None, None)]
         owner, *members = friends
@@ -119,22 +125,27 @@ def test_a_slow_disk_keeps_nobody_from_training(tmp_path: Path) -> None:
         _begin_twice(members[2])
         assert hub.invite().run == "fireside", "while the hub waits for its disk"
         _wait_for(lambda: (owner.describe().version or 0) >= 3, 240)
-        page, metrics = (html.unescape(plainly(hub.address + path).text) for path in ("/", "/metrics"))
+        _wait_for(lambda: all(len(worker.accepted) >= 2 for worker in workers), 120)
+        _wait_for(lambda: "the hub's disk is slow" in html.unescape(plainly(hub.address).text), 60)
+        metrics = plainly(f"{hub.address}/metrics").text
         visitor.stopped.set()
-        visitor.join(30)
+        visitor.join(60)
     finally:
-        stop(workers, 60.0)
+        stop(workers, 120.0)
         hub.kill()
         for friend in friends:
             friend.close()
     assert checked(hub, workers, {}) >= 3
-    assert all(len(worker.accepted) >= 2 for worker in workers)
-    assert visitor.asked > 100
-    assert max(visitor.longest.values()) < ANSWERED_S, visitor.longest
-    print(f"longest answers of {visitor.asked}: {visitor.longest}")
+    # The thread that answers waits for no disk. Now and then the processor may be somebody else's.
+    waited = [line.split()[0] for line in calls.read_text()[before:].splitlines() if "(" in line]
+    assert len(waited) > 20
+    assert loop not in waited
+    late = [one for one in visitor.took if one[0] > ANSWERED_S]
+    assert len(visitor.took) > 100
+    assert len(late) <= max(3, len(visitor.took) // 50), late
+    print(f"longest answers of {len(visitor.took)}: {sorted(visitor.took)[-5:]}")
     assert hub.said().count("the hub's disk is slow") == 1
     assert "SSD" in hub.said()
-    assert "the hub's disk is slow" in page
     assert "backyard_hub_slow_disk 1.0" in metrics
     commits = re.search(r"backyard_hub_commit_seconds_sum ([0-9.]+)", metrics)
     assert commits is not None

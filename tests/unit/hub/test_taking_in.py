@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from backyard.cli.friend_region import settle
+from backyard.hub import taking_in
 from backyard.hub.client import HubClient
 from backyard.hub.invites import Invite, invite_text
 from backyard.hub.messages import Course, Description, Join, Joined, Offer, Role
@@ -104,7 +105,7 @@ class Tree:
         for region in self.regions:
             invite = self.parent.invite(role="region")
             region.start("--parent", invite_text(invite), "--seats", "1", "--offer", region.address)
-        self.delays[self.regions[1].invite().hub_id] = 0.06
+        self.delays[self.regions[1].invite().hub_id] = 0.25
 
     def close(self) -> None:
         for hub in (self.parent, *self.regions):
@@ -133,7 +134,8 @@ class Tree:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Iterator[Tree]:
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tree]:
+    monkeypatch.setattr(taking_in, "DETOUR_S", 10.0)  # a busy machine is no detour
     made = Tree(tmp_path)
     try:
         made.start()

@@ -439,7 +439,7 @@ class Server:
 def ask_once(address: str, hub: NodeId, context: ssl.SSLContext | None = None) -> None:
     client = HubClient([address], hub, NodeKey.generate())
     if context is not None:
-        client._lines[address] = httpx.Client(verify=context)
+        client._lines[address] = httpx.Client(verify=context, timeout=60)
     with contextlib.closing(client):
         client.ask("GET", "/v1/run", Description)
 

@@ -20,6 +20,7 @@ from backyard.hub.client import HubClient
 from backyard.hub.deadlines import no_slower
 from backyard.hub.founding import hub_key
 from backyard.hub.messages import Description
+from backyard.hub.pinning import context_for
 from backyard.identity.keys import NodeKey
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n"
@@ -57,7 +58,11 @@ def _dripping(at_once: bytes, context: ssl.SSLContext | None = None) -> Iterator
 
 @pytest.mark.parametrize("is_tls", [False, True])
 @pytest.mark.parametrize("at_once", [b"HTTP/1.1 200 OK\r\nx-long: ", HEAD])
-def test_an_answer_has_its_time_in_all(tmp_path: Path, at_once: bytes, is_tls: bool) -> None:
+def test_an_answer_has_its_time_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bytes, is_tls: bool
+) -> None:
+    # A handshake may take longer than an answer has here: the server is known all the same.
+    monkeypatch.setattr(client_module, "context_for", lambda *given: context_for(*given[:-1], 60.0))
     key = hub_key(tmp_path)
     context = server_context(tmp_path, key) if is_tls else None
     with _dripping(at_once, context) as port:
@@ -67,7 +72,7 @@ def test_an_answer_has_its_time_in_all(tmp_path: Path, at_once: bytes, is_tls: b
             begin = time.monotonic()
             with pytest.raises(HubAway, match="does not answer in time"):
                 client.ask("GET", "/v1/run", Description)
-            assert time.monotonic() - begin < 10.0
+            assert time.monotonic() - begin < 20.0
         client.close()
 
 
@@ -89,7 +94,7 @@ def test_a_blob_that_comes_too_slowly_is_said_and_asked_for_elsewhere(tmp_path: 
         begin = time.monotonic()
         with pytest.raises(Enough):
             client.fetch("0" * 64, tmp_path / "blob", size=1_000_000)
-        assert time.monotonic() - begin < 20.0
+        assert time.monotonic() - begin < 40.0
         assert said == addresses
         client.close()
 

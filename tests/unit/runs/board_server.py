@@ -112,13 +112,13 @@ class BoardServers:
         self._loop.close()
 
     def call(self, work: Coroutine[object, object, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(90)
 
     def on_loop(self, function: Callable[[], T]) -> T:
         async def run() -> T:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(90)
 
     def carry(self, sender: bytes, target: bytes, data: bytes) -> None:
         def deliver() -> None:

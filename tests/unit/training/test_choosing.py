@@ -166,7 +166,7 @@ class Watched:
             self.chooser.note(Seen(generation, sync, (8.0, 8.0), ("a", "b"), step_s))
             thread = self.chooser._thread
             if thread is not None:
-                thread.join(30)
+                thread.join(120)
 
 
 def test_nothing_is_planned_before_steps_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_another_group_is_planned_for_anew(monkeypatch: pytest.MonkeyPatch) -> N
         watched.chooser.note(Seen(2, Sync(), (8.0, 8.0, 8.0), ("a", "b", "c"), 2.5))
     thread = watched.chooser._thread
     assert thread is not None
-    thread.join(30)
+    thread.join(120)
     assert len(watched.wanted) == 2
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +13,10 @@ from backyard.core.errors import CollectiveError, RunError
 from backyard.training.alone import Alone
 from backyard.training.pace import Pace
 from backyard.training.rounds import Rounds
+from backyard.training.steps import Steps
 from backyard.training.sync import Sync
 from tests.unit.training.test_rounds import BATCH, SAMPLES, UNIT, Training
 from tests.unit.training.together import Arriving, Seat, Table, together
-
-SLOW_S = 0.15
 
 
 @pytest.fixture(autouse=True)
@@ -26,19 +24,36 @@ def _equal_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pace, "speed", lambda self: 1.0)
 
 
+@pytest.fixture(autouse=True)
+def _tell_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that has done all that it may do before a sum has come."""
+    settle = Steps.settle
+
+    def told(steps: Steps) -> None:
+        if isinstance(steps._circle, SlowSeat):
+            steps._circle.is_awaited.set()
+        settle(steps)
+        if isinstance(steps._circle, SlowSeat):
+            steps._circle.is_awaited.clear()
+
+    monkeypatch.setattr(Steps, "settle", told)
+
+
 class SlowSeat(Seat):
-    """Its line is slow; sums with these numbers break for everybody when they have left."""
+    """Its line is slow: what is on its way comes when its member waits for it, and not before. Sums with
+    these numbers break for everybody when they have left."""
 
     breaks_at: frozenset[int] = frozenset()
 
     def __init__(self, table: Table, rank: int) -> None:
         super().__init__(table, rank)
         self.sums = self.met = 0
+        self.is_awaited = threading.Event()
 
     def begin_sum(self, tensor: torch.Tensor) -> Arriving:
         self.sums += 1
-        if tensor.numel() > 10:
-            time.sleep(SLOW_S)
+        if threading.current_thread().name == "backyard-sum":
+            assert self.is_awaited.wait(60)
         found = super().begin_sum(tensor)
         if self.sums in self.breaks_at:
             raise CollectiveError("a line is cut")
@@ -134,7 +149,8 @@ def test_a_sum_that_breaks_within_a_unit_doubles_none_of_it(monkeypatch: pytest.
             def when_it_has_come(*given: Any) -> None:
                 flight, piece = self.run._steps._flight, self.run._current
                 if flight is not None and piece is not None and not piece.is_last:
-                    flight.wait(10)
+                    self.run._circle.is_awaited.set()  # type: ignore[attr-defined]
+                    flight.wait(60)
                     self.between += 1
                 step(*given)
 
@@ -252,7 +268,7 @@ def test_a_script_that_ends_meanwhile_ends() -> None:
             self._ended = threading.Event()
 
         def begin_sum(self, tensor: torch.Tensor) -> Arriving:
-            if self.sums > 4 and tensor.numel() > 10:
+            if threading.current_thread().name == "backyard-sum":
                 self._ended.wait(60)
                 raise CollectiveError("it was aborted")
             return super().begin_sum(tensor)
@@ -265,7 +281,7 @@ def test_a_script_that_ends_meanwhile_ends() -> None:
         for x, y in one.batches:
             torch.nn.functional.mse_loss(one.net(x), y).backward()
             one.optimizer.step()
-            if one.run._steps._flight is not None and one.run._circle.sums > 4:  # type: ignore[attr-defined]
+            if one.run._steps._flight is not None:
                 one.run._steps.close()
                 assert one.run._steps._flight.has_ended
                 return one.run.done

@@ -45,7 +45,7 @@ def run(folder: Path, *arguments: str, dry: bool = True) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,9 +204,10 @@ def test_a_first_start_looks_for_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Pauses take no time; how many there were."""
+    """Pauses take no time; how many there were. Others in this process sleep as ever."""
     pauses: list[float] = []
-    monkeypatch.setattr("backyard.training.saving.time.sleep", pauses.append)
+    clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
+    monkeypatch.setattr("backyard.training.saving.time", clock)
     return pauses
 
 

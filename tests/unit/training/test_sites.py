@@ -32,7 +32,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
     environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY)])
     words = [sys.executable, str(MEMBERS), str(room)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=220, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
     assert not (room / "a.json").exists()
     return {machine: json.loads((room / f"{machine}.json").read_text()) for machine in "bcd"}
