@@ -38,8 +38,8 @@ def agent(state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def _runs(state: Path) -> tuple[RunRow, ...]:
-    with ListenerClient.connect(state) as client:
-        told = decode_told(client.ask(encode(RunsAsk()), 10.0))
+    with ListenerClient.connect(state, timeout=60) as client:
+        told = decode_told(client.ask(encode(RunsAsk()), 60))
     assert isinstance(told, RunsTold)
     return told.runs
 
