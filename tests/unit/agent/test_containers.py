@@ -85,9 +85,13 @@ class StandIn:
         client = self.path / "docker"
         client.write_text(CLIENT.format(python=sys.executable, socket=str(room / "engine.sock")))
         client.chmod(0o755)
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._serving = threading.Thread(target=self._serve, daemon=True)
+        self._serving.start()
 
     def close(self) -> None:
+        # Else it waits on, and may take the calls of a later test, whose socket has the same number.
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._serving.join(60)
         self._server.close()
         for process in list(self.running.values()):
             _kill(process)

@@ -65,6 +65,7 @@ def test_a_killed_worker_is_reported_at_once_with_its_signal(tmp_path: Path) -> 
     async def run() -> None:
         ranks = (0, 1, 2)
         crew = await Crew.of(order(tmp_path, *(worker(tmp_path, SLEEP, rank) for rank in ranks)))
+        await crew.until(lambda crew: len(crew.all(Started)) == 3)
         delays = []
         for rank in ranks:
             await said(tmp_path / f"rank-{rank}.log", b"ready")
@@ -105,6 +106,7 @@ def test_one_that_ignores_the_request_is_killed_after_the_grace_by_name(tmp_path
 def test_a_hard_stop_does_not_wait(tmp_path: Path) -> None:
     async def run() -> None:
         crew = await Crew.of(order(tmp_path, worker(tmp_path, STUBBORN), grace_s=600))
+        await crew.until(lambda crew: crew.all(Started))
         await said(tmp_path / "rank-0.log", b"ready")
         await crew.warden.stop()
         await asyncio.sleep(0.2)
