@@ -149,10 +149,14 @@ def test_an_interrupt_stops_the_run(agent: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        backyard.launch(sleeps, name="broken", show=False, timeout=100)
-    thread.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            backyard.launch(sleeps, name="broken", show=False, timeout=100)
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert _ended(agent, "broken").code != 0
 
 
