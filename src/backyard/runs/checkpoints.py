@@ -11,6 +11,7 @@ a copy on. Pure, but for `manifest_in` and `written_in`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -90,8 +91,12 @@ def folder_name(step: int) -> str:
 
 def written_in(folder: Path) -> dict[str, float]:
     """The names of what is in there, and when each was written."""
+    written = {}
     with os.scandir(folder) as found:
-        return {one.name: one.stat(follow_symlinks=False).st_mtime for one in found}
+        for one in found:
+            with contextlib.suppress(FileNotFoundError):  # a worker's draft, which has its name just now
+                written[one.name] = one.stat(follow_symlinks=False).st_mtime
+    return written
 
 
 def step_of(name: str) -> int | None:

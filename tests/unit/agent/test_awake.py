@@ -19,6 +19,12 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="fakes on the pa
 _TOOL = "systemd-inhibit" if sys.platform == "linux" else "caffeinate"
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tools that stand in end by themselves, however slow this machine is."""
+    monkeypatch.setattr(awake, "_END_S", 60.0)
+
+
 def _fake(home: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     tool = home / _TOOL
     tool.write_text(f"#!/bin/sh\n{program}\n")

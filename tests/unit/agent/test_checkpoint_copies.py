@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from backyard.agent import checkpoint_copies, run_messages
+from backyard.agent import checkpoint_copies, checkpoint_keeper, run_messages
 from backyard.agent.checkpoint_copies import CheckpointCopies
 from backyard.agent.checkpoint_keeper import CheckpointKeeper
 from backyard.agent.run_book import RunBook
@@ -23,7 +23,7 @@ from backyard.identity import NodeId, NodeKey
 from backyard.identity.trust import Role, TrustLog
 from backyard.local.run_questions import BringAsk, BringTold, NewestAsk, NewestTold, SealAsk, SealTold
 from backyard.membership.view import Present
-from backyard.runs.checkpoints import KEPT, Manifest, Seal, encode, fingerprint, folder_name, sign
+from backyard.runs.checkpoints import KEPT, Manifest, Seal, encode, fingerprint, folder_name, sign, step_of
 from backyard.runs.record import Order, Slot, sign_order
 from backyard.shipping import Limits, pack
 from backyard.shipping.lending import entry_of
@@ -31,6 +31,12 @@ from tests.unit.agent.test_shipper import Host, Network
 
 RUN = "train-abcd"
 ROLES: tuple[Role, ...] = ("owner", "owner", "owner", "guest")
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is slow to say what it holds, as this machine may be, would rightly be given a copy more."""
+    monkeypatch.setattr(checkpoint_keeper, "_SURVEY_S", 60.0)
 
 
 class Agent:
@@ -46,7 +52,7 @@ class Agent:
         members = tuple(Present(key.id.raw, bytes(16)) for key in cluster.keys)
         self.member: Any = SimpleNamespace(view=SimpleNamespace(members=members))
         self.storage: Any = SimpleNamespace(keep_run=lambda name, record: None, forget_run=lambda name: None)
-        self.host = Host(cluster.network, self.me, self.directory / "stores", patience_s=3.0)
+        self.host = Host(cluster.network, self.me, self.directory / "stores", patience_s=60.0)
         self.book = RunBook(self)
         self.keeper = CheckpointKeeper(self, self.book, self.host.shipper, self.host.store, self.allow)
         self.copies = CheckpointCopies(self, self.book, self.keeper)
@@ -88,8 +94,8 @@ class Agent:
         return self.directory / "runs" / RUN / "checkpoints" / folder_name(step)
 
     def saves(self, step: int, *, by: NodeKey | None = None, copies: int = 2, size: int = 50_000) -> None:
-        """As its worker would."""
-        place = self.place_of(step)
+        """As its worker would: whoever looks meanwhile, in a thread, sees nothing of it or all."""
+        place = self.place_of(step).with_name(f".draft-{step}")
         place.mkdir(parents=True)
         (place / "state.safetensors").write_bytes(hashlib.shake_256(bytes([step])).digest(size))
         manifest = Manifest(
@@ -106,6 +112,7 @@ class Agent:
         (place / "manifest.json").write_bytes(data)
         seal: Seal = sign(by or self.key, RUN, step, fingerprint(data))
         (place / "seal.json").write_bytes(encode(seal))
+        place.rename(self.place_of(step))
 
     def holds(self, step: int) -> bool:
         signers = self.keeper.signers_of(RUN)
@@ -113,7 +120,8 @@ class Agent:
 
     def steps(self) -> list[int]:
         folder = self.place_of(0).parent
-        return sorted(int(path.name[5:]) for path in folder.iterdir()) if folder.is_dir() else []
+        found = [step_of(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+        return sorted(step for step in found if step is not None)  # a draft is none
 
     def stored(self) -> int:
         """Objects and lists that its store has."""
@@ -121,7 +129,7 @@ class Agent:
         return len(list(store.objects.glob("??/*"))) + len(list(store.manifests.iterdir()))
 
     async def bring(self, step: int) -> None:
-        told = await self.keeper.answer(BringAsk(RUN, step, 20.0))
+        told = await self.keeper.answer(BringAsk(RUN, step, 60.0))
         assert told == BringTold(True, told.done_bytes, told.all_bytes)  # type: ignore[union-attr]
 
     async def newest(self, *passing_over: tuple[str, int]) -> NewestTold:
@@ -163,7 +171,7 @@ class Cluster:
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await test()
 
     asyncio.run(bounded())
@@ -366,6 +374,6 @@ def test_a_link_that_breaks_ends_the_wait(tmp_path: Path) -> None:
         begin = asyncio.get_running_loop().time()
         second.keeper.link_down(first.me)
         assert await asked == NewestTold()
-        assert asyncio.get_running_loop().time() - begin < 4.0, "not the whole patience"
+        assert asyncio.get_running_loop().time() - begin < 30, "not the whole patience"
 
     run(test)

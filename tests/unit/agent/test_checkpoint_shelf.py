@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
 from backyard.agent.checkpoint_shelf import Shelf
@@ -75,6 +78,26 @@ def test_the_last_that_was_written_is_the_latest(tmp_path: Path) -> None:
     _saved(shelf, 60, provisional=False)
     assert shelf.latest(RUN) == 60
     assert Held(RUN, 60, True, 1) in shelf.held(RUN, SIGNERS), "though three have higher steps"
+
+
+def test_a_draft_that_gets_its_name_while_we_look_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker saves as it likes: its draft is listed, and gone when it is looked at."""
+    shelf = _shelf(tmp_path)
+    scandir = os.scandir
+
+    @contextlib.contextmanager
+    def look(folder: Path) -> Iterator[list[os.DirEntry[str]]]:
+        draft = folder / ".draft-00000095"
+        draft.mkdir()
+        with scandir(folder) as found:
+            entries = list(found)
+        draft.rename(folder / "step-00000095")
+        yield entries
+
+    monkeypatch.setattr(os, "scandir", look)
+    assert shelf.latest(RUN) == 90
 
 
 def test_a_long_run_that_failed_just_now_keeps_its_checkpoints(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ directory and the environment; its containers outlive the client, as those of a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -84,12 +85,16 @@ class StandIn:
         client = self.path / "docker"
         client.write_text(CLIENT.format(python=sys.executable, socket=str(room / "engine.sock")))
         client.chmod(0o755)
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._serving = threading.Thread(target=self._serve, daemon=True)
+        self._serving.start()
 
     def close(self) -> None:
+        # Else it waits on, and may take the calls of a later test, whose socket has the same number.
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._serving.join(60)
         self._server.close()
         for process in list(self.running.values()):
-            os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
 
     def of(self, verb: str) -> list[list[str]]:
         return [call for call in self.calls if call[0] == verb]
@@ -153,7 +158,7 @@ class StandIn:
         if process is None:
             say(f"Error response from daemon: No such container: {name}")
             return 1
-        os.killpg(process.pid, signal.SIGKILL)
+        _kill(process)
         while name in self.running:
             time.sleep(0.01)
         return 0
@@ -190,6 +195,11 @@ class StandIn:
         code = process.wait()
         del self.running[name], self.labels[name]
         return 128 - code if code < 0 else code
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it ends by itself just now
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _mounts(state: str, volumes: list[str]) -> list[str]:
@@ -514,7 +524,7 @@ class Alone:
         self.process.wait(90)
         self.log.close()
 
-    def until(self, truth: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    def until(self, truth: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
         deadline = time.monotonic() + seconds
         while not truth():
             if time.monotonic() > deadline:

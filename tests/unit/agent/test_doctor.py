@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.agent import doctor, symptoms, wire
+from backyard.agent import doctor, knocking, symptoms, wire
 from backyard.agent.interfaces import Interface, hardware_ports, kind_of, leading_to
 from backyard.agent.joining import join
 from backyard.agent.knocking import (
@@ -43,6 +43,7 @@ from backyard.membership.agreement import founded
 from backyard.membership.effects import Note
 from backyard.membership.member import Member
 from backyard.membership.view import Present, first
+from backyard.transport import doorkeeper
 from backyard.transport.control import AGENT_RUN, AgentTls, ControlLink
 from tests.unit.transport.machines import Machine, Street
 
@@ -360,6 +361,21 @@ def test_what_a_failed_dial_says(cause: OSError | None, outcome: str) -> None:
 # knocks over real sockets
 
 
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Knocks take as long as this machine needs for them at the moment."""
+    monkeypatch.setattr(knocking, "KNOCK_S", 30.0)
+    monkeypatch.setattr(knocking, "_ANSWER_S", 60.0)
+    monkeypatch.setattr(doctor, "_GATHER_S", 60.0)
+    monkeypatch.setattr(doorkeeper, "PREFACE_DEADLINE_S", 60.0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
 class Examined(Machine):
     """A machine with a knocker: it knows where its neighbours are and passes their words on."""
 
@@ -397,8 +413,8 @@ def on_street(tmp_path: Path, body: Callable[[Examined, Examined], Coroutine[Any
             one.knows(two)
             two.knows(one)
             one.to[two.node] = await one.dial(two)
-            two.to[one.node] = await asyncio.wait_for(two.links.get(), 10)
-            await asyncio.wait_for(body(one, two), 60)
+            two.to[one.node] = await asyncio.wait_for(two.links.get(), 60)
+            await asyncio.wait_for(body(one, two), 120)
             for machine in machines:
                 await machine.knocker.close()
         finally:
@@ -408,6 +424,7 @@ def on_street(tmp_path: Path, body: Callable[[Examined, Examined], Coroutine[Any
         runner.run(main())
 
 
+@pytest.mark.usefixtures("_patient")
 def test_a_knock_proves_the_way_and_leaves_no_link(tmp_path: Path) -> None:
     async def body(one: Examined, two: Examined) -> None:
         (knock,) = await one.knocker.knock_at(two.node)
@@ -416,12 +433,13 @@ def test_a_knock_proves_the_way_and_leaves_no_link(tmp_path: Path) -> None:
         assert knock.rtt_ms > 0
         stranger = await one.knocker.knock("127.0.0.1", two.listener.port, one.word, None)
         assert stranger.node == two.node.raw
-        await asyncio.wait_for(two.refusals.get(), 10)
+        await asyncio.wait_for(two.refusals.get(), 60)
         assert two.links.empty(), "it was never opened"
 
     on_street(tmp_path, body)
 
 
+@pytest.mark.usefixtures("_patient")
 def test_a_knock_at_a_shut_or_wrong_door(tmp_path: Path) -> None:
     async def body(one: Examined, two: Examined) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -437,7 +455,10 @@ def test_a_knock_at_a_shut_or_wrong_door(tmp_path: Path) -> None:
     on_street(tmp_path, body)
 
 
-def test_a_peer_dials_back_where_it_knows_us(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_patient")
+def test_a_peer_dials_back_where_it_knows_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knocking, "_EACH_S", 60.0)
+
     async def body(one: Examined, two: Examined) -> None:
         told = await one.knocker.ask(two.node)
         assert isinstance(told, DialledBack)
@@ -448,6 +469,7 @@ def test_a_peer_dials_back_where_it_knows_us(tmp_path: Path) -> None:
     on_street(tmp_path, body)
 
 
+@pytest.mark.usefixtures("_patient")
 def test_a_peer_that_cannot_dial_back_says_why(tmp_path: Path) -> None:
     async def body(one: Examined, two: Examined) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -464,6 +486,7 @@ def test_a_peer_that_cannot_dial_back_says_why(tmp_path: Path) -> None:
     on_street(tmp_path, body)
 
 
+@pytest.mark.usefixtures("_patient")
 def test_an_answer_that_nobody_asked_for_is_dropped(tmp_path: Path) -> None:
     async def body(one: Examined, two: Examined) -> None:
         link = two.to[one.node]
@@ -473,10 +496,7 @@ def test_an_answer_that_nobody_asked_for_is_dropped(tmp_path: Path) -> None:
         assert isinstance(told, DialledBack)
         assert told.knocks[0].incarnation == one.incarnation
         link.send(wire.SURVEY + b"\xff\xff")
-        for _ in range(200):
-            if one.to[two.node].closed is not None:
-                break
-            await asyncio.sleep(0.05)
+        await until(lambda: one.to[two.node].closed is not None)
         assert "cannot be read" in (one.to[two.node].closed or "")
 
     on_street(tmp_path, body)
@@ -516,6 +536,7 @@ async def examine(agent: Patient) -> dict[str, list[CheckRow]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_patient")
 def test_a_copied_machine_is_found(tmp_path: Path) -> None:
     async def main() -> None:
         original = Patient(settings(tmp_path / "1"))
@@ -538,10 +559,11 @@ def test_a_copied_machine_is_found(tmp_path: Path) -> None:
             await original.stop()
 
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-        runner.run(asyncio.wait_for(main(), 60))
+        runner.run(asyncio.wait_for(main(), 180))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_patient")
 def test_two_agents_are_examined_and_one_that_has_gone_is_missed(tmp_path: Path) -> None:
     async def main() -> None:
         one, two = Patient(settings(tmp_path / "1")), Patient(settings(tmp_path / "2"))
@@ -554,10 +576,9 @@ def test_two_agents_are_examined_and_one_that_has_gone_is_missed(tmp_path: Path)
             assert set(alone) == {"discovery", "cloned-key", "quorum", "stalls"}
             code = str(one.pairing.open_code("owner").secret)
             await join(two, JoinAsk(code, at=f"127.0.0.1:{one.listener.port}"))
-            for _ in range(200):
-                if one.links.get(two.me) is not None and one.member.view.of(two.me.raw) is not None:
-                    break
-                await asyncio.sleep(0.05)
+            await until(
+                lambda: one.links.get(two.me) is not None and one.member.view.of(two.me.raw) is not None
+            )
             together = await examine(one)
             (reach,) = together["reach"]
             assert (reach.state, reach.peer) == ("ok", "two")
@@ -568,10 +589,7 @@ def test_two_agents_are_examined_and_one_that_has_gone_is_missed(tmp_path: Path)
             # As a process that has ended: nobody is let in any more while it stops.
             two.links.accept = lambda *call: call[0].close()  # type: ignore[method-assign]
             await two.stop()
-            for _ in range(200):
-                if one.links.get(two.me) is None:
-                    break
-                await asyncio.sleep(0.05)
+            await until(lambda: one.links.get(two.me) is None)
             missed = await examine(one)
             assert missed["reach"][0].state == "warn"
             assert "no agent listens there" in missed["reach"][0].sentence
@@ -579,4 +597,4 @@ def test_two_agents_are_examined_and_one_that_has_gone_is_missed(tmp_path: Path)
             await one.stop()
 
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-        runner.run(asyncio.wait_for(main(), 90))
+        runner.run(asyncio.wait_for(main(), 180))

@@ -291,7 +291,7 @@ def test_a_lock_that_names_another_backyard_is_refused(
 
 
 SLEEP = (
-    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
     "Path('child').write_text(str(child.pid)); print('Installing slowly', flush=True); child.wait()"
 )
 
@@ -323,7 +323,9 @@ def test_a_cancelled_build_leaves_no_process_and_nothing_that_looks_whole(
         task = asyncio.create_task(build(its_plan, folder, root, nothing))
         child = await child_of(folder)
         second = asyncio.create_task(build(its_plan, folder, root, waiting.append))
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(60):
+            while not waiting:
+                await asyncio.sleep(0.02)
         assert waiting == ["waiting for another run that builds the same environment"]
         second.cancel()
         task.cancel()
@@ -333,7 +335,7 @@ def test_a_cancelled_build_leaves_no_process_and_nothing_that_looks_whole(
         return child
 
     child = asyncio.run(body())
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while not is_gone(child) and time.monotonic() < until:
         time.sleep(0.02)
     assert is_gone(child)

@@ -13,10 +13,11 @@ from backyard.agent.sleep import watch_sleep
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="logind is Linux's")
 
 _MONITOR = """
-import sys, time
+import os, sys, time
 print("Monitoring signals", flush=True)
+while not os.path.exists(sys.argv[1]) or "held " not in open(sys.argv[1]).read():
+    time.sleep(0.01)
 for word in ("true", "false"):
-    time.sleep(0.3)
     print(f"/org/freedesktop/login1: org.freedesktop.login1.Manager.PrepareForSleep ({word},)", flush=True)
 """
 _HOLD = """
@@ -38,10 +39,10 @@ def test_sleep_and_waking(tmp_path: Path) -> None:
         told.append("awake")
 
     async def run() -> None:
-        monitor = [sys.executable, "-c", _MONITOR]
+        monitor = [sys.executable, "-c", _MONITOR, str(trail)]
         await watch_sleep(asleep, awake, monitor, [sys.executable, "-c", _HOLD, str(trail)])
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 90))
     assert told == ["asleep, held ", "awake"]
 
 
@@ -49,4 +50,4 @@ def test_a_system_without_the_tools_is_left_alone() -> None:
     async def never() -> None:
         raise AssertionError
 
-    asyncio.run(asyncio.wait_for(watch_sleep(never, never, ["no-such-tool"]), 5))
+    asyncio.run(asyncio.wait_for(watch_sleep(never, never, ["no-such-tool"]), 60))

@@ -47,7 +47,7 @@ def test_a_worker_that_raises_is_reported_and_the_others_go_on(tmp_path: Path) -
         assert (failed.code, failed.signal, failed.out_of_memory) == (1, None, False)
         assert failed.tail.startswith(b"out\nTraceback")
         assert b"KeyError: 'lost'" in failed.tail
-        assert abs(failed.at - time.monotonic()) < 10
+        assert abs(failed.at - time.monotonic()) < 60
         await asyncio.sleep(0.3)
         assert is_alive(crew.pid(1))
         assert crew.all(AllEnded) == []
@@ -63,14 +63,20 @@ def test_a_worker_that_raises_is_reported_and_the_others_go_on(tmp_path: Path) -
 
 def test_a_killed_worker_is_reported_at_once_with_its_signal(tmp_path: Path) -> None:
     async def run() -> None:
-        crew = await Crew.of(order(tmp_path, worker(tmp_path, SLEEP)))
-        await said(tmp_path / "rank-0.log", b"ready")
-        killed_at = time.monotonic()
-        os.kill(crew.pid(0), signal.SIGKILL)
+        ranks = (0, 1, 2)
+        crew = await Crew.of(order(tmp_path, *(worker(tmp_path, SLEEP, rank) for rank in ranks)))
+        await crew.until(lambda crew: len(crew.all(Started)) == 3)
+        delays = []
+        for rank in ranks:
+            await said(tmp_path / f"rank-{rank}.log", b"ready")
+            killed_at = time.monotonic()
+            os.kill(crew.pid(rank), signal.SIGKILL)
+            await crew.until(lambda crew, count=rank + 1: len(crew.all(Ended)) == count)
+            assert (crew.ended(rank).code, crew.ended(rank).signal) == (None, signal.SIGKILL)
+            assert crew.ended(rank).out_of_memory is not True
+            delays.append(crew.ended(rank).at - killed_at)
         await crew.end()
-        assert (crew.ended(0).code, crew.ended(0).signal) == (None, signal.SIGKILL)
-        assert crew.ended(0).out_of_memory is not True
-        assert 0 <= crew.ended(0).at - killed_at < 1.0
+        assert 0 <= min(delays) < 1.0, "of three, because this machine may stand still meanwhile"
 
     asyncio.run(run())
 
@@ -78,17 +84,21 @@ def test_a_killed_worker_is_reported_at_once_with_its_signal(tmp_path: Path) -> 
 def test_one_that_ignores_the_request_is_killed_after_the_grace_by_name(tmp_path: Path) -> None:
     async def run() -> None:
         crew = await Crew.of(
-            order(tmp_path, worker(tmp_path, SLEEP), worker(tmp_path, STUBBORN, 7), grace_s=0.5)
+            order(tmp_path, worker(tmp_path, SLEEP), worker(tmp_path, STUBBORN, 7), grace_s=1)
         )
         await said(tmp_path / "rank-7.log", b"ready")
         asked_at = time.monotonic()
         await crew.warden.stop()
         await crew.end()
-        assert crew.ended(0).signal == signal.SIGTERM
+        # On a slow machine even one that obeys may take longer than the grace: then it is named, too.
+        late = [rank for rank in (0, 7) if crew.ended(rank).at - asked_at >= 1]
+        assert late[-1] == 7
+        assert crew.ended(0).signal == signal.SIGTERM or 0 in late
         assert crew.ended(7).signal == signal.SIGKILL
         assert crew.ended(7).out_of_memory is False
-        assert 0.5 <= crew.ended(7).at - asked_at < 3
-        assert crew.notes() == "rank 7 did not end within 0.5 s of being asked to: it was killed"
+        assert crew.ended(7).at - asked_at < 60
+        words = [f"rank {rank} did not end within 1 s of being asked to: it was killed" for rank in late]
+        assert crew.notes().splitlines() in ([words[-1]], words)
 
     asyncio.run(run())
 
@@ -96,6 +106,7 @@ def test_one_that_ignores_the_request_is_killed_after_the_grace_by_name(tmp_path
 def test_a_hard_stop_does_not_wait(tmp_path: Path) -> None:
     async def run() -> None:
         crew = await Crew.of(order(tmp_path, worker(tmp_path, STUBBORN), grace_s=600))
+        await crew.until(lambda crew: crew.all(Started))
         await said(tmp_path / "rank-0.log", b"ready")
         await crew.warden.stop()
         await asyncio.sleep(0.2)
@@ -103,7 +114,7 @@ def test_a_hard_stop_does_not_wait(tmp_path: Path) -> None:
         asked_at = time.monotonic()
         await crew.warden.stop(hard=True)
         await crew.end()
-        assert crew.ended(0).at - asked_at < 2
+        assert crew.ended(0).at - asked_at < 60, "not for the ten minutes of its grace"
         assert crew.all(Note) == []
         await crew.warden.stop()  # a warden that is gone needs no telling
 
@@ -142,7 +153,7 @@ def test_what_a_worker_started_ends_with_it(tmp_path: Path) -> None:
         await crew.until(lambda crew: crew.all(Ended))
         assert time.monotonic() - began < 60, "not for the ten minutes of its child"
         assert crew.ended(0).code == 4
-        assert is_gone_within(int(crew.ended(0).tail), 1)
+        assert is_gone_within(int(crew.ended(0).tail), 60)
         await crew.warden.stop(hard=True)
         await crew.end()
 
@@ -179,23 +190,25 @@ while True:
     most = 4 << 20
 
     async def run() -> None:
-        crew = await Crew.of(order(tmp_path, worker(tmp_path, program), log_bytes=most))
-        await crew.until(lambda crew: crew.all(Started))
-        await asyncio.sleep(0.3)
-        before = psutil.Process(crew.warden.pid).memory_info().rss
+        crew = await Crew.of(order(tmp_path, worker(tmp_path, program), log_bytes=most, grace_s=600))
         largest = 0
-        until = time.monotonic() + 2
-        while time.monotonic() < until:
-            largest = max(largest, _kept(tmp_path))
-            await asyncio.sleep(0.02)
+
+        async def flooded(size: float) -> None:
+            nonlocal largest
+            async with asyncio.timeout(90):
+                while read_log(tmp_path / "rank-0.log", 0, 0).end < size:
+                    largest = max(largest, _kept(tmp_path))
+                    await asyncio.sleep(0.02)
+
+        await flooded(10e6)
+        before = psutil.Process(crew.warden.pid).memory_info().rss
+        await flooded(100e6)
         assert psutil.Process(crew.warden.pid).memory_info().rss - before < 4 << 20
         asked_at = time.monotonic()
         await crew.warden.stop()
         await crew.end()
-        assert time.monotonic() - asked_at < 10.0
+        assert time.monotonic() - asked_at < 60, "not for the ten minutes of its grace"
         assert largest <= most
-        end = read_log(tmp_path / "rank-0.log", 0, 0).end
-        assert end > 40e6  # it was a flood
         assert len(crew.ended(0).tail) == MOST_TAIL_BYTES
 
     asyncio.run(run())
@@ -265,10 +278,19 @@ def test_workers_that_cannot_start_say_what_to_do(tmp_path: Path) -> None:
 def test_a_full_disk_loses_output_only(tmp_path: Path) -> None:
     """A device that is always full stands in for the first segment: the kernel says the same."""
     (tmp_path / "rank-0.log.00000000000000000000").symlink_to("/dev/full")
-    program = "import time; print('lost'); time.sleep(1.2); print('kept')"
+    program = """
+import os, time
+print("lost")
+while not os.path.exists("go"):
+    time.sleep(0.01)
+print("kept")
+"""
 
     async def run() -> None:
         crew = await Crew.of(order(tmp_path, worker(tmp_path, program)))
+        await crew.until(lambda crew: crew.all(Note))
+        await asyncio.sleep(1.1)  # the disk is tried again after a second
+        (tmp_path / "go").touch()
         await crew.end()
         assert crew.ended(0).code == 0
         assert crew.ended(0).tail == b"lost\nkept\n"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -56,12 +58,13 @@ def test_any_text_is_a_peer_or_a_config_error(text: str) -> None:
     assert 1 <= peer.port <= 65535
 
 
-def _run_static(finder: StaticFinder, seconds: float = 0.3) -> Notebook:
+def _run_static(finder: StaticFinder, enough: Callable[[Notebook], bool]) -> Notebook:
     async def body() -> Notebook:
         notebook = Notebook()
         await finder.start(notebook)
         finder.watch(frozenset({OURS}))
-        await asyncio.sleep(seconds)
+        await until(lambda: enough(notebook))
+        await asyncio.sleep(0.05)
         await finder.stop()
         return notebook
 
@@ -71,7 +74,7 @@ def _run_static(finder: StaticFinder, seconds: float = 0.3) -> Notebook:
 def test_named_places_are_given_out_without_a_tag() -> None:
     names = {"nas.lan": ["192.0.2.8", "2001:db8::8"]}
     finder = StaticFinder(["192.0.2.7:9", "nas.lan"], 52416, resolve=names.__getitem__)
-    assert _run_static(finder).places() == {
+    assert _run_static(finder, lambda heard: len(heard.places()) >= 3).places() == {
         ("192.0.2.7", 9, UNTAGGED),
         ("192.0.2.8", 52416, UNTAGGED),
         ("2001:db8::8", 52416, UNTAGGED),
@@ -82,30 +85,31 @@ def test_named_places_are_given_out_without_a_tag() -> None:
 def test_a_name_never_becomes_this_machines_own_loopback() -> None:
     names = {"pc": ["127.0.1.1"], "mac": ["127.0.1.1", "::1", "192.0.2.9"], "localhost": ["127.0.0.1"]}
     finder = StaticFinder(list(names), 1, resolve=names.__getitem__)
+    heard = _run_static(finder, lambda heard: len(heard.places()) >= 2 and finder.health() is not None)
     # A tunnel that a person dug ends at localhost: that name means what it says.
-    assert _run_static(finder).places() == {("192.0.2.9", 1, UNTAGGED), ("127.0.0.1", 1, UNTAGGED)}
+    assert heard.places() == {("192.0.2.9", 1, UNTAGGED), ("127.0.0.1", 1, UNTAGGED)}
     assert "pc (only this machine's own loopback)" in (finder.health() or "")
 
 
 def test_a_name_that_does_not_resolve_is_shown() -> None:
     finder = StaticFinder(["surely-not-there.invalid", "192.0.2.7"], 1)
-    assert ("192.0.2.7", 1, UNTAGGED) in _run_static(finder, seconds=0.2).places()
+    assert ("192.0.2.7", 1, UNTAGGED) in _run_static(finder, lambda heard: bool(heard.places())).places()
 
     def missing(host: str) -> list[str]:
         raise OSError(2, "no such host")
 
     finder = StaticFinder(["gone"], 1, resolve=missing)
-    assert _run_static(finder).sightings == []
+    assert _run_static(finder, lambda _: finder.health() is not None).sightings == []
     assert "gone (no such host)" in (finder.health() or "")
 
 
 def test_a_resolver_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static, "_RESOLVE_S", 0.1)
-    calls = []
+    calls, end = [], threading.Event()
 
     def hang(host: str) -> list[str]:
         calls.append(host)
-        time.sleep(6)
+        end.wait(120)
         return ["192.0.2.1"]
 
     async def body() -> None:
@@ -121,7 +125,8 @@ def test_a_resolver_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> 
 
     begin = time.monotonic()
     asyncio.run(body())
-    assert time.monotonic() - begin < 5, "the hanging thread was waited for"
+    assert time.monotonic() - begin < 60, "the hanging thread was waited for"
+    end.set()
     assert calls == ["slow"], "one thread for one name, however often it is wanted"
 
 
@@ -157,7 +162,7 @@ def test_remembered_places_are_tried_while_their_node_is_away(monkeypatch: pytes
         heard.sightings.clear()
         finder.present(frozenset({"aa"}))
         await until(lambda: heard.places() == {("192.0.2.2", 2, UNTAGGED)})
-        await until(lambda: len(heard.sightings) == 2, patience=6)
+        await until(lambda: len(heard.sightings) >= 2)
         await finder.stop()
 
     asyncio.run(body())

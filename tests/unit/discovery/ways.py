@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 
 from backyard.discovery import Sighting, namespace_tag
 
-OURS = namespace_tag(b"o" * 32)
-THEIRS = namespace_tag(b"t" * 32)
+# New each time: the same tests of somebody else on this machine must not be found.
+OURS, THEIRS = (namespace_tag(os.urandom(32)) for _ in range(2))
 
 
 def loopback() -> list[str]:

@@ -45,7 +45,7 @@ def test_a_worker_registers_and_is_reached(state: Path) -> None:
     assert client.receive() is None
     dialled = socket.create_connection(("127.0.0.1", ticket.port), timeout=60)
     dialled.sendall(encode(Preface(target=ticket.worker, nonce=os.urandom(16)), ticket.secret))
-    assert select.select([client], [], [], 5)[0] == [client]
+    assert select.select([client], [], [], 60)[0] == [client]
     found = client.receive()
     assert found is not None
     incoming, accepted = found
@@ -90,7 +90,7 @@ def test_a_worker_notices_that_the_listener_has_ended(state: Path) -> None:
     standing = standing_of(state)
     assert standing is not None
     os.kill(standing.pid, signal.SIGTERM)
-    assert select.select([client], [], [], 5)[0]
+    assert select.select([client], [], [], 60)[0]
     with pytest.raises(ListenerError, match="has ended"):
         client.receive()
     client.close()
@@ -103,8 +103,8 @@ def test_an_idle_listener_ends_by_itself(state: Path) -> None:
     process = starting_module._started[-1]
     time.sleep(2.5)
     assert process.poll() is None
-    client.close()
     began = time.monotonic()
+    client.close()
     assert process.wait(60) == 0
     assert time.monotonic() - began > 1.5
     assert not (state / "listener.sock").exists()

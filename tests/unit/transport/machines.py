@@ -29,7 +29,7 @@ class Machine:
         self.incarnation = os.urandom(16)
         self.tls = AgentTls(delegate(self._key, run=run, worker=self.incarnation), lambda: self.friends)
         self.word = SECRET
-        self.accept_s = 5.0
+        self.accept_s = 60.0
         self.links: asyncio.Queue[ControlLink] = asyncio.Queue()
         self.refusals: asyncio.Queue[BackyardError] = asyncio.Queue()
         self.messages: asyncio.Queue[tuple[ControlLink, bytes]] = asyncio.Queue()
@@ -114,7 +114,7 @@ class Machine:
             "secret": self.word,
             "tls": self.tls,
             "expect": other.node,
-            "timeout_s": 5.0,
+            "timeout_s": 60.0,
         }
         return values | changes
 

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,7 +92,7 @@ class Home:
         self.do(self.machine.listener.start())
 
     def do(self, action: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(action, self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(action, self._loop).result(90)
 
     def stop(self) -> None:
         self.do(self.machine.listener.stop())
@@ -118,11 +119,10 @@ def knock(house: Machine, preface: Preface, secret: bytes, more: bytes = b"") ->
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it does not come about")
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.01)
 
 
 def ask(channel: Channel, *questions: Ask | Status | Register) -> list[Reply]:
@@ -137,7 +137,7 @@ def ask(channel: Channel, *questions: Ask | Status | Register) -> list[Reply]:
 
 
 def local(house: Visited) -> Channel:
-    return Channel(dial_local(house.directory, 5)[0], takes_sockets=True)
+    return Channel(dial_local(house.directory, 60)[0], takes_sockets=True)
 
 
 def test_other_routes_lead_to_the_house(house: Visited) -> None:
@@ -238,30 +238,31 @@ def test_names_of_agents_and_refused_runs_get_no_ticket(house: Visited) -> None:
 
 
 def test_an_agent_answers_questions_of_local_processes(house: Visited) -> None:
-    with ListenerClient.connect(house.directory) as client:
+    with ListenerClient.connect(house.directory, timeout=60) as client:
         assert client.standing().agent
-        assert client.ask(b"echo", 5) == b"echoecho"
+        assert client.ask(b"echo", 60) == b"echoecho"
         large = os.urandom(LARGEST_BODY)
-        assert client.ask(large, 20) == large
+        assert client.ask(large, 60) == large
         with pytest.raises(AgentError, match="not today") as caught:
-            client.ask(b"refuse", 5)
+            client.ask(b"refuse", 60)
         assert caught.value.hint == "Come tomorrow."
         with pytest.raises(AgentError, match="failed at this: ZeroDivisionError"):
-            client.ask(b"fail", 5)
+            client.ask(b"fail", 60)
         with pytest.raises(AgentError, match="too long"):
-            client.ask(bytes(LARGEST_BODY + 1), 5)
-        assert client.ask(b"", 5) == b""
+            client.ask(bytes(LARGEST_BODY + 1), 60)
+        assert client.ask(b"", 60) == b""
         assert client.standing().workers == 0
         assert client.register("mnist", 0).run == "mnist"
 
 
 def test_silence_has_an_end_and_the_question_is_dropped(house: Visited) -> None:
-    with ListenerClient.connect(house.directory) as client:
-        with pytest.raises(AgentError, match=r"within 0\.2 s"):
-            client.ask(b"wait", 0.2)
-        wait_for(house.busy.is_set)
-        with pytest.raises(AgentError, match="has ended"):
-            client.ask(b"echo", 1)
+    while not house.questions:  # a slow listener may read it only when nobody waits any more
+        with ListenerClient.connect(house.directory) as client:
+            with pytest.raises(AgentError, match=r"within 0\.2 s"):
+                client.ask(b"wait", 0.2)
+            with pytest.raises(AgentError, match="has ended"):
+                client.ask(b"echo", 1)
+    wait_for(house.busy.is_set)
 
 
 def test_answers_keep_the_order_of_the_requests(house: Visited) -> None:
@@ -292,6 +293,7 @@ def test_who_asks_without_end_is_cut_off(house: Visited) -> None:
 def test_who_does_not_read_its_answer_is_cut_off(house: Visited, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module, "_TELL_S", 0.2)
     channel, other = local(house), local(house)
+    wait_for(lambda: len(house.listener._locals) == 2)
     channel.send(encode_message(Ask(bytes(LARGEST_BODY))))
     wait_for(lambda: len(house.listener._locals) == 1)
     assert ask(other, Ask(b"x")) == [Told(b"xx")]
@@ -343,10 +345,10 @@ def test_a_listener_alone_refers_to_the_agent(tmp_path: Path) -> None:
         await listener.stop()
 
     def question() -> None:
-        with ListenerClient.connect(tmp_path) as client:
+        with ListenerClient.connect(tmp_path, timeout=60) as client:
             assert not client.standing().agent
             with pytest.raises(AgentError, match="no agent") as caught:
-                client.ask(b"status", 5)
+                client.ask(b"status", 60)
             assert caught.value.hint == "Start the agent: backyard up"
         with pytest.raises(ListenerError):
             ListenerClient.connect(tmp_path / "nowhere")

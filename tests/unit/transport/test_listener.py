@@ -65,7 +65,7 @@ class Running:
             if asyncio.iscoroutine(result):
                 await result
 
-        asyncio.run_coroutine_threadsafe(perform(), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(perform(), self._loop).result(90)
 
     def stop(self) -> None:
         self.call(self.listener.stop)
@@ -74,7 +74,7 @@ class Running:
         self._runner.close()
 
     def local(self) -> Channel:
-        connection, _ = dial_local(self.directory, 5)
+        connection, _ = dial_local(self.directory, 60)
         return Channel(connection, takes_sockets=True)
 
     def dial(self, *, host: str = "127.0.0.1") -> socket.socket:
@@ -237,11 +237,11 @@ def test_one_who_knows_the_secret_is_told_that_the_worker_is_gone(running: Runni
 
 def test_a_slow_preface_is_dropped(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doorkeeper_module, "PREFACE_DEADLINE_S", 0.2)
+    began = time.monotonic()
     with running.dial() as dialled:
         dialled.sendall(b"BACK")
-        began = time.monotonic()
         assert dialled.recv(1) == b""
-        assert 0.1 < time.monotonic() - began < 20
+        assert 0.1 < time.monotonic() - began < 60
     assert running.listener.keeper.waiting == 0
 
 
@@ -257,7 +257,7 @@ def test_five_hundred_silent_connections_disturb_nobody(running: Running) -> Non
             dialled = running.dial()
             dialled.sendall(knock_of(ticket))
             _, accepted = take(channel)
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 30
             accepted.close()
             dialled.close()
     running.until(lambda: running.listener.keeper.delivered == 10)
@@ -271,9 +271,10 @@ def test_many_good_knocks_at_once_all_get_through(running: Running) -> None:
     """More than may wait from one source: those whose preface has come are never the ones turned away."""
     channel = running.local()
     ticket = register(channel)
-    all_sent = threading.Event()
-    busy = threading.Thread(target=running.call, args=(lambda: all_sent.wait(15),))
+    is_busy, all_sent = threading.Event(), threading.Event()
+    busy = threading.Thread(target=running.call, args=(lambda: (is_busy.set(), all_sent.wait(60)),))
     busy.start()
+    assert is_busy.wait(60)  # else those who have not knocked yet make room for others, and rightly so
     dialled = [running.dial() for _ in range(100)]
     for connection in dialled:
         connection.sendall(knock_of(ticket))
@@ -349,7 +350,7 @@ def test_what_cannot_be_registered_is_explained(running: Running) -> None:
 )
 def test_local_nonsense_cuts_off_only_its_speaker(running: Running, words: bytes) -> None:
     good = running.local()
-    bad, _ = dial_local(running.directory, 5)
+    bad, _ = dial_local(running.directory, 60)
     bad.sendall(words)
     assert_silently_closed(bad)
     register(good)

@@ -124,7 +124,7 @@ async def best(
 
 @needs_loopback_network
 def test_one_link_is_left_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "_GRACE_S", 20.0)  # however slow this machine is at the moment
+    monkeypatch.setattr(paths, "_GRACE_S", 60.0)  # however slow this machine is at the moment
 
     async def race(left: Machine, right: Machine) -> None:
         addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.1.1"]
@@ -159,8 +159,8 @@ def test_silent_addresses_do_not_hold_up_the_others(tmp_path: Path, monkeypatch:
 
             monkeypatch.setattr(paths, "dial_unopened", dial)
             began = asyncio.get_running_loop().time()
-            link, choice = await best(left, right, ["127.0.0.9", "127.0.0.2"], timeout_s=20)
-            assert asyncio.get_running_loop().time() - began < 10
+            link, choice = await best(left, right, ["127.0.0.9", "127.0.0.2"])
+            assert asyncio.get_running_loop().time() - began < 30, "not the whole of the 60 s"
             assert link.address == "127.0.0.2"
             assert "127.0.0.9 does not answer" in choice.reason
 
@@ -171,6 +171,8 @@ def test_silent_addresses_do_not_hold_up_the_others(tmp_path: Path, monkeypatch:
 def test_the_nearer_address_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ping(link: ControlLink, timeout_s: float) -> float:
         return {"127.0.0.2": 0.005, "127.0.0.3": 0.001, "127.0.0.4": 0.0009}[link.address]
+
+    monkeypatch.setattr(paths, "_GRACE_S", 60.0)  # all are measured, however slow this machine is
 
     async def race(left: Machine, right: Machine) -> None:
         monkeypatch.setattr(ControlLink, "ping", ping)
@@ -202,16 +204,16 @@ def test_failures_are_told_apart(tmp_path: Path) -> None:
 def test_a_cancelled_race_leaves_nothing(tmp_path: Path) -> None:
     async def race(left: Machine, right: Machine) -> None:
         with socket.create_server(("127.0.0.1", 0), backlog=10) as silent:
-            port = silent.getsockname()[1]
+            port, loop = silent.getsockname()[1], asyncio.get_running_loop()
             running = asyncio.ensure_future(best(left, right, ["127.0.0.1"], port=port))
-            await asyncio.sleep(0.2)
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
-            accepted, _ = silent.accept()
-            accepted.settimeout(60)
+            silent.setblocking(False)
+            accepted, _ = await loop.sock_accept(silent)
             with accepted:
-                while accepted.recv(1000):
+                assert await loop.sock_recv(accepted, 1)
+                running.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+                while await loop.sock_recv(accepted, 1000):
                     pass
 
     streets(race, tmp_path)

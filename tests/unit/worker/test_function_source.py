@@ -45,7 +45,7 @@ def run_alone(function: Callable[..., object], *args: object, folder: Path, **kw
     write_file(folder / ARGUMENTS, encode_call(args, kwargs, script.constants))
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     done = subprocess.run(
-        [sys.executable, SCRIPT], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, SCRIPT], cwd=folder, env=environment, capture_output=True, text=True, timeout=150
     )
     assert done.returncode == 0, f"{done.stderr}\n{script.text}"
     (result,) = decode_values((folder / RESULT).read_bytes())

@@ -38,8 +38,8 @@ def agent(state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def _runs(state: Path) -> tuple[RunRow, ...]:
-    with ListenerClient.connect(state) as client:
-        told = decode_told(client.ask(encode(RunsAsk()), 10.0))
+    with ListenerClient.connect(state, timeout=60) as client:
+        told = decode_told(client.ask(encode(RunsAsk()), 60))
     assert isinstance(told, RunsTold)
     return told.runs
 
@@ -149,10 +149,14 @@ def test_an_interrupt_stops_the_run(agent: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        backyard.launch(sleeps, name="broken", show=False, timeout=100)
-    thread.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            backyard.launch(sleeps, name="broken", show=False, timeout=100)
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert _ended(agent, "broken").code != 0
 
 
