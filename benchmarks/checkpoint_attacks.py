@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
@@ -33,7 +35,7 @@ from backyard.shipping.manifest import FileEntry, make_manifest, manifest_id, pi
 from backyard.shipping.messages import ManifestIs, Piece, Pieces, Want, WantManifest
 from backyard.transport.preface import ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
 from benchmarks.insider import Agents
-from benchmarks.run_insider import Insider
+from benchmarks.run_insider import Insider, until_found
 from benchmarks.toolbox import Result, attack
 
 _TERABYTE = 10**12
@@ -61,6 +63,14 @@ async def guest_wants_checkpoints(keep: str, agents: Agents, run: str, step: int
         held = tuple(Held(run, 10**11 + number, True) for number in range(6))
         for answer in (HeldTold(serial, held, True, 10**11), FilesLent(serial, bytes(32)), CopyTold(serial)):
             await guest.tell(run_messages.encode(answer))
+
+    def is_answered() -> bool:
+        kinds = Counter(map(type, guest.told))
+        each = Counter({HeldTold: 2, FilesLent: 3, CopyTold: 2})
+        return all(kinds[kind] >= count * len(guest.agents) for kind, count in each.items())
+
+    with contextlib.suppress(TimeoutError):
+        await until_found(is_answered)
     await asyncio.sleep(seconds)
     told = guest.told
     return {

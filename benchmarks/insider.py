@@ -40,6 +40,9 @@ from backyard.transport.preface import ROUTE_AGENT, target_of
 from benchmarks.toolbox import READY, Result, attack
 
 _BEAT_S = 0.3
+_STALLED_S = 1.2
+SELVES = 8  # so often a guest becomes another one
+_CUT_S = 30.0  # a cut comes at once, but an agent may stand still
 _HUGE = 2**53
 
 Agents = Sequence[tuple[str, int, str]]
@@ -62,6 +65,8 @@ class Guest:
         self.tls = AgentTls(credentials, lambda: self.agents)
         self.dialled = 0
         self.lies: Lie = dict
+        self.stalled = 0  # how often it stood still for so long that others may think it dead
+        self._beaten_at: float | None = None
         self._serials = itertools.count(1)
 
     @property
@@ -93,7 +98,7 @@ class Guest:
 
     async def enter(self) -> None:
         """Into the view, as an honest guest would."""
-        for _ in range(50):
+        for _ in range(600):
             await self.live(0.1, 0.1)
             if self.key.id.raw in self.members:
                 return
@@ -103,6 +108,8 @@ class Guest:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while loop.time() < end:
+            self.stalled += self._beaten_at is not None and loop.time() - self._beaten_at > _STALLED_S
+            self._beaten_at = loop.time()
             for node in self.agents:
                 words = self._beat(node)
                 await self.say(node, [] if words is None else [words])
@@ -164,7 +171,7 @@ async def guest_decides(keep: str, agents: Agents, friend: str, times: int) -> R
         await guest.say(node, [wire.REMOVED])
     await guest.live(1.0)
     await guest.leave()
-    return {"dialled": guest.dialled}
+    return {"dialled": guest.dialled, "stalled": guest.stalled}
 
 
 def _decisions(guest: Guest, node: NodeId, friend: bytes) -> list[Message]:
@@ -198,12 +205,15 @@ async def guests_lie(keeps: Sequence[str], agents: Agents, away: str, lie: str, 
         guest.lies = _lie(guest, bytes.fromhex(away), lie)
     READY.get()()
     pause = {"another history": 0.05, "another self": 0.2}.get(lie, _BEAT_S)
-    for _ in range(24):
+    for _ in range(240):
         await _together(guest.live(0.5, pause) for guest in guests)
         if Path(cue).exists():
             break
     await _together(guest.leave() for guest in guests)
-    return {"dialled": sum(guest.dialled for guest in guests)}
+    return {
+        "dialled": sum(guest.dialled for guest in guests),
+        "stalled": sum(guest.stalled for guest in guests),
+    }
 
 
 def _lie(guest: Guest, away: bytes, lie: str) -> Lie:
@@ -224,7 +234,7 @@ def _lie(guest: Guest, away: bytes, lie: str) -> Lie:
 
     def other_self() -> dict[str, Any]:
         # To each agent the same, and for longer than one that gathers arrivals waits.
-        turn = next(turns) // len(owners)
+        turn = min(next(turns) // len(owners), SELVES)
         return {"me": msgspec.structs.replace(guest.me, works=bool(turn % 2))}
 
     kinds: dict[str, Lie] = {
@@ -262,12 +272,18 @@ async def _is_cut_for(guest: Guest, node: NodeId, frame: bytes) -> bool:
     link = await guest.dial(node)
     assert link._transport is not None
     link._transport.write(link._session.encrypt(frame))
-    for _ in range(100):
-        if link.closed is not None:
-            return True
-        await asyncio.sleep(0.01)
+    if await is_closed(link):
+        return True
     link.close("it took it")
     return False
+
+
+async def is_closed(link: ControlLink) -> bool:
+    """Whether the other side ends it before long."""
+    end = asyncio.get_running_loop().time() + _CUT_S
+    while link.closed is None and asyncio.get_running_loop().time() < end:
+        await asyncio.sleep(0.01)
+    return link.closed is not None
 
 
 @attack
@@ -285,7 +301,7 @@ async def guest_links(keep: str, agents: Agents, links: int) -> Result:
     for link in opened:
         link.close("over")
     await guest.leave()
-    return {"opened": len(opened), "open_still": still}
+    return {"opened": len(opened), "open_still": still, "stalled": guest.stalled}
 
 
 @attack
@@ -304,7 +320,7 @@ async def guest_measures(keep: str, agents: Agents, crumbs: int) -> Result:
         await guest.live(0.001, 0.001)
     await guest.live(0.5)
     await guest.leave()
-    return {"dialled": guest.dialled}
+    return {"dialled": guest.dialled, "stalled": guest.stalled}
 
 
 @attack
@@ -321,7 +337,7 @@ async def guest_greets(keep: str, agents: Agents, names: int) -> Result:
         await guest.live(0.01, 0.01)
     await guest.live(1.0)
     await guest.leave()
-    return {"dialled": guest.dialled}
+    return {"dialled": guest.dialled, "stalled": guest.stalled}
 
 
 async def _together(works: Iterable[Awaitable[None]]) -> None:

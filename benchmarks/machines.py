@@ -32,7 +32,8 @@ from lab import Host, Lab, LabProcess
 
 REPOSITORY = Path(__file__).parents[1]
 T = TypeVar("T", bound=Told)
-_START_S = 90.0
+_START_S = 180.0
+_ANSWER_S = 20.0
 _PATIENCE = 3.0  # a machine whose cores others use is slow, not wrong
 
 
@@ -120,13 +121,13 @@ class Machines:
     def ask(
         self, place: int, question: Question | RunQuestion, expected: type[T], timeout_s: float = 60.0
     ) -> T:
-        with ListenerClient.connect(self.state(place), timeout=5.0) as client:
+        with ListenerClient.connect(self.state(place), timeout=_ANSWER_S) as client:
             told = decode_told(client.ask(encode(question), timeout_s))
         assert isinstance(told, expected)
         return told
 
     def status(self, place: int) -> StatusTold:
-        return self.ask(place, StatusAsk(), StatusTold, 5.0)
+        return self.ask(place, StatusAsk(), StatusTold, _ANSWER_S)
 
     def pair(self, owner: int, joiner: int, *, guest: bool = False, at: str = "") -> float:
         """Pair two machines; returns the seconds from the joiner's command to its place in the view."""
@@ -147,7 +148,7 @@ class Machines:
             self.rename(place, f"h{place}")
         times = [self.pair(0, place) for place in range(1, len(self.hosts))]
         everybody = range(len(self.hosts))
-        self.until(lambda: self.agree(everybody), 20.0, "all agree")
+        self.until(lambda: self.agree(everybody), 60.0, "all agree")
         return times
 
     def agree(self, places: Iterable[int]) -> bool:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -152,6 +153,15 @@ async def guest_asks(
         await guest.tell(plea)
     for question in asked:
         await guest.tell(wire.SHIP + shipping.encode(question), ROUTE_AGENT_SHIP)
+
+    def is_answered() -> bool:
+        """As far as anything is answered; of what is not, something might come later."""
+        kinds = Counter(map(type, guest.told))
+        both = len(guest.agents)
+        return kinds[Here] >= len(pleas) * both and min(kinds[ManifestIs], kinds[Lacks]) >= both
+
+    with contextlib.suppress(TimeoutError):
+        await until_found(is_answered)
     await asyncio.sleep(seconds)
     cut = 0
     for rank in range(2):
@@ -241,6 +251,7 @@ async def guest_works(keep: str, agents: Agents, lie: str, seconds: float) -> Re
             "sentence": (now.outcome.sentence if now.outcome is not None else now.why)[:200],
             "answers": sum(isinstance(one, Here) for one in guest.told),
             "dialled": guest.dialled,
+            "stalled": guest.stalled,
         }
 
 

@@ -114,7 +114,7 @@ def two_machines() -> Iterator[tuple[CommandLine, Path]]:
             machines.start(place)
             machines.rename(place, name)
         machines.pair(0, 1)
-        machines.until(lambda: machines.agree(range(2)), 20.0, "both agree")
+        machines.until(lambda: machines.agree(range(2)), 60.0, "both agree")
         yield CommandLine(machines), Path(room)
 
 
@@ -126,14 +126,14 @@ def play(line: CommandLine, room: Path, case: Case) -> tuple[int, str]:
         running = line.start(0, "run", *case.options, "train.py", folder=folder)
         if case.stops_after_s:
             _interrupt(running, case.stops_after_s)
-        code = running.wait(120)
-        line.machines.until(lambda: not left_over(line.machines), 20.0, "nothing is left running")
+        code = running.wait(200)
+        line.machines.until(lambda: not left_over(line.machines), 30.0, "nothing is left running")
     return code, running.output()
 
 
 def _interrupt(running: LabProcess, after_s: float) -> None:
     """Ctrl-C, and once more."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while "deaf" not in running.output() and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(after_s)

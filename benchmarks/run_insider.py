@@ -20,7 +20,7 @@ from backyard.shipping import messages as shipping
 from backyard.topology.packages import own_packages
 from backyard.transport.control import ControlLink
 from backyard.transport.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
-from benchmarks.insider import Agents, Guest
+from benchmarks.insider import Agents, Guest, is_closed
 
 _answers: msgspec.msgpack.Decoder[Please | Here] = msgspec.msgpack.Decoder(Please | Here)
 T = TypeVar("T")
@@ -81,11 +81,7 @@ class Insider(Guest):
         """Whether the agent ends the link at this message."""
         link = await self.call(node, route)
         link.send(message)
-        for _ in range(100):
-            if link.closed is not None:
-                return True
-            await asyncio.sleep(0.01)
-        return False
+        return await is_closed(link)
 
     async def are_cut_at(self, message: bytes) -> int:
         """How many agents end the link at it."""

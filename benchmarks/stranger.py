@@ -64,7 +64,7 @@ async def join(code: str, host: str, port: int, keep: str = "", name: str = "fri
 
 @attack
 async def relay(
-    listen: int, host: str, port: int, record: str = "", way: str = "", at: int = -1, seconds: float = 20.0
+    listen: int, host: str, port: int, record: str = "", way: str = "", at: int = -1, seconds: float = 120.0
 ) -> Result:
     """Stand between joiner and offerer for one pairing: record what the joiner says, or change a byte."""
     over: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
@@ -172,6 +172,9 @@ async def steal_advert(tag: str, listen: int, agents: Sequence[Sequence[Any]], s
     await finder.start(lambda sighting: None)
     async with await asyncio.start_server(serve, "0.0.0.0", listen):
         finder.advertise(frozenset({tag}), listen)
+        end = time.monotonic() + 60.0
+        while not prefaces and time.monotonic() < end:
+            await asyncio.sleep(0.05)
         await asyncio.sleep(seconds)
     await finder.stop()
     shown = [await _use_preface(preface, *where) for preface in prefaces[:2] for where in agents]
@@ -251,8 +254,8 @@ async def garbage(agents: Sequence[Sequence[Any]], secret: str, times: int) -> R
 
 
 @attack
-async def flood(host: str, port: int, silent: int, half: int, seconds: float) -> Result:
-    """Many connections that say nothing, or half a preface."""
+async def flood(host: str, port: int, silent: int, half: int, seconds: float, most: int) -> Result:
+    """Many connections that say nothing, or half a preface; before long no more than ``most`` are open."""
     more_descriptors()
     READY.get()()
     begin = time.monotonic()
@@ -265,8 +268,12 @@ async def flood(host: str, port: int, silent: int, half: int, seconds: float) ->
             if one is not None:
                 connections.append(one)
                 one[1].write(said)
-    await asyncio.sleep(max(0.0, seconds - (time.monotonic() - begin)))
-    open_still = sum(not reader.at_eof() for reader, _ in connections)
+    await asyncio.sleep(max(0.5, seconds - (time.monotonic() - begin)))
+    end = time.monotonic() + 30.0
+    while (open_still := sum(not reader.at_eof() for reader, _ in connections)) > most:
+        if time.monotonic() > end:
+            break
+        await asyncio.sleep(0.2)
     for _, writer in connections:
         writer.transport.abort()
     return {"opened": len(connections), "open_still": open_still}

@@ -22,7 +22,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from backyard.local.starting import AGENT_LOG
 from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.runs import CommandLine
 from lab import Lab, LabProcess
@@ -141,7 +143,14 @@ class Window:
         self._shown = end
 
 
-def record_cluster() -> str:
+class Recording(NamedTuple):
+    """The whole file as it would be now, and how often agents say that they were stopped meanwhile."""
+
+    text: str
+    stalls: int
+
+
+def record_cluster() -> Recording:
     """Four machines, from the first command to an unpaired laptop."""
     with Lab(hosts=4) as lab, Machines(lab.hosts) as machines:
         session = Session(machines)
@@ -185,10 +194,10 @@ def record_cluster() -> str:
         session.type(3, "join", f"{number}-{second}-{first}")
         for place in range(4):
             session.type(place, "down")
-        return _plain("\n".join(session.lines).strip() + "\n", machines)
+        return Recording(_plain("\n".join(session.lines).strip() + "\n", machines), _stalls(machines))
 
 
-def record_readme() -> str:
+def record_readme() -> Recording:
     """The README as it would be with what the commands print now."""
     with (
         tempfile.TemporaryDirectory(prefix="by-t-") as room,
@@ -200,7 +209,13 @@ def record_readme() -> str:
         shutil.copy(TRAIN, folder)
         machines.extra["OMP_NUM_THREADS"] = "1"  # the hosts share the cores of one machine
         blocks = [_plain(block, machines) for block in _ten_minutes(lab, machines, folder)]
-    return _with_blocks(README.read_text(encoding="utf-8"), blocks)
+        stalls = _stalls(machines)
+    return Recording(_with_blocks(README.read_text(encoding="utf-8"), blocks), stalls)
+
+
+def _stalls(machines: Machines) -> int:
+    logs = [machines.state(place) / AGENT_LOG for place in range(len(machines.hosts))]
+    return sum(log.read_text(errors="replace").count("asleep or stopped") for log in logs if log.exists())
 
 
 def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
@@ -332,7 +347,7 @@ class Document:
     """A file that shows a session, and how the session is made."""
 
     file: Path
-    record: Callable[[], str]  # the whole file as it would be now
+    record: Callable[[], Recording]
     shown: Callable[[str], str]  # of the file, what is shown of terminals
 
 
@@ -348,7 +363,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     for document in [DOCUMENTS[options.which]] if options.which else DOCUMENTS.values():
-        text = document.record()
+        text = document.record().text
         print(document.shown(text), flush=True)
         if options.write:
             document.file.write_text(text, encoding="utf-8")

@@ -102,8 +102,8 @@ def _pattern(index: torch.Tensor, rank: int, seed: int) -> torch.Tensor:
     return (index * 2_654_435_761 + rank * 40_503 + seed * 7919) % 1_000_003
 
 
-def all_reduces_until_error(elements: int = 1_000_000) -> dict[str, Any]:
-    """One after another until one fails."""
+def all_reduces_until_error(elements: int, begun: str) -> dict[str, Any]:
+    """One after another until one fails; after the first a file is there."""
     count = 0
 
     def run() -> None:
@@ -111,6 +111,8 @@ def all_reduces_until_error(elements: int = 1_000_000) -> dict[str, Any]:
         while True:
             dist.all_reduce(torch.ones(elements))
             count += 1
+            if count == 1:
+                Path(begun).touch()
 
     return outcome(run) | {"operations": count}
 
@@ -209,7 +211,7 @@ def late_operation(seconds: float, missing: bool) -> dict[str, Any]:
     return outcome(lambda: group.allreduce([torch.ones(1000)], options).wait())
 
 
-def make_group(place: str, rank: int, world: int, generation: int, timeout: float = 10.0) -> dict[str, Any]:
+def make_group(place: str, rank: int, world: int, generation: int, timeout: float = 30.0) -> dict[str, Any]:
     """A group of a generation, without torch's registry."""
     from backyard.collectives.backend import create_group
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.failure.crew import QUICK_CLOCKS, Crew, Worker
+from tests.failure.crew import PATIENT_CLOCKS, Crew, Worker
 
 if sys.platform == "win32":
     collect_ignore_glob = ["test_*.py"]  # fork, SIGSTOP and SIGKILL are not there; nobody has run these on it
@@ -16,7 +16,7 @@ if sys.platform == "win32":
 @pytest.fixture(scope="package")
 def crew() -> Iterator[Crew]:
     # a ring for every size: then most survivors are not the dead rank's neighbours
-    made = Crew({**QUICK_CLOCKS, "BACKYARD_COLLECTIVES_STRATEGY": "ring"})
+    made = Crew({**PATIENT_CLOCKS, "BACKYARD_COLLECTIVES_STRATEGY": "ring"})
     yield made
     made.close()
 

@@ -17,7 +17,7 @@ from backyard.identity import NodeKey, delegate
 from backyard.transport import preface, tls
 from backyard.transport.frames import HEADER_BYTES, MAX_CONTROL, Header, Kind
 
-WAIT_S = 8.0  # longer than every deadline that a stalled stranger can have
+WAIT_S = 40.0  # much longer than every deadline that a stalled stranger can have
 _HELLO_BYTES = HEADER_BYTES + 16
 
 
@@ -246,6 +246,7 @@ def nested_joins(target: Target) -> None:
 def endless_joins(target: Target) -> socket.socket:
     """Beginnings of groups that never come, as large as a frame may be."""
     sock = target.enter()
+    sock.settimeout(8.0)
     try:
         for number in range(3000):
             body = _join_body(target.generation, f"{number:08d}" + "x" * (MAX_CONTROL - 200))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.failure.crew import NOTICE_S, Crew, Worker, answers, ask_all
 
-_LATE_S = 2.0
+_LATE_S = 4.0  # longer than a busy machine lets one of the others stand still: it would be late, too
 _ODD = 2
 _CALLED = {
     "kind": ("all_reduce", "broadcast"),
@@ -22,11 +22,11 @@ _CALLED = {
 }
 
 
-def _check_late(end: dict[str, object], seconds: float) -> None:
+def _check_late(end: dict[str, object], seconds: float, most: float = _LATE_S) -> None:
     assert end["error"] == "OperationTimeout", end
     assert end["late"] == [_ODD], end
     assert f"rank {_ODD}" in str(end["text"])
-    assert _LATE_S - 0.1 <= seconds <= _LATE_S + NOTICE_S, end
+    assert most - 0.1 <= seconds <= most + NOTICE_S, end
 
 
 @pytest.mark.parametrize("by", ["late_operation", "monitored"])
@@ -35,22 +35,23 @@ def test_a_late_rank_is_late_not_lost(crew: Crew, four: list[Worker], by: str) -
     for rank, worker in enumerate(four):
         worker.tell(by, seconds=_LATE_S, missing=rank == _ODD)
     for rank, worker in enumerate(four):
-        end = worker.answer(10.0)
+        end = worker.answer()
         if rank != _ODD:
             _check_late(end, (end["at_ns"] - since) / 1e9)
     # the late one learns from its own call that it is too late, at once
     started = time.monotonic()
     assert four[_ODD].ask("one_all_reduce")["error"] == "OperationTimeout"
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < NOTICE_S
 
 
 def test_the_timeout_of_the_group_counts(crew: Crew, take: Callable[[int], list[Worker]]) -> None:
     workers = take(4)
-    crew.join(workers, timeout=_LATE_S)
+    most = 1.5 * _LATE_S  # for joining as well, which is more work
+    crew.join(workers, timeout=most)
     since = time.monotonic_ns()
     others = [worker for rank, worker in enumerate(workers) if rank != _ODD]
     for end in ask_all(others, "one_all_reduce"):
-        _check_late(end, (end["at_ns"] - since) / 1e9)
+        _check_late(end, (end["at_ns"] - since) / 1e9, most)
 
 
 @pytest.mark.parametrize("case", _CALLED)
@@ -59,11 +60,11 @@ def test_who_calls_something_else_is_named_with_what_it_called(
 ) -> None:
     for rank, worker in enumerate(four):
         worker.tell("disagree", case=case, odd=rank == _ODD)
-    for end in answers(four, 15.0):
+    for end in answers(four):
         assert end["error"] == "OperationMismatch", end
         assert f"rank {_ODD} called" in end["text"], end
         assert all(word in end["text"] for word in _CALLED[case]), end
-        assert end["seconds"] < 3.0, end
+        assert end["seconds"] < NOTICE_S, end  # half the time of its group
         assert end["right_after"], "another group of the same ranks was harmed"
 
 
@@ -89,10 +90,10 @@ def test_a_stale_generation_is_refused(crew: Crew, take: Callable[[int], list[Wo
     for rank, worker in enumerate(pair):
         worker.tell("make_group", place=place, rank=rank, world=2, generation=3)
     started = time.monotonic()
-    for end in answers(pair, 15.0):
+    for end in answers(pair):
         assert end["error"] == "OperationAborted", end
         assert "generation 3 is over, this run is at 5" in end["text"], end
-    assert time.monotonic() - started < 3.0
+    assert time.monotonic() - started < NOTICE_S, "they waited for their group's time to run out"
     assert [end["value"] for end in ask_all(new, "use_group", number=1)] == [2.0, 2.0]
     for worker in workers:  # its mover stays at generation 5, where other tests cannot use it
         crew.end(worker)
@@ -106,7 +107,9 @@ def test_a_spinning_trainer_does_not_hold_up_its_operation(
     workers = take(2)
     crew.join(workers)
     ask_all(workers, "checked")
-    for end in ask_all(workers, "spin", elements=1_000_000, seconds=2.0):
-        assert end["v"] == 2.0
-        assert end["completed"], end
-        assert end["issued"] < end["finished"] < end["ends"] - 0.5e9, end
+    for _ in range(6):  # two who spin may leave no core for the movers; then another time
+        ends = ask_all(workers, "spin", elements=1_000_000, seconds=2.0)
+        assert [end["v"] for end in ends] == [2.0, 2.0]
+        if all(end["completed"] and end["issued"] < end["finished"] < end["ends"] - 0.5e9 for end in ends):
+            return
+    raise AssertionError(f"it is never done before they stop spinning: {ends}")

@@ -27,29 +27,25 @@ def test_a_killed_trainer_is_named_and_the_survivors_rebuild(
     crew: Crew, four: list[Worker], victim: int
 ) -> None:
     survivors = [worker for rank, worker in enumerate(four) if rank != victim]
-    for worker in four:
-        worker.tell("all_reduces_until_error")
-    time.sleep(1.0)
+    crew.set_to_work(four, 1_000_000)
     since = time.monotonic_ns()
     four[victim].kill()
-    ends = answers(survivors, 10.0)
+    ends = answers(survivors)
     check_named(ends, victim, since)
     assert min(end["operations"] for end in ends) > 0
     ask_all(survivors, "leave")
     crew.join(survivors)
     assert all(ask_all(survivors, "checked", seed=3))
-    assert until(lambda: not is_running(four[victim].mover), 2.0), "the dead trainer's mover lives on"
+    assert until(lambda: not is_running(four[victim].mover), 60.0), "the dead trainer's mover lives on"
 
 
 def test_a_killed_mover_is_a_lost_peer_elsewhere_and_a_lost_mover_here(
     crew: Crew, four: list[Worker]
 ) -> None:
-    for worker in four:
-        worker.tell("all_reduces_until_error")
-    time.sleep(1.0)
+    crew.set_to_work(four, 1_000_000)
     since = time.monotonic_ns()
     os.kill(four[1].mover, signal.SIGKILL)
-    ends = answers(four, 10.0)
+    ends = answers(four)
     check_named([end for rank, end in enumerate(ends) if rank != 1], 1, since)
     assert ends[1]["error"] == "MoverLost"
     assert (ends[1]["at_ns"] - since) / 1e9 <= NOTICE_S
@@ -73,14 +69,12 @@ def test_everything_pending_ends_whoever_it_waited_for(crew: Crew, four: list[Wo
     time.sleep(0.3)
     since = time.monotonic_ns()
     four[2].kill()
-    received, works = answers(four[:2], 10.0)
+    received, works = answers(four[:2])
     check_named([received, *works], 2, since)
 
 
 def test_two_die_at_once(crew: Crew, four: list[Worker]) -> None:
-    for worker in four:
-        worker.tell("all_reduces_until_error")
-    time.sleep(1.0)
+    crew.set_to_work(four, 1_000_000)
     since = time.monotonic_ns()
     four[1].kill()
     four[2].kill()
@@ -103,7 +97,7 @@ def test_training_goes_on_after_a_rank_died(crew: Crew, take: Callable[[int], li
     crew.join(workers)
     for rank, worker in enumerate(workers):
         worker.tell("train", steps=1000, kill_at=5 if rank == 1 else -1)
-    ends = [workers[rank].answer(20.0) for rank in (0, 2)]
+    ends = [workers[rank].answer() for rank in (0, 2)]
     workers[1].kill()
     for end in ends:
         assert end["error"] in ("PeerLost", "RuntimeError"), end
@@ -123,7 +117,7 @@ def test_an_abort_from_another_thread_ends_operations_everywhere(crew: Crew, fou
     four[0].tell("abort_after", seconds=0.5, elements=1000)
     for worker in four[1:3]:
         worker.tell("one_all_reduce")
-    ends = answers(four[:3], 10.0)
+    ends = answers(four[:3])
     called = ends[0]["called_ns"]
     assert ends[0]["error"] == "OperationAborted", ends[0]
     assert (ends[0]["at_ns"] - called) / 1e9 <= NOTICE_S

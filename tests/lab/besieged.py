@@ -11,7 +11,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import psutil
 
@@ -21,6 +21,7 @@ from benchmarks.attacks import LIMIT_S
 from benchmarks.machines import REPOSITORY, Machines
 from lab import Host, Lab
 
+T = TypeVar("T")
 OWNERS = range(3)
 NAMES = {"h0", "h1", "h2"}
 PORT = 52416
@@ -28,18 +29,44 @@ MOST_LINES = 20
 MOST_GROWTH = 8 << 20
 
 
-class SpoiltError(Exception):
-    """The machine took an agent's core away for seconds, as the agent says: the trial proves nothing."""
+class Trials(Protocol):
+    """What is under attack. A trial in which the machine took a core away for seconds proves nothing."""
+
+    excuses: int  # how often an attacker stood still, whom others may have thought dead
+
+    def stalls(self) -> int:
+        """How often agents have noticed that they were stopped."""
+
+    def settle_again(self) -> None:
+        """After a trial that went wrong; whoever was stopped says so only when it goes on."""
 
 
-def on_a_steady_machine(test: Callable[..., None]) -> Callable[..., None]:
+def on_a_steady_machine(test: Callable[..., T]) -> Callable[..., T]:
+    """Its failure counts only if nobody was stopped meanwhile. Nor may an attack stop agents each time."""
+
     @functools.wraps(test)
-    def tried(*arguments: Any, **named: Any) -> None:
+    def tried(**named: Any) -> T:
+        place: Trials = named["house"] if "house" in named else named["yard"]
+        result, failure, seconds = None, None, 0.0
         for _ in range(4):
-            with contextlib.suppress(SpoiltError):
-                test(*arguments, **named)
-                return
-        raise AssertionError("this machine stops the agents again and again, or the attack does")
+            stalls, excuses, begin = place.stalls(), place.excuses, time.monotonic()
+            try:
+                result, failure = test(**named), None
+            except Exception as error:  # raised again unless there was a reason
+                failure = error
+                place.settle_again()
+            seconds = time.monotonic() - begin
+            if place.stalls() == stalls and (failure is None or place.excuses == excuses):
+                break
+        else:
+            stalls = place.stalls()
+            time.sleep(0.0 if failure else 2 * seconds)  # is it the machine that stops them, or the attack?
+            if failure is not None or place.stalls() == stalls:
+                words = "this machine stops the agents again and again, or the attack does"
+                raise AssertionError(words) from failure
+        if failure is not None:
+            raise failure
+        return cast(T, result)
 
     return tried
 
@@ -104,6 +131,7 @@ class House:
         self.door = {"host": self.addresses[0], "port": PORT}
         self.doors = [(address, PORT) for address in self.addresses]
         self.most_descriptors = 0
+        self.excuses = 0
         self._names = 0
         self._tools: dict[str, str] = {}
         for host in (self.stranger, self.friend):
@@ -132,6 +160,11 @@ class House:
         self._names += 1
         return str(self.room / f"path{self._names}")
 
+    def new_port(self) -> int:
+        """An attack of an earlier trial may still have the last one."""
+        self._names += 1
+        return 7000 + self._names
+
     def words(self, place: int, since: int = 0) -> list[str]:
         return self.machines.words(place).splitlines()[since:]
 
@@ -142,6 +175,15 @@ class House:
 
     def offer(self) -> str:
         return self.machines.ask(0, OfferAsk(), OfferTold).state
+
+    def until_burned(self) -> None:
+        """The guesser may know before the agent has written it down."""
+        self.machines.until(lambda: self.offer() == "burned", 30.0, "the code is burned")
+
+    def until_named(self, place: int, words: str) -> list[str]:
+        """The lines of its log with these words in them, once there is one."""
+        self.machines.until(lambda: words in self.machines.words(place), 30.0, f"h{place} says {words!r}")
+        return [line for line in self.words(place) if words in line]
 
     def join(self, code: str, source: Host | None = None, /, **more: Any) -> dict[str, Any]:
         """Somebody pairs with the first machine, as machines do but without an agent."""
@@ -157,6 +199,7 @@ class House:
         while (result := running.result()) is None:
             found = [self.read(place).descriptors for place in OWNERS]
             self.most_descriptors = max(self.most_descriptors, *found)
+        self.excuses += result.get("stalled", 0)
         return result
 
     def attack(self, name: str, /, **arguments: Any) -> dict[str, Any]:
@@ -183,17 +226,6 @@ class House:
         ``views``: how many more may come and go with guests. ``descriptors``: how many more meanwhile.
         """
         self.machines.until(lambda: self.machines.agree(OWNERS), 90.0, "the owners agree")
-        stopped = stalls(self.machines, OWNERS)
-        try:
-            with self._unchanged(decisions, views, growth, descriptors):
-                yield
-        finally:
-            if stalls(self.machines, OWNERS) > stopped:
-                self._settle()
-                raise SpoiltError
-
-    @contextlib.contextmanager
-    def _unchanged(self, decisions: int, views: int, growth: int, descriptors: int) -> Iterator[None]:
         before = [self.read(place) for place in OWNERS]
         length = len(self.log())
         self.most_descriptors = 0
@@ -204,7 +236,7 @@ class House:
         for place, old in enumerate(before):
             self.machines.until(
                 lambda place=place, old=old: self.read(place).descriptors <= old.descriptors + 4,  # type: ignore[misc]
-                15.0,
+                40.0,
                 f"agent {place} has {old.descriptors} descriptors again",
             )
             new, said = self.read(place), self.words(place, old.lines)
@@ -216,6 +248,12 @@ class House:
             assert len(said) <= MOST_LINES + changes, f"{len(said)} lines:\n{shown}"
             assert new.rss - old.rss < growth, f"{(new.rss - old.rss) / 2**20:.1f} MB more"
             assert "\x1b" not in shown, "what a stranger wrote commands a terminal"
+
+    def stalls(self) -> int:
+        return stalls(self.machines, OWNERS)
+
+    def settle_again(self) -> None:
+        self._settle()
 
     def _settle(self) -> None:
         """One view of the three owners, and idle agents."""

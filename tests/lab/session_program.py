@@ -67,12 +67,13 @@ def main() -> None:
     run = backyard.init(seed=5, checkpoint_s=every, copies=copies, sync=sync)
     model, optimizer, batches, scheduler = run.prepare(model, optimizer, loader, scheduler)
     delay = float(os.environ.get("DELAY", "0"))
-    hold = os.environ.get("HOLD", "")  # as long as this file is there, nothing comes to its end
+    hold = os.environ.get("HOLD", "")  # as long as this file is there, nothing comes to its end soon
+    held_s = float(os.environ.get("HOLD_S", "0.2"))
     for _ in run.epochs(int(os.environ.get("EPOCHS", "20"))):
         for inputs, labels in batches:
             loss = torch.nn.functional.cross_entropy(model(inputs), labels)
             loss.backward()
-            time.sleep(0.2 if hold and os.path.exists(hold) else delay)
+            time.sleep(held_s if hold and os.path.exists(hold) else delay)
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()

@@ -18,7 +18,7 @@ from benchmarks.runs import CommandLine
 from lab import Lab
 from tests.lab.test_session import alone, check_equal, finals, start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +35,10 @@ def kept(machines: Machines, place: int, run: str) -> set[int]:
 
 
 def test_the_third_machine_goes_on_alone_from_its_copy(machines: Machines, tmp_path: Path) -> None:
-    line, trace = CommandLine(machines), tmp_path / "trace"
+    line, trace, hold = CommandLine(machines), tmp_path / "trace", tmp_path / "hold"
+    hold.touch()
     options = {"MODEL": "images", "EPOCHS": "9"}
-    more = {"DELAY": "0.02", "CHECKPOINT_S": "0.5", "COPIES": "3"}
+    more = {"HOLD": str(hold), "HOLD_S": "0.5", "CHECKPOINT_S": "0.5", "COPIES": "3"}
     start(line, tmp_path / "project", trace, "h0,h1", **options, **more)
     machines.until(lambda: bool(machines.ask(2, RunsAsk(), RunsTold).runs), 90.0, "it is known")
     run = machines.ask(2, RunsAsk(), RunsTold).runs[-1].run
@@ -45,6 +46,7 @@ def test_the_third_machine_goes_on_alone_from_its_copy(machines: Machines, tmp_p
     for place in range(3):
         machines.hosts[place].kill_all()
         machines.agents[place] = None
+    hold.unlink()
     before = read_commits(trace)
     machines.start(2)
 
@@ -64,7 +66,7 @@ def test_the_third_machine_goes_on_alone_from_its_copy(machines: Machines, tmp_p
     assert exported.returncode == 0, exported.stderr
     assert json.loads((tmp_path / "out" / "run.json").read_text())["steps"] == manifest.step
 
-    resumed = line.run(2, "resume", run, folder=tmp_path, timeout=100)
+    resumed = line.run(2, "resume", run, folder=tmp_path, timeout=200)
     assert resumed.returncode == 0, resumed.stderr
     assert f"from step {manifest.step}, which is on h2" in resumed.stderr
     words = rf"going on from the checkpoint of step {manifest.step} of run {run}"

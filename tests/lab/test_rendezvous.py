@@ -11,7 +11,7 @@ import pytest
 from benchmarks.machines import Machines
 from lab import Lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 _TRAIN = """
 import sys, time
@@ -54,7 +54,7 @@ def test_a_script_needs_no_address(tmp_path: Path) -> None:
     with Lab(hosts=3) as lab, Machines(lab.hosts) as machines:
         machines.form()
         processes = [_start(machines, place, script) for place in range(3)]
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
         lines = [line.split() for text in outputs for line in text.splitlines() if line.startswith("trained")]
         assert sorted(line[1] for line in lines) == ["0", "1", "2"], "\n".join(outputs)
         assert {(line[2], float(line[3]), float(line[4])) for line in lines} == {("3", 3.0, 8.0)}
@@ -81,6 +81,6 @@ def test_the_store_outlives_the_coordinator(tmp_path: Path) -> None:
             assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
-        outputs = [process.communicate(timeout=150)[0] for process in processes]
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
         kept = sorted(line for text in outputs for line in text.splitlines() if line.startswith("kept"))
         assert kept == [f"kept the death {count}" for count in (1, 2, 3)], "\n".join(outputs)

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.run_failures import CASES, FILE, Case, play, two_machines
 from benchmarks.runs import CommandLine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

@@ -23,14 +23,18 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from backyard.local.run_questions import RunsAsk, RunsTold
+from backyard.runs.checkpoints import step_of
 from benchmarks.commits import judge, read_commits
 from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.runs import CommandLine
 from lab import Lab, LabProcess
+from tests.lab.besieged import stalls
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROGRAM = Path(__file__).with_name("session_program.py")
+# Where nobody falls silent: who waits for a clock is found out, even on a busy machine.
+PATIENT = {"BACKYARD_LINK_SILENCE_S": "40"}
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +79,18 @@ def alone(**variables: str) -> dict[str, tuple[float, ...]]:
     return finals(done.stdout)
 
 
-def start(line: CommandLine, folder: Path, trace: Path, on: str, **variables: str) -> LabProcess:
+def start(
+    line: CommandLine, folder: Path, trace: Path, on: str, *, place: int = 0, **variables: str
+) -> LabProcess:
     folder.mkdir()
     shutil.copy(PROGRAM, folder / "train.py")
     given = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
     given += ["--set", f"BACKYARD_TRACE_COMMITS={trace}"]
-    return line.start(0, "run", "--on", on, *given, "train.py", folder=folder)
+    return line.start(place, "run", "--on", on, *given, "train.py", folder=folder)
+
+
+def coordinator(machines: Machines) -> int:
+    return next(int(row.name[1]) for row in machines.status(3).nodes if row.coordinator)
 
 
 def check_equal(found: dict[str, tuple[float, ...]], expected: dict[str, tuple[float, ...]]) -> None:
@@ -115,7 +125,7 @@ def test_three_machines_are_as_good_as_one(
 ) -> None:
     options = {"MODEL": model, "OPTIMIZER": optimizer, "EPOCHS": "5"}
     running = start(line, tmp_path / "project", tmp_path / "trace", "h0,h1,h2", **options)
-    assert running.wait(200) == 0, running.output()
+    assert running.wait(300) == 0, running.output()
     check_equal(finals(running.output()), alone(**options))
     check_trace(tmp_path / "trace", units=8)
 
@@ -125,7 +135,7 @@ def test_machines_that_compute_differently_train_together(line: CommandLine, tmp
     trace = tmp_path / "trace"
     options = {"MODEL": "images", "OPTIMIZER": "adamw", "EPOCHS": "5"}
     running = start(line, tmp_path / "project", trace, "h0,h1,h2", MIXED="1", **options)
-    assert running.wait(200) == 0, running.output()
+    assert running.wait(300) == 0, running.output()
     assert "differ in the last bits" in running.output()
     check_equal(finals(running.output()), alone(**options))
     found = judge(read_commits(trace), 8)
@@ -144,18 +154,17 @@ def test_rounds_of_local_steps_lose_nothing(line: CommandLine, machines: Machine
     killed = time.time()
     for pid in workers(machines, 1):
         os.kill(pid, signal.SIGKILL)
-    machines.until(
-        lambda: any(one.world == 3 and one.at > killed + 3.0 for one in read_commits(trace)),
-        150.0,
-        "it is back",
-    )
+    since = partial(_first_since, trace)
+    machines.until(lambda: since(killed, 2) is not None, 90.0, "the others go on")
+    alone_at = since(killed, 2)
+    machines.until(lambda: since(alone_at, 3) is not None, 150.0, "it is back")
     hold.unlink()
     assert running.wait(300) == 0, running.output()
     assert "rounds of 5 steps" in running.output()
     check_trace(trace, units=8)
     commits = read_commits(trace)
     assert {one.of for one in commits} >= {8, 40}, "single steps at first, then rounds"
-    assert {one.world for one in commits} == {2, 3}
+    assert {one.world for one in commits} >= {2, 3}
     done = {values[0] for values in finals(running.output()).values()}
     assert done == {600.0}, "of ten batches, sixty times"
 
@@ -163,7 +172,7 @@ def test_rounds_of_local_steps_lose_nothing(line: CommandLine, machines: Machine
 def test_a_machine_leaves_without_a_gap(line: CommandLine, machines: Machines, tmp_path: Path) -> None:
     """`backyard down`: the others take it out of the group between two steps."""
     trace = tmp_path / "trace"
-    options = {"DELAY": "0.02", "EPOCHS": "100000", "BACKYARD_LOG": "info"}
+    options = {"DELAY": "0.02", "EPOCHS": "100000", "BACKYARD_LOG": "info", **PATIENT}
     running = start(line, tmp_path / "project", trace, "h0,h1,h2", **options)
     machines.until(lambda: trace.exists() and trace.stat().st_size > 6000, 60.0, "training has begun")
     begin = time.time()
@@ -171,16 +180,16 @@ def test_a_machine_leaves_without_a_gap(line: CommandLine, machines: Machines, t
     machines.agents[2] = None
     machines.until(lambda: any(one.world == 2 for one in read_commits(trace)[-4:]), 90.0, "two go on")
     machines.until(lambda: "of 2: " in running.output(), 90.0, "it is said")
+    machines.until(lambda: "because h2 leaves" in running.output(), 90.0, "and why")
     time.sleep(1.0)
     output = running.output()
     running.signal(signal.SIGINT)
     assert running.wait(150) == 130
     check_trace(trace, units=8)
-    assert "because h2 leaves" in output
     assert "the group broke" not in output, "no step failed"
     times = sorted({one.step: one.at for one in read_commits(trace)}.values())
     around = [later - earlier for earlier, later in pairwise(times) if later > begin]
-    assert max(around) < 5.0, "benchmarks.isolated has the figures; here only that nobody was waited for"
+    assert max(around) < 20.0, "benchmarks.isolated has the figures; here only that nobody was waited for"
 
 
 def test_killed_workers_come_back_and_nothing_changes(
@@ -191,7 +200,8 @@ def test_killed_workers_come_back_and_nothing_changes(
     options = {"MODEL": "images", "EPOCHS": "20"}
     hold = tmp_path / "hold"
     hold.touch()
-    running = start(line, tmp_path / "project", trace, "h0,h1,h2", DELAY="0.02", HOLD=str(hold), **options)
+    more = {"DELAY": "0.02", "HOLD": str(hold), **PATIENT}
+    running = start(line, tmp_path / "project", trace, "h0,h1,h2", **options, **more)
     machines.until(lambda: trace.exists() and trace.stat().st_size > 2000, 90.0, "training has begun")
     chance = random.Random(7)
     kills = 0
@@ -210,30 +220,30 @@ def test_killed_workers_come_back_and_nothing_changes(
         machines.until(partial(_committed_since, trace, begin + 0.05), 90.0, "the others went on")
         gaps.append(time.time() - begin)
     hold.unlink()
-    assert running.wait(200) == 0, running.output()
+    assert running.wait(300) == 0, running.output()
     assert kills >= 3
     check_equal(finals(running.output()), alone(**options))
     check_trace(trace, units=8)
-    assert sorted(gaps)[len(gaps) // 2] < 5.0, gaps
+    assert sorted(gaps)[len(gaps) // 2] < 15.0, gaps
 
 
 def test_the_coordinators_machine_may_die(line: CommandLine, machines: Machines, tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
+    """It is one of those that train; another one has started the run."""
+    trace, hold = tmp_path / "trace", tmp_path / "hold"
+    hold.touch()
     options = {"MODEL": "images", "EPOCHS": "12"}
-    folder = tmp_path / "project"
-    folder.mkdir()
-    shutil.copy(PROGRAM, folder / "train.py")
-    given = ["--set", f"BACKYARD_TRACE_COMMITS={trace}", "--set", "EPOCHS=12", "--set", "DELAY=0.03"]
-    running = line.start(3, "run", "--on", "h0,h1,h2", *given, "train.py", folder=folder)
-    machines.until(lambda: trace.exists() and trace.stat().st_size > 2000, 60.0, "training has begun")
-    first = next(row.name for row in machines.status(3).nodes if row.coordinator)
-    place = int(first[1])
-    assert place in (0, 1, 2)
-    begin = time.time()
+    place = coordinator(machines)
+    others = [other for other in range(4) if other != place]
+    starter, on = others[-1], ",".join(f"h{one}" for one in sorted([place, *others[:-1]]))
+    running = start(line, tmp_path / "project", trace, on, place=starter, HOLD=str(hold), **options)
+    machines.until(lambda: trace.exists() and trace.stat().st_size > 2000, 90.0, "training has begun")
+    assert coordinator(machines) == place or stalls(machines, range(4))
     machines.hosts[place].kill_all()
     machines.agents[place] = None
+    begin = time.time()
     machines.until(lambda: _committed_since(trace, begin + 0.05), 90.0, "the others went on")
-    assert running.wait(200) == 0, running.output()
+    hold.unlink()
+    assert running.wait(300) == 0, running.output()
     check_equal(finals(running.output()), alone(**options))
     check_trace(trace, units=8)
 
@@ -250,27 +260,30 @@ def test_who_is_stopped_or_cut_off_is_left_out_and_comes_back(
         return any(one.world == world and one.at > since for one in read_commits(trace)[-9:])
 
     # The coordinator's own, which then is the most junior, and yet not the one to be left out later.
-    first = next(int(row.name[1]) for row in machines.status(3).nodes if row.coordinator) % 3
+    first = coordinator(machines) % 3
     (victim,) = workers(machines, first)
     begin = time.time()
     os.kill(victim, signal.SIGSTOP)
     machines.until(lambda: trained_by(2, begin), 90.0, "the others went on")
     machines.until(lambda: not psutil.pid_exists(victim), 90.0, "it was ended")
-    machines.until(lambda: trained_by(3, begin + 1.0), 60.0, "another came in its place")
+    ended = time.time()
+    machines.until(lambda: trained_by(3, ended), 90.0, "another came in its place")
     one, other = machines.hosts[first], machines.hosts[(first + 1) % 3]
     begin = time.time()
     lab.cut(one, other)
     try:
         machines.until(lambda: trained_by(2, begin), 90.0, "the others went on")
+        apart = time.time()
     finally:
         lab.heal(one, other)
-    machines.until(lambda: trained_by(3, begin + 2.0), 60.0, "it came back")
+    machines.until(lambda: trained_by(3, apart), 90.0, "it came back")
     running.signal(signal.SIGINT)
     assert running.wait(150) == 130
     check_trace(trace, units=8)
     output = running.output()
-    assert "has a stopped worker" in output
-    assert "do not reach each other" in output
+    # Its own machine sees that it is stopped, or if that one is slow the others that it does nothing.
+    assert re.search(r"h\d has a stopped worker|the worker on h\d does nothing", output), output
+    assert "do not reach each other" in output, output
     assert "gets the state while the others go on" in output
 
 
@@ -278,6 +291,11 @@ def logs(machines: Machines, run: str) -> str:
     """What its workers have said, on any machine."""
     files = (path for place in range(4) for path in machines.state(place).glob(f"runs/{run}/logs/*"))
     return "\n".join(path.read_text(errors="replace") for path in files)
+
+
+def _first_since(trace: Path, when: float, world: int) -> float | None:
+    """When so many members first committed something after this."""
+    return next((one.at for one in read_commits(trace) if one.at > when and one.world == world), None)
 
 
 def _committed_since(trace: Path, when: float) -> bool:
@@ -290,22 +308,30 @@ def test_everybody_dies_and_the_newest_checkpoint_stands(
 ) -> None:
     """All agents and workers at once; when the agents are back, the run goes on from the checkpoint. The one
     machine that has it comes last: the others do not begin anew."""
-    trace = tmp_path / "trace"
+    trace, hold = tmp_path / "trace", tmp_path / "hold"
+    hold.touch()
     options = {"MODEL": "images", "EPOCHS": "10", "CHECKPOINT_S": "1", "COPIES": "1"}
-    start(line, tmp_path / "project", trace, "h0,h1,h2", DELAY="0.02", **options)
+    start(line, tmp_path / "project", trace, "h0,h1,h2", HOLD=str(hold), **options)
     machines.until(lambda: trace.exists() and trace.stat().st_size > 6000, 90.0, "training goes on")
     run = machines.ask(1, RunsAsk(), RunsTold).runs[-1].run
 
-    def saved(place: int) -> list[Path]:
-        return list(machines.state(place).glob(f"runs/{run}/checkpoints/step-*"))
+    def saved(place: int) -> list[int]:
+        names = (path.name for path in machines.state(place).glob(f"runs/{run}/checkpoints/step-*"))
+        return sorted(step for name in names if (step := step_of(name)) is not None)
 
-    machines.until(lambda: any(map(saved, range(4))), 90.0, "there is a checkpoint")
+    def newest(place: int) -> int:
+        return max(saved(place), default=0)
+
+    machines.until(lambda: any(map(newest, range(4))), 90.0, "there is a checkpoint")
     for place in range(4):
         machines.hosts[place].kill_all()
         machines.agents[place] = None
+    hold.unlink()
     before = read_commits(trace)
     done = max(one.step for one in before)
-    (holder,) = (place for place in range(4) if saved(place))
+    # Not all died in one moment: the last of them may have saved another one.
+    holder = max(range(4), key=newest)
+    stood = saved(holder)
     for place in range(4):
         if place != holder:
             machines.launch(place)
@@ -319,8 +345,7 @@ def test_everybody_dies_and_the_newest_checkpoint_stands(
     after = read_commits(trace)[len(before) :]
     first = min(one.step for one in after)
     assert 1 < first <= done + 1, "not from the beginning"
-    per_second = done / (before[-1].at - before[0].at)
-    assert done - first < 4 * per_second + 2, "nothing older than the interval is lost"
+    assert first - 1 in stood[-2:], "the newest, or the one before if that one was not finished"
     repeated = judge(after, 8)
     assert not any(repeated._replace(commits=0, steps=0)), repeated
     ended = line.run(1, "attach", run, folder=tmp_path, timeout=200)
@@ -332,14 +357,17 @@ def test_a_run_that_was_stopped_goes_on_elsewhere_and_is_exported(
     line: CommandLine, machines: Machines, tmp_path: Path
 ) -> None:
     """On fewer machines, from another one than started it; the result is that of one patient machine."""
-    trace = tmp_path / "trace"
+    trace, hold = tmp_path / "trace", tmp_path / "hold"
+    hold.touch()
     options = {"MODEL": "images", "EPOCHS": "8", "CHECKPOINT_S": "0.5"}
-    running = start(line, tmp_path / "project", trace, "h0,h1,h2", DELAY="0.02", **options)
-    machines.until(lambda: len(read_commits(trace)) > 60, 90.0, "training goes on")
+    more = {"HOLD": str(hold), "HOLD_S": "0.5"}
+    running = start(line, tmp_path / "project", trace, "h0,h1,h2", **options, **more)
+    machines.until(lambda: len(read_commits(trace)) > 24, 90.0, "training goes on")
     run = machines.ask(1, RunsAsk(), RunsTold).runs[-1].run
     assert line.run(1, "resume", run, folder=tmp_path).returncode != 0, "it has not ended"
     assert line.run(2, "stop", run, folder=tmp_path).returncode == 0
     running.wait(150)
+    hold.unlink()
     resumed = line.run(1, "resume", run, "--on", "h1,h0", folder=tmp_path, timeout=200)
     assert resumed.returncode == 0, resumed.stderr
     assert f"goes on with {run} on h1, h0" in resumed.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +15,15 @@ from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.runs import CommandLine
 from lab import Lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 EVERY = 10  # steps, as the example saves
+LAST = 14  # that three take; then the others wait for rank 0 until it is lost
+NEXT_STEP = "        loss = model("
+HOLD = f"""\
+        while (rank, world, step) == (0, 3, {LAST}):
+            __import__("time").sleep(0.1)
+"""
 
 
 class Step(NamedTuple):
@@ -41,22 +46,25 @@ def machines() -> Iterator[Machines]:
 
 def test_two_go_on_from_what_three_saved(machines: Machines, tmp_path: Path) -> None:
     """The lost one had rank 0, wrote the list of all shards, and coordinated the cluster."""
-    shutil.copy(REPOSITORY / "examples" / "sharded.py", tmp_path)
+    text = (REPOSITORY / "examples" / "sharded.py").read_text(encoding="utf-8")
+    assert text.count(NEXT_STEP) == 1
+    (tmp_path / "sharded.py").write_text(text.replace(NEXT_STEP, HOLD + NEXT_STEP), encoding="utf-8")
     words = ("run", "--on", "h0,h1,h2", "--set", "OMP_NUM_THREADS=1", "sharded.py", "--steps", "25")
     running = CommandLine(machines).start(1, *words, folder=tmp_path)
-    machines.until(lambda: steps(running.output())[-1:] >= [Step(14, 0.0, 0)], 120.0, "14 steps are done")
+    machines.until(
+        lambda: steps(running.output())[-1:] >= [Step(LAST, 0.0, 0)], 120.0, f"{LAST} steps are done"
+    )
     before = steps(running.output())
     assert {step.world for step in before} == {3}
     machines.kill(0)
     machines.hosts[0].kill_all()
     killed = time.monotonic()
-    machines.until(lambda: steps(running.output())[-1].world == 2, 60.0, "two go on")
+    machines.until(lambda: steps(running.output())[-1].world == 2, 90.0, "two go on")
     took = time.monotonic() - killed
-    assert running.wait(150) == 0, running.output()
+    assert running.wait(200) == 0, running.output()
     after = [step for step in steps(running.output()) if step.world == 2]
     saved = after[0].number - 1
-    assert saved % EVERY == 0
-    assert saved >= (before[-1].number - 1) // EVERY * EVERY, "the last one that was finished"
+    assert saved == EVERY, "the last one that was finished"
     assert [step.number for step in after] == list(range(saved + 1, 26))
     losses = {step.number: step.loss for step in steps(running.output()) if step.world == 3}
     repeated = [step for step in after if step.number in losses]
@@ -81,7 +89,7 @@ def _check_resumed(line: CommandLine, run: str, folder: Path) -> None:
     assert "has sharded checkpoints only (the newest of step 20, with parts on h" in exported.stderr
     alone = line.run(1, "resume", run, "--on", "h1", folder=folder)
     assert "h2 would take no part, and parts of the sharded checkpoint are there" in alone.stderr
-    resumed = line.run(1, "resume", run, folder=folder, timeout=150)
+    resumed = line.run(1, "resume", run, folder=folder, timeout=200)
     assert resumed.returncode == 0, resumed.stderr
     assert "from its newest whole sharded checkpoint; parts of step 20 are on h" in resumed.stderr
     assert [step.number for step in steps(resumed.stdout)] == list(range(21, 26)), resumed.stdout

@@ -10,12 +10,18 @@ from benchmarks.transcript import DOCUMENTS, README, TRAIN, normal, shown_script
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_the_session_in_the_docs_is_real(name: str) -> None:
     document = DOCUMENTS[name]
-    written = document.file.read_text(encoding="utf-8")
-    assert normal(document.shown(document.record())) == normal(document.shown(written))
+    written = normal(document.shown(document.file.read_text(encoding="utf-8")))
+    for _ in range(3):
+        recorded = document.record()
+        found = normal(document.shown(recorded.text))
+        # An agent that was stopped for seconds, as it says itself, was thought dead: that is another session.
+        if found == written or not recorded.stalls:
+            break
+    assert found == written
 
 
 def test_the_readme_shows_the_whole_example() -> None:

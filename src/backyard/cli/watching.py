@@ -96,21 +96,25 @@ def watch(run: str, *, everybody: bool, stops: bool, echo: Callable[[str], None]
     """Until it has ended. Ctrl-C: with ``stops`` once cleanly, twice hard; otherwise it only leaves."""
     view = View(everybody, echo)
     told: WatchTold | None = None
-    interrupts, away_since = 0, 0.0
+    interrupts, told_of, away_since = 0, 0, 0.0
     while True:
         try:
-            told = _ask(run, view, told)
-            away_since = 0.0
-            view.show(told)
-            if told.row.phase == "ended" and view.following.is_complete(told):
-                return told.row
-        except AgentError as error:
-            away_since = away_since or time.monotonic()
-            if time.monotonic() - away_since > _AWAY_S:
-                raise
-            view.say(f"this machine's agent does not answer, waiting for it: {error.message}")
-            time.sleep(0.5)
-        except KeyboardInterrupt:
+            try:
+                if interrupts > told_of:
+                    ask(StopAsk(run, hard=interrupts > 1), Done, offer_start=False)
+                    told_of = interrupts
+                told = _ask(run, view, told)
+                away_since = 0.0
+                view.show(told)
+                if told.row.phase == "ended" and view.following.is_complete(told):
+                    return told.row
+            except AgentError as error:
+                away_since = away_since or time.monotonic()
+                if time.monotonic() - away_since > _AWAY_S:
+                    raise
+                view.say(f"this machine's agent does not answer, waiting for it: {error.message}")
+                time.sleep(0.5)
+        except KeyboardInterrupt:  # anywhere above: the agent may be slow to hear of the first one
             interrupts += 1
             if not stops:
                 click.echo(f"\nThe run goes on. Come back with: backyard attach {run}", err=True)
@@ -120,7 +124,6 @@ def watch(run: str, *, everybody: bool, stops: bool, echo: Callable[[str], None]
                 sys.exit(130)
             words = "stopping; Ctrl-C again ends it at once" if interrupts == 1 else "ending it at once"
             click.echo(f"\nbackyard: {words}", err=True)
-            ask(StopAsk(run, hard=interrupts > 1), Done, offer_start=False)
 
 
 def _ask(run: str, view: View, told: WatchTold | None) -> WatchTold:

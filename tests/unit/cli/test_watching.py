@@ -1,0 +1,59 @@
+"""Ctrl-C while a run is watched: each one counts, whatever the view is at."""
+
+from __future__ import annotations
+
+import pytest
+
+from backyard.cli import watching
+from backyard.core.errors import AgentError
+from backyard.local.questions import Done
+from backyard.local.run_questions import RunRow, StopAsk, WatchAsk, WatchTold
+
+
+def told(phase: str) -> WatchTold:
+    row = RunRow(
+        run="r", title="", command=("t.py",), by="h0", at=0, phase=phase, generation=1, version=1,
+        sentence="", machines=("h0",), left_out=(),
+    )  # fmt: skip
+    return WatchTold(row=row, parts=(), workers=())
+
+
+def test_a_second_control_c_counts_while_the_agent_hears_of_the_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stops: list[bool] = []
+
+    def ask(question: StopAsk | WatchAsk, expected: type, **rest: object) -> object:
+        if isinstance(question, StopAsk):
+            stops.append(question.hard)
+            if not question.hard:
+                raise KeyboardInterrupt  # it has not answered yet
+            return Done("stopping")
+        if not stops:
+            raise KeyboardInterrupt
+        return told("ended")
+
+    monkeypatch.setattr(watching, "ask", ask)
+    assert watching.watch("r", everybody=False, stops=True).phase == "ended"
+    assert stops == [False, True]
+    assert "ending it at once" in capsys.readouterr().err
+
+
+def test_an_agent_that_is_away_for_a_moment_hears_of_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+
+    def ask(question: StopAsk | WatchAsk, expected: type, **rest: object) -> object:
+        nonlocal tries
+        if isinstance(question, StopAsk):
+            tries += 1
+            if tries == 1:
+                raise AgentError("the agent of this machine has ended")
+            return Done("stopping")
+        if not tries:
+            raise KeyboardInterrupt
+        return told("ended")
+
+    monkeypatch.setattr(watching, "ask", ask)
+    monkeypatch.setattr(watching.time, "sleep", lambda seconds: None)
+    assert watching.watch("r", everybody=False, stops=True).phase == "ended"
+    assert tries == 2
