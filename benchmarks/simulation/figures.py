@@ -92,7 +92,11 @@ def chosen_while_training(
     def want(sync: Sync) -> None:
         training.wanted = sync
 
-    chooser = PlanningAtOnce(lambda: graph, model, profile, wish, want, overlaps=training.overlaps)
+    def rest(resting: Sequence[str], why: str) -> None:
+        for node in resting:
+            training.rest(nodes.index(node))
+
+    chooser = PlanningAtOnce(lambda: graph, model, profile, wish, want, rest, overlaps=training.overlaps)
 
     def note(made: Committed) -> None:
         speeds = tuple(training.pace.shares) if training.pace.is_known else ()

@@ -182,6 +182,10 @@ class Training:
         self._machines[machine] = _Member(machine)
         self._comers.add(machine)
 
+    def rest(self, machine: int) -> None:
+        """It is taken out of the group after a commit."""
+        self._comers.discard(machine)
+
     def _break(self, generation: int) -> None:
         if generation != self.generation:
             return

@@ -305,3 +305,14 @@ def test_the_sessions_own_planner_takes_rounds_where_the_line_is_slow() -> None:
     assert together.sync.is_local
     assert min(apart.utilisation, together.utilisation) > 0.9
     assert together.sync.period < apart.sync.period / 2  # shorter ones are enough if they overlap
+
+
+def test_whom_the_others_are_faster_without_rests_and_every_unit_counts_once() -> None:
+    world = lab_world(4, 50, 0, 8.0)._replace(speeds={0: 8.0, 1: 8.0, 2: 8.0, 3: 0.2})
+    training = begun(world, numbers=20_000_000)
+    model, profile = Model(parameters=20_000_000), StepProfile(batch=32, unit=2)
+    with chosen_while_training(training, model, profile, "auto", graph_of(world)):
+        run(training, 200)
+    assert training.commits[0].members == 4
+    assert training.commits[-1].members == 3
+    assert training.members == [0, 1, 2]
