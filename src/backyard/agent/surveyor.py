@@ -30,12 +30,13 @@ from backyard.topology import (
 )
 from backyard.topology.graph import Pair, ordered_pair
 from backyard.topology.measure import (
+    LARGEST_PIECE,
     MOST_BYTES,
     MOST_SECONDS,
     Measured,
     estimate,
     next_measurement,
-    send_allowance,
+    next_piece,
     why_measure,
 )
 from backyard.topology.probe import remembered_speeds
@@ -46,7 +47,6 @@ _FAILED_AGAIN_S = 30.0
 _DISTURBED_AGAIN_S = 600.0
 _LOOK_S = 2.0
 _SETTLE_S = 5.0
-_CHUNK = 64 * 1024
 _JUDGE_EVERY = 128 * 1024
 _MEASURE_S = MOST_SECONDS + 5.0
 _MOST_LINKS = 2048
@@ -62,7 +62,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
     """Bytes that say nothing; their arrival is what counts."""
 
     serial: Serial
-    data: Annotated[bytes, Meta(max_length=_CHUNK)]
+    data: Annotated[bytes, Meta(max_length=LARGEST_PIECE)]
 
 
 class Got(msgspec.Struct, frozen=True, array_like=True, tag="got"):
@@ -252,18 +252,15 @@ class Surveyor:
         self._serial += 1
         serial = self._serial
         queue = self._answers[node, serial] = asyncio.Queue()
-        payload = bytes(_CHUNK)
+        payload = bytes(LARGEST_PIECE)
         sent = received = 0
         ended = False
         begin = self._loop.time()
         try:
             while True:
-                while (room := send_allowance(sent, received, self._loop.time() - begin)) > 0:
-                    size = min(room, _CHUNK)
+                while (size := next_piece(sent, received, self._loop.time() - begin)) > 0:
                     self._around.send_bulk(node, _encode(Chunk(serial, payload[:size])))
                     sent += size
-                    if room <= _CHUNK:
-                        break
                     await asyncio.sleep(0)
                 if not ended and (self._loop.time() - begin > MOST_SECONDS or sent >= MOST_BYTES):
                     ended = True

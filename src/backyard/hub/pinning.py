@@ -11,11 +11,12 @@ from __future__ import annotations
 import socket
 import ssl
 from typing import Any
+from urllib.request import getproxies
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from backyard.core.errors import HandshakeError
+from backyard.core.errors import HandshakeError, HubAway
 from backyard.identity.node_id import NodeId
 
 
@@ -50,7 +51,10 @@ class PinnedContext(ssl.SSLContext):
 
 
 def context_for(host: str, port: int, hub: NodeId, timeout_s: float) -> ssl.SSLContext:
-    """By what the server shows. If it does not answer, or through a proxy, ordinary verification it is."""
+    """By what the server shows. If it cannot be asked, or through a proxy, ordinary verification it is.
+
+    HubAway if it is too slow: the next time it may show the hub's key.
+    """
     pinned = PinnedContext.of(hub)
     try:
         # With its name, by which a proxy that only passes TLS on finds the hub.
@@ -59,6 +63,10 @@ def context_for(host: str, port: int, hub: NodeId, timeout_s: float) -> ssl.SSLC
             pinned.wrap_socket(link, server_hostname=host),
         ):
             return pinned
+    except TimeoutError as error:
+        if not getproxies():
+            raise HubAway(f"{host}:{port} does not answer in time") from error
+        return ssl.create_default_context()
     except (HandshakeError, OSError, ValueError):
         return ssl.create_default_context()
 

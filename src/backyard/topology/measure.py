@@ -17,6 +17,7 @@ from backyard.topology.graph import Graph, LinkFacts, Pair, ordered_pair
 
 MOST_BYTES = 16 * 1024 * 1024
 MOST_SECONDS = 1.0
+LARGEST_PIECE = 64 * 1024
 AGAIN_S = 6 * 3600.0
 RETRY_S = 600.0
 _FACTOR = 2.0
@@ -29,7 +30,9 @@ _STEADY_S = 0.1
 _STEADY_SPREAD = 0.1
 _TICK_S = 1e-9
 _FEWEST = 4
-_FIRST_WINDOW = 64 * 1024
+_FIRST_WINDOW = 32 * 1024
+_SMALL_PIECE = 2 * 1024
+_SLOW_BYTES = 128 * 1024
 _LARGEST_WINDOW = 4 * 1024 * 1024
 _WINDOW_S = 0.2
 
@@ -128,6 +131,15 @@ def estimate(train: Sequence[tuple[float, int]]) -> Estimate:
     else:
         reason = "the most that is polite has been sent" if full else "the figure still moves"
     return Estimate(median * 8 / 1e6, spread, received, seconds, full or steady, reason)
+
+
+def next_piece(sent: int, received: int, elapsed_s: float) -> int:
+    """How many bytes to send now, in one message; 0: wait until more has arrived.
+
+    Small ones at first: of a slow line only a few large ones would arrive in time, too few to tell its speed.
+    """
+    largest = LARGEST_PIECE if received >= _SLOW_BYTES else _SMALL_PIECE
+    return min(largest, send_allowance(sent, received, elapsed_s))
 
 
 def send_allowance(sent: int, received: int, elapsed_s: float) -> int:

@@ -18,7 +18,7 @@ from backyard.topology.measure import (
     Measured,
     estimate,
     next_measurement,
-    send_allowance,
+    next_piece,
     why_measure,
 )
 from tests.unit.topology.graphs import mesh, node
@@ -173,11 +173,11 @@ def test_too_little_says_so() -> None:
     assert (ended.mbps, ended.enough, ended.reason) == (None, True, "too little arrived to tell")
 
 
-@pytest.mark.parametrize("mbps", [1.0, 10.0, 100.0, 1000.0, 10_000.0])
+@pytest.mark.parametrize("mbps", [0.1, 0.3, 1.0, 10.0, 100.0, 1000.0, 10_000.0])
 @pytest.mark.parametrize("rtt_s", [0.0004, 0.03])
 def test_sender_and_receiver_together_stay_polite(mbps: float, rtt_s: float) -> None:
     """A line with a deep buffer: whatever is sent arrives late, so too much would clog it for seconds."""
-    speed, chunk = mbps * 1e6 / 8, 16 * 1024
+    speed = mbps * 1e6 / 8
     sent = received = 0
     free_at = now = 0.0
     on_the_way: list[tuple[float, int]] = []
@@ -192,7 +192,7 @@ def test_sender_and_receiver_together_stay_polite(mbps: float, rtt_s: float) -> 
                 break
         if now > 1.5:
             break
-        allowed = min(chunk, send_allowance(sent, received, now))
+        allowed = next_piece(sent, received, now)
         if allowed > 0:
             free_at = max(free_at, now) + allowed / speed
             arrival = (free_at + rtt_s / 2, allowed)
@@ -202,7 +202,9 @@ def test_sender_and_receiver_together_stay_polite(mbps: float, rtt_s: float) -> 
         else:
             now = on_the_way[0][0] + rtt_s / 2 if on_the_way else now + 0.01
     assert sent <= MOST_BYTES
-    assert free_at <= MOST_SECONDS + 0.6, "the line is quiet again soon after"
+    if mbps >= 1:
+        assert free_at <= MOST_SECONDS + 0.6, "the line is quiet again soon after"
+    assert free_at <= MOST_SECONDS + 3.0
     found = estimate(train)
     if mbps <= 1000:
         assert found.mbps == pytest.approx(mbps, rel=0.15)
