@@ -27,6 +27,9 @@ NAMES = {"h0", "h1", "h2"}
 PORT = 52416
 MOST_LINES = 20
 MOST_GROWTH = 8 << 20
+# The allocator returns what is freed at once, so that what an agent holds is what it is seen to hold. By
+# itself it learns from large messages to keep some of their size, and when depends on who came before.
+RETURNS_WHAT_IS_FREED = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
 class Trials(Protocol):

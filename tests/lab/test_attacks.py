@@ -14,7 +14,7 @@ from backyard.local.questions import Done, UnpairAsk
 from benchmarks.insider import SELVES
 from benchmarks.machines import Machines
 from lab import Lab
-from tests.lab.besieged import MOST_GROWTH, OWNERS, House, members, on_a_steady_machine
+from tests.lab.besieged import MOST_GROWTH, OWNERS, RETURNS_WHAT_IS_FREED, House, members, on_a_steady_machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
@@ -25,6 +25,7 @@ MOST_WAITING = 128 + 64  # connections without a preface, and handshakes
 @pytest.fixture(scope="module")
 def house() -> Iterator[House]:
     with Lab(hosts=5) as lab, Machines(lab.hosts[:3]) as machines:
+        machines.extra |= RETURNS_WHAT_IS_FREED
         machines.form()
         yield House(lab, machines)
 
@@ -199,7 +200,7 @@ def test_datagrams_of_all_kinds(house: House) -> None:
     # What mDNS remembers is bounded: 10,000 records, which 2,500 adverts fill.
     with house.undisturbed(descriptors=512, growth=2 * MOST_GROWTH):
         assert house.attack("datagrams", each=2600, **lies)["sent"] > 10_000
-    with house.undisturbed(descriptors=512, growth=MOST_GROWTH // 2):
+    with house.undisturbed(descriptors=512, growth=MOST_GROWTH):
         house.attack("datagrams", each=1000, **lies)
 
 

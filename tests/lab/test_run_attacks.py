@@ -33,7 +33,7 @@ from backyard.shipping.manifest import piece_hash
 from benchmarks.machines import Machines
 from benchmarks.runs import write_folder
 from lab import Lab
-from tests.lab.besieged import MOST_GROWTH, on_a_steady_machine
+from tests.lab.besieged import MOST_GROWTH, RETURNS_WHAT_IS_FREED, on_a_steady_machine
 from tests.lab.run_yard import EVERYBODY, GUEST, OWNERS, Yard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
@@ -44,6 +44,7 @@ MOST_FLOODED = 160 << 20  # three links may each hold what their limits allow
 @pytest.fixture(scope="module")
 def yard() -> Iterator[Yard]:
     with Lab(hosts=4) as lab, Machines(lab.hosts[:3]) as machines:
+        machines.extra |= RETURNS_WHAT_IS_FREED
         for place in EVERYBODY:
             machines.launch(place)
         for place in EVERYBODY:
@@ -204,7 +205,7 @@ def test_a_guest_does_not_answer_for_others(yard: Yard) -> None:
 
 @on_a_steady_machine
 def test_reports_about_runs_of_others(yard: Yard) -> None:
-    with yard.undisturbed(growth=3 * MOST_GROWTH):  # a message may have 8 MB, and came more than once
+    with yard.undisturbed():
         found = yard.attack(
             "guest_reports", keep=yard.guest, agents=yard.agents, run=yard.run, generation=yard.generation
         )

@@ -204,7 +204,9 @@ class ControlLink:
             self._loop.call_soon(self._release)
 
     def fail(self, error: BackyardError) -> None:
-        self._fault = error
+        # Its words only: where it was raised, what the other side sent is still at hand, and would stay.
+        self._fault = error.with_traceback(None)
+        error.__cause__ = error.__context__ = None
         self.close(error.message)
 
     # Sending.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import os
 import socket
 import ssl
 import struct
 import sys
+import weakref
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -577,6 +579,36 @@ async def test_the_owners_errors_close_only_their_link(street: Street) -> None:
         assert why in await ended.get()
         assert (await left.ends.get())[0] is link
     assert await other.ping(60) > 0
+
+
+@on_a_street
+async def test_a_refused_message_is_not_kept(street: Street) -> None:
+    """Nor does it wait for the collector of garbage, which counts objects and not their size."""
+    left, right = await street.machine(), await street.machine()
+    seen: list[weakref.ref[set[bytes]]] = []
+
+    def complain(link: ControlLink, message: bytes) -> None:
+        decoded = {message}
+        seen.append(weakref.ref(decoded))
+        try:
+            raise ValueError(decoded)
+        except ValueError as error:
+            raise ProtocolError("this makes no sense") from error
+
+    ended: asyncio.Queue[ControlLink] = asyncio.Queue()
+    right.callbacks = lambda: {  # type: ignore[method-assign]
+        "on_message": complain,
+        "on_closed": lambda link, why: ended.put_nowait(link),
+    }
+    gc.disable()
+    try:
+        (await left.dial(right)).send(b"?")
+        link = await ended.get()
+        assert link.closed == "this makes no sense"
+        await until(lambda: not link.attached)
+        assert seen[0]() is None
+    finally:
+        gc.enable()
 
 
 @on_a_street
