@@ -31,7 +31,7 @@ FROZEN = {
     "hub up": {
         *("script", "arguments", "--name", "--host", "--port", "--address", "--uses", "--round", "--codec"),
         *("--train", "--no-train", "--parent", "--seats", "--folder", "--plain"),
-        *("--store", "--store-endpoint"),
+        *("--store", "--store-endpoint", "--held-out"),
     },
     "hub take-over": {"word", "--name"},
     "id": set(),

@@ -111,6 +111,37 @@ def test_a_dry_run_measures_and_leaves_nothing(line: CommandLine, machines: Mach
         raise AssertionError(f"planned and measured: {steps}")
 
 
+BY_LEVEL = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import backyard
+from backyard.core import metrics
+
+model = torch.nn.Linear(256, 256)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+run = backyard.init()
+loader = DataLoader(TensorDataset(torch.randn(1024, 256)), batch_size=64)
+model, optimizer, batches = run.prepare(model, optimizer, loader)
+for (x,) in batches:
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+samples = [sample for one in metrics.collective_duration_seconds.collect() for sample in one.samples]
+taken = {one.labels["strategy"] for one in samples if one.labels["kind"] == "all_reduce"}
+print("TAKEN", run.done, run.world, *sorted(taken), flush=True)
+"""
+
+
+def test_sums_go_as_a_person_has_fixed_it(line: CommandLine, project: Path) -> None:
+    (project / "train.py").write_text(BY_LEVEL)
+    for strategy in ("star", "tree"):
+        (project / "levels.toml").write_text(f'[inside]\nall_reduce = "{strategy}"\n')
+        done = line.run(0, "run", "--levels", "levels.toml", "train.py", folder=project, timeout=200)
+        assert done.returncode == 0, done.stderr
+        assert f"TAKEN 16 3 {strategy}" in done.stdout.splitlines()[-1], done.stdout
+
+
 def test_a_script_without_a_session_is_told_what_to_do(line: CommandLine, project: Path) -> None:
     (project / "plain.py").write_text("import time\ntime.sleep(600)\n")
     (project / "train.py").unlink()

@@ -42,6 +42,29 @@ def test_large_in_many_segments(ours: Pool, strategy: str, world: int) -> None:
     ours.run("strategies:under", world=world, inner="movement:large", arguments={"megabytes": 1}, **options)
 
 
+@pytest.mark.parametrize("across", ["ring", "tree", "star"])
+@pytest.mark.parametrize("inside", [("ring", "ring"), ("tree", "star"), ("star", "tree")])
+def test_sites_with_shapes_of_their_own(ours: Pool, inside: tuple[str, str], across: str) -> None:
+    """Five ranks at three sites; another group of one site takes what is fixed inside."""
+    reduce, broadcast = inside
+    levels = {
+        "inside": {"reduce": reduce, "broadcast": broadcast, "all_reduce": "star"},
+        "across": {"all_reduce": across},
+    }
+    sums = {"dtype": "float32", "sizes": [70_001, 500_009]}
+    for sites, taken in (([[3, 0, 4], [1], [2]], "sites"), ([[0, 1, 2, 3, 4]], "star")):
+        found = ours.run(
+            "strategies:by_level",
+            world=5,
+            sites=sites,
+            levels=levels,
+            inner="reductions:all_reduce_rough",
+            arguments=sums,
+        )
+        assert all(strategies == [taken] for _, strategies in found), found
+        assert len({str(digest) for digest, _ in found}) == 1, f"ranks hold different bits: {found}"
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_many_in_flight(ours: Pool, strategy: str) -> None:
     arguments = {"size": 4099, "calls": 16}

@@ -53,6 +53,7 @@ class Wishes(NamedTuple):
     train: bool
     parent: str
     seats: int
+    held_out: Path | None
     store: str
     store_endpoint: str
     folder: Path | None
@@ -67,6 +68,10 @@ def up(wishes: Wishes) -> int:
 
     if wishes.store or wishes.store_endpoint:
         read_place(wishes.store, wishes.store_endpoint)  # before anything is made
+    if wishes.held_out is not None and wishes.parent:
+        raise HubError(
+            "a region's updates are tried by the hub above it", hint="Give --held-out there, and not here."
+        )
     settings = load_settings()
     directory = _directory(wishes, settings)
     hub_key(directory)
@@ -87,6 +92,8 @@ async def _keep_hub(
     if wishes.parent:
         offered = [word for address in addresses for word in ("--offer", address)]
         options += ["--parent", wishes.parent, "--seats", str(wishes.seats), *offered]
+    if wishes.held_out is not None:
+        options += ["--held-out", str(wishes.held_out.resolve())]
     if wishes.store:
         options += ["--store", wishes.store, "--store-endpoint", wishes.store_endpoint]
     hub = await start_hub(directory, options, place)

@@ -34,6 +34,12 @@ def hub_group() -> None:
 @click.option(
     "--seats", type=click.IntRange(0, 10_000), default=100, help="With --parent: friends taken in from there."
 )
+@click.option(
+    "--held-out",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="A Python file here whose loss(parameters) tries each update before it counts.",
+)
 @click.option("--store", default="", metavar="s3://BUCKET/FOLDER", help="Put blobs there; friends take them.")
 @click.option("--store-endpoint", default="", metavar="URL", help="Where that store is, if not at Amazon.")
 @click.option("--folder", type=click.Path(path_type=Path), help="The folder to send (default: this one).")

@@ -29,7 +29,9 @@ def planning_options(command: Command) -> Command:
         click.option("--picture", type=click.Path(path_type=Path), help="Write the predicted times as SVG."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text."),
         click.option(
-            "--levels", type=click.Path(path_type=Path), help="TOML that fixes parts of plans: docs/plans.md."
+            "--levels",
+            type=click.Path(path_type=Path),
+            help="TOML that fixes parts of plans, and of what a session does: docs/plans.md.",
         ),
         click.option(
             "--sync",

@@ -21,7 +21,7 @@ def machines_of(wishes: Wishes) -> list[Imagined]:
 
 
 def options_of(wishes: Wishes) -> Options:
-    return Options(sync=wishes.sync, levels=_levels_of(wishes))
+    return Options(sync=wishes.sync, levels=levels_of(wishes))
 
 
 def check(wishes: Wishes) -> None:
@@ -75,7 +75,7 @@ def _number(text: str) -> float | None:
     return None if match is None else float(re.sub("[_,]", "", match[1])) * _FACTORS[match[2].lower()]
 
 
-def _levels_of(wishes: Wishes) -> Levels:
+def levels_of(wishes: Wishes) -> Levels:
     if wishes.levels is None:
         return Levels()
     try:

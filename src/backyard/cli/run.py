@@ -14,13 +14,14 @@ import msgspec
 from backyard.cli.asking import ask
 from backyard.cli.plan import run_measured
 from backyard.cli.plan_options import Wishes
-from backyard.cli.plan_words import check
+from backyard.cli.plan_words import check, levels_of
 from backyard.cli.watching import watch
 from backyard.core.config import Settings, load_settings, state_directory
 from backyard.core.errors import RunEnvironmentError, RunError
 from backyard.core.units import counted, format_size, parse_duration, parse_size
 from backyard.local.profiles import DRY_RUN, PROFILE_FILE, Profile, decode_profile
 from backyard.local.run_questions import DataGiven, ResultsAsk, ResultsTold, RunRow, StartAsk, Started
+from backyard.planning.levels import OPEN, VARIABLE
 from backyard.runs.needs import Needs, needs_of
 from backyard.shipping import (
     RESULTS,
@@ -148,13 +149,12 @@ def bring_results(run: str, store: Store, target: Path) -> None:
 
 def _check_dry_run(options: Options) -> None:
     if not options.dry_run:
-        if options.wishes != Wishes(sync=options.wishes.sync):
+        if options.wishes != Wishes(sync=options.wishes.sync, levels=options.wishes.levels):
             raise RunError(
-                "--add, --levels, --json and --picture are about the plans that only a dry run shows",
+                "--add, --json and --picture are about the plans that only a dry run shows",
                 hint="Say `backyard run --dry-run ...`, or leave them out.",
             )
-        return
-    if options.detach:
+    elif options.detach:
         raise RunError("a dry run ends by itself in a moment", hint="Leave out --detach.")
     check(options.wishes)
 
@@ -163,7 +163,9 @@ def _own_variables(options: Options) -> list[tuple[str, str]]:
     """What a dry run measures is exact, whatever the plans may be that it is for."""
     if options.dry_run:
         return [(DRY_RUN, "1")]
-    return [("BACKYARD_SYNC", "auto")] if options.wishes.sync == "auto" else []
+    own = [("BACKYARD_SYNC", "auto")] if options.wishes.sync == "auto" else []
+    levels = levels_of(options.wishes)
+    return own if levels == OPEN else [*own, (VARIABLE, msgspec.json.encode(levels).decode())]
 
 
 def _check_session(store: Store, manifest: Manifest, script: str) -> None:

@@ -28,6 +28,7 @@ from backyard.collectives.work import BackyardWork, together
 from backyard.core.config import Settings, load_settings
 from backyard.core.errors import UnsupportedOperation
 from backyard.core.units import format_duration
+from backyard.planning.levels import Levels
 
 log = logging.getLogger("backyard.collectives")
 
@@ -152,6 +153,10 @@ class BackyardGroup(dist.ProcessGroup):
         Rings follow this order. One site with everybody in it says nothing but that.
         """
         self._issuer.sites = tuple(tuple(site) for site in sites)
+
+    def tell_levels(self, levels: Levels) -> None:
+        """Which strategies a person has fixed; every rank says the same."""
+        self._issuer.levels = levels
 
     @property
     def sites(self) -> tuple[tuple[int, ...], ...]:

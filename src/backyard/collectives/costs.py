@@ -15,7 +15,7 @@ from typing import Annotated
 
 import msgspec
 
-from backyard.collectives.program import DEFAULT_SEGMENT_BYTES, Kind
+from backyard.collectives.program import CHAINS, DEFAULT_SEGMENT_BYTES, Kind, Shapes
 from backyard.collectives.strategies import resolve_strategy, strategies_for
 from backyard.collectives.strategies.tree import depth
 from backyard.core.errors import ConfigError, UnsupportedOperation
@@ -116,11 +116,12 @@ def predict(
     arity: int = 2,
     segment: int | None = None,
     leaders: int = 0,
+    shapes: Shapes = CHAINS,
 ) -> float:
     """Seconds until the last rank has its result.
 
     ``nbytes`` is the tensor of all_reduce, reduce and broadcast, and otherwise all blocks together;
-    ``leaders``: how many sites there are.
+    ``leaders``: how many sites there are, and ``shapes`` how sums go through them.
     """
     name = resolve_strategy(kind, strategy)
     if world == 1:
@@ -129,7 +130,7 @@ def predict(
     if operation is Kind.BARRIER:
         return _log2_ceil(world) * table.latency_s
     cut = segment or segment_bytes(kind, name, nbytes, world, table)
-    shape = _Shape(operation, nbytes, world, arity, cut, table, leaders)
+    shape = _Shape(operation, nbytes, world, arity, cut, table, leaders, shapes)
     return _PREDICTORS[name](shape)
 
 
@@ -146,6 +147,7 @@ def choose(
     plain_below: int = PLAIN_BELOW_BYTES,
     strict: bool = False,
     leaders: int = 0,
+    shapes: Shapes = CHAINS,
 ) -> Choice:
     """The strategy for an operation. ``setting``: ``auto`` (fastest by the table), ``plain``, or a name.
 
@@ -155,7 +157,7 @@ def choose(
     if arity < 2:
         raise ConfigError(f"a tree of arity {arity} never branches", hint="Use arity 2 or more.")
     leaders = leaders or (world if setting == "sites" else 0)
-    ranked = _ranked(kind, nbytes, world, table, arity, limit, leaders)
+    ranked = _ranked(kind, nbytes, world, table, arity, limit, leaders, shapes)
     times = {name: seconds for seconds, name in ranked}
     best = ranked[0][1]
     size = f"{format_size(nbytes)} on {world} ranks"
@@ -180,14 +182,21 @@ def choose(
 
 
 def _ranked(
-    kind: str, nbytes: int, world: int, table: CostTable, arity: int, limit: int, leaders: int
+    kind: str,
+    nbytes: int,
+    world: int,
+    table: CostTable,
+    arity: int,
+    limit: int,
+    leaders: int,
+    shapes: Shapes,
 ) -> list[tuple[float, str]]:
     """Every strategy with its time: first the one to take, then the others from the fastest on."""
     timed = []
     for name in strategies_for(kind):
         if name != "sites" or leaders:
             segment = segment_bytes(kind, name, nbytes, world, table, limit)
-            timed.append((predict(kind, name, nbytes, world, table, arity, segment, leaders), name))
+            timed.append((predict(kind, name, nbytes, world, table, arity, segment, leaders, shapes), name))
     fastest = min(seconds for seconds, _ in timed)
     taken = next(entry for entry in timed if entry[0] <= fastest * TIE)
     return [taken, *sorted(entry for entry in timed if entry != taken)]
@@ -235,7 +244,9 @@ class _Shape:
         segment: int,
         table: CostTable,
         leaders: int = 0,
+        shapes: Shapes = CHAINS,
     ) -> None:
+        self.shapes = shapes
         self.nbytes = nbytes
         self.world = world
         self.leaders = leaders
@@ -342,13 +353,23 @@ def _levels(shape: _Shape, *, fan: int, levels: int) -> float:
 
 
 def _sites(shape: _Shape) -> float:
-    """The ring of the leaders; the first segment comes along a site's chain, and the last goes back."""
+    """What the leaders do; the first segment comes through a site to its leader, and the last goes back."""
     leaders = shape.leaders or shape.world
     chunk = shape.nbytes / leaders
-    hops = -(-shape.world // leaders) - 1
+    size = -(-shape.world // leaders)
+    hops = _hops(shape.shapes.reduce, size, shape.arity) + _hops(shape.shapes.broadcast, size, shape.arity)
     piece = shape.nbytes / shape.pieces(shape.nbytes)
     hop = (shape.table.latency_s + piece * shape.table.seconds_per_byte) / SITE_STEP
-    return shape.steps(2 * (leaders - 1), chunk, chunk / 2) + 2 * hops * hop
+    if shape.shapes.across == "ring":
+        return shape.steps(2 * (leaders - 1), chunk, chunk / 2) + hops * hop
+    levels = _hops(shape.shapes.across, leaders, shape.arity)
+    fan = leaders - 1 if shape.shapes.across == "star" else min(shape.arity, leaders - 1)
+    return _levels(shape, fan=fan, levels=levels) + hops * hop
+
+
+def _hops(shape: str, ranks: int, arity: int) -> int:
+    """From the rank that is furthest from the first one."""
+    return {"ring": ranks - 1, "tree": depth(ranks, arity), "star": min(1, ranks - 1)}[shape]
 
 
 def _log2_ceil(world: int) -> int:

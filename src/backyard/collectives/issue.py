@@ -18,6 +18,7 @@ from backyard.collectives.calls import Call
 from backyard.collectives.client import MoverClient
 from backyard.collectives.costs import Choice, CostTable, choose
 from backyard.collectives.failures import error_of
+from backyard.collectives.levels import setting_for, shapes_of
 from backyard.collectives.messages import (
     Command,
     Failed,
@@ -28,11 +29,14 @@ from backyard.collectives.messages import (
     Start,
 )
 from backyard.collectives.pieces import Finish, Piece
+from backyard.collectives.program import Kind
 from backyard.collectives.staging import Arena, CopyContext, copy_context
+from backyard.collectives.strategies import named
 from backyard.collectives.work import BackyardWork
 from backyard.core import metrics
 from backyard.core.config import Collectives
 from backyard.core.errors import CollectiveError, UnsupportedOperation
+from backyard.planning.levels import OPEN
 
 log = logging.getLogger("backyard.collectives")
 
@@ -62,19 +66,22 @@ class Issuer:
         self.world = world
         self.table = table
         self._settings = settings
-        self.sites: tuple[tuple[int, ...], ...] = ()  # the same on every rank
+        self.sites: tuple[tuple[int, ...], ...] = ()  # the same on every rank, and so are the levels
+        self.levels = OPEN
         self._sequence = 0
         self._lock = threading.Lock()
 
     @property
     def may_use_sites(self) -> bool:
-        return self._settings.strategy in ("auto", "sites")
+        setting = setting_for(Kind.ALL_REDUCE, self.levels, self._settings.strategy, len(self.sites))
+        return setting in ("auto", "sites")
 
     def collective(self, call: Call, timeout_s: float, *, waits: bool = False) -> BackyardWork:
         """``waits``: the caller will wait at once, and may read the reply itself."""
         self._check(call)
         direct = waits and len(call.pieces) == 1 and self.mover.reserve_direct()
         choice = self._choose(call)
+        strategy = named(choice.strategy, shapes_of(self.levels))
         with self._lock:
             first = self._sequence
             self._sequence += len(call.pieces)
@@ -86,7 +93,7 @@ class Issuer:
                 call.element.code,
                 call.reduction,
                 call.root,
-                choice.strategy,
+                strategy,
                 piece.sizes,
                 choice.segment,
                 choice.arity,
@@ -143,11 +150,12 @@ class Issuer:
             size,
             self.world,
             self.table,
-            settings.strategy,
+            setting_for(call.kind, self.levels, settings.strategy, len(self.sites)),
             arity=settings.arity,
             limit=settings.segment_bytes,
             plain_below=settings.tree_below_bytes,
             leaders=len(self.sites) if len(self.sites) > 1 else 0,
+            shapes=shapes_of(self.levels),
         )
         if first_time((call.kind, choice.strategy, self.world, size.bit_length())):
             log.info("%s by %s", call.kind, choice.reason)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from backyard.collectives.dtypes import by_code
 from backyard.collectives.messages import Specification
 from backyard.collectives.program import IndexedProgram, Layout, indexed
-from backyard.collectives.strategies import compile_program
+from backyard.collectives.strategies import compile_program, read_name
 
 
 @lru_cache(maxsize=512)
@@ -19,7 +19,8 @@ def compile_operation(
 ) -> IndexedProgram:
     """``splits``: this rank's send and receive sizes, for all_to_all only."""
     sizes = specification.sizes if splits is None else splits[0] + splits[1]
-    goes_around = specification.strategy == "ring"
+    strategy, shapes = read_name(specification.strategy)
+    goes_around = strategy == "ring"
     layout = Layout(
         sizes=sizes,
         item=by_code(specification.dtype).size,
@@ -28,5 +29,6 @@ def compile_operation(
         arity=specification.arity,
         order=tuple(rank for site in specification.sites for rank in site) if goes_around else (),
         sites=() if goes_around else specification.sites,
+        shapes=shapes,
     )
-    return indexed(compile_program(specification.kind, specification.strategy, rank, world, layout))
+    return indexed(compile_program(specification.kind, strategy, rank, world, layout))

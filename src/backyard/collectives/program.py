@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from math import lcm
+from typing import NamedTuple
 
 from backyard.core.errors import ConfigError
 
 MAX_SEGMENT_BYTES = 1 << 20
 DEFAULT_SEGMENT_BYTES = 1 << 18
 PREFERRED_ALIGNMENT = 64
+SHAPES = ("ring", "tree", "star")
 
 NONE: tuple[int, ...] = ()
 
@@ -147,6 +149,18 @@ def indexed(program: Program) -> IndexedProgram:
     return program.index
 
 
+class Shapes(NamedTuple):
+    """How sums go through sites: to the leader of each, among the leaders, and back. A ring to or from one
+    rank is a chain."""
+
+    reduce: str = "ring"
+    across: str = "ring"
+    broadcast: str = "ring"
+
+
+CHAINS = Shapes()
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Sizes in bytes and everything else, beside rank and world, that shapes a program.
@@ -165,6 +179,7 @@ class Layout:
     """The ring's order as ranks; empty means 0, 1, 2, ..."""
     sites: tuple[tuple[int, ...], ...] = ()
     """The ranks of each site along its chain, the leader first; empty means each its own."""
+    shapes: Shapes = CHAINS
 
 
 def chunk_bounds(nbytes: int, parts: int, item: int) -> tuple[int, ...]:
@@ -325,6 +340,11 @@ def check_layout(rank: int, world: int, layout: Layout) -> None:
             f"the sites {layout.sites} do not name each of {world} ranks once",
             hint="List every rank in exactly one site, or leave the sites out.",
         )
+    for shape in layout.shapes:
+        if shape not in SHAPES:
+            raise ConfigError(
+                f"sums do not go through sites as {shape!r}", hint=f"Use one of {', '.join(SHAPES)}."
+            )
 
 
 def _by_peer(peers: Sequence[int]) -> dict[int, tuple[int, ...]]:

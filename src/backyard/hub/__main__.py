@@ -22,6 +22,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--offer", metavar="URL", action="append", default=[], help="how they reach it")
     parser.add_argument("--store", metavar="s3://BUCKET/FOLDER", help="blobs go there, too")
     parser.add_argument("--store-endpoint", metavar="URL", default="", help="of a store that is not Amazon's")
+    parser.add_argument("--held-out", metavar="FILE", type=Path, help="tries updates before they count")
     given = parser.parse_args(arguments)
     try:
         from backyard.hub.bucket import read_place
@@ -36,6 +37,7 @@ def main(arguments: list[str]) -> int:
             parent=read_invite(given.parent) if given.parent else None,
             seats=Seats(given.seats, tuple(given.offer)) if given.seats and given.offer else None,
             store=read_place(given.store, given.store_endpoint) if given.store else None,
+            held_out=given.held_out,
         )
     except BackyardError as error:
         sys.stderr.write(f"{error}\n")

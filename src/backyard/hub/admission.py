@@ -32,6 +32,7 @@ from backyard.hub.messages import Role, Terms
 
 SKETCH = 1024  # numbers
 _WINDOW = 32  # norms that make the running median
+_WORSE = 0.1  # of the loss
 _COPY = 0.999  # cosine
 _LEAST_VOTES = 5  # updates of a round that can tell one of them apart
 _AGREED = 0.3  # median cosine to the middle of a round from which on there is a direction at all
@@ -102,6 +103,20 @@ def judge_copy(node: str, sha256: str, sketch: bytes, earlier: Sequence[Seen]) -
     lengths = numpy.linalg.norm(table, axis=1) * numpy.linalg.norm(own)
     if bool((numpy.abs(table @ own) > _COPY * lengths).any()):
         return Verdict("copy", "it points where another member's earlier update does")
+    return Verdict()
+
+
+def judge_held_out(now: float, alone: float | None) -> Verdict:
+    """By the loss on held-out samples, of the model now and with this update alone; None: not finite.
+
+    One member's own model may be a little worse than the common one, and often is late in a run.
+    """
+    if alone is None:
+        return Verdict("held-out", "with it, the loss on the hub's own samples is not a finite number")
+    if alone > now + _WORSE * abs(now):
+        return Verdict(
+            "held-out", f"with it, the loss on the hub's own samples is {alone:.4g} instead of {now:.4g}"
+        )
     return Verdict()
 
 

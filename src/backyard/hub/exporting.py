@@ -37,7 +37,7 @@ def export_model(directory: Path, target: Path) -> int:
         except FileNotFoundError:
             continue
         number = found.versions[-1].number
-        _write(layout, flat, target, {"run": founding.name, "version": str(number)})
+        write_state(layout, flat, target, {"run": founding.name, "version": str(number)})
         return number
     raise HubError(
         f"a file that the log names is missing in {directory / 'blobs'}",
@@ -62,7 +62,8 @@ def _state(blobs: Blobs, found: Everything, terms: Terms, layout: Layout) -> tor
     return flat
 
 
-def _write(layout: Layout, flat: torch.Tensor, target: Path, facts: dict[str, str]) -> None:
+def write_state(layout: Layout, flat: torch.Tensor, target: Path, facts: dict[str, str]) -> None:
+    """As ``model.safetensors`` in the folder ``target``."""
     pieces = torch.split(flat, [entry.numel for entry in layout.entries])
     tensors = {
         entry.name: piece.reshape(entry.shape).to(getattr(torch, entry.dtype))

@@ -43,8 +43,8 @@ _MOST_BASE_BYTES = 1 << 42
 _ABANDONED_S = 86_400.0
 _FRESH_S = 40.0  # after a piece began: whoever sends it goes on
 _OWNED = 16  # characters of a file's name that say whose it is
-# The optional check of an update that is about to count: the file and the version it begins from.
-HeldOut = Callable[[Path, int], Verdict]
+# The optional check of an update that is about to count: the file, the version it begins from, its scale.
+HeldOut = Callable[[Path, int, float], Verdict]
 
 
 class _Upload:
@@ -174,7 +174,8 @@ class Intake:
         seen_before, terms = hub.seen, hub.founding.terms
         verdict = await asyncio.to_thread(judge_copy, node, declared.sha256, figures.sketch, seen_before)
         if not verdict.kind and self._held_out is not None:
-            verdict = await asyncio.to_thread(self._held_out, upload.path, declared.version)
+            fitting = fitting_scale(norm, usual_norm(seen_before, merged), terms)
+            verdict = await asyncio.to_thread(self._held_out, upload.path, declared.version, fitting)
         if verdict.kind:
             await self._refuse(node, verdict.kind, verdict.reason)
         update = msgspec.structs.replace(_delivered(node, declared), of_stranger=role == "stranger")

@@ -80,18 +80,18 @@ def outer_step(blobs: Blobs, terms: Terms, layout: Layout) -> Finisher:
 async def running(
     directory: Path,
     *,
-    held_out: HeldOut | None = None,
+    held_out: Path | None = None,
     make_finisher: MakeFinisher = outer_step,
     is_region: bool = False,
     store: Place | None = None,
 ) -> AsyncIterator[tuple[Hub, Starlette]]:
-    """A hub that works, and its application."""
+    """A hub that works, and its application. ``held_out``: the owner's file that tries updates."""
     key = hub_key(directory)
     hub = Hub(directory, key.id, make_finisher, is_region)
     try:
         await hub.start()
-        async with _stocked(hub, store) as stock:
-            yield hub, make_app(Reception(hub, Intake(hub, held_out), key, stock))
+        async with _stocked(hub, store) as stock, _trying(hub, held_out) as check:
+            yield hub, make_app(Reception(hub, Intake(hub, check), key, stock))
     finally:
         await hub.close()
 
@@ -111,11 +111,27 @@ async def _stocked(hub: Hub, store: Place | None) -> AsyncIterator[Stock | None]
         keeping.cancel()
 
 
-async def serve(directory: Path, listening: Listening, store: Place | None = None) -> None:
+@contextlib.asynccontextmanager
+async def _trying(hub: Hub, held_out: Path | None) -> AsyncIterator[HeldOut | None]:
+    if held_out is None:
+        yield None
+        return
+    from backyard.hub.held_out import HeldOutCheck  # torch
+
+    check = await asyncio.to_thread(HeldOutCheck, hub, held_out)
+    try:
+        yield check
+    finally:
+        check.close()
+
+
+async def serve(
+    directory: Path, listening: Listening, store: Place | None = None, held_out: Path | None = None
+) -> None:
     """Until SIGINT or SIGTERM. HubError if the port is taken."""
     with _bound(listening) as listener:
         check_hub(facts_in(directory), directory)
-        async with running(directory, store=store) as (hub, app):
+        async with running(directory, store=store, held_out=held_out) as (hub, app):
             await _serve(directory, hub, app, listening, listener)
 
 
@@ -353,6 +369,7 @@ def run(
     parent: Invite | None = None,
     seats: Seats | None = None,
     store: Place | None = None,
+    held_out: Path | None = None,
 ) -> None:
     """HubError if another process is in this directory, or the port is taken: before anything is touched."""
     _check_plain(listening)
@@ -363,4 +380,4 @@ def run(
         elif parent is not None:
             asyncio.run(serve_region(directory, parent, listening, seats, store))
         else:
-            asyncio.run(serve(directory, listening, store))
+            asyncio.run(serve(directory, listening, store, held_out))

@@ -22,6 +22,7 @@ from backyard.planning.codecs import EXACT
 from backyard.planning.quality import LONGEST_PERIOD
 
 AUTO = "auto"
+VARIABLE = "BACKYARD_LEVELS"  # how a run's workers are told, as JSON
 Sync = Literal["exact", "auto"]
 Shape = Literal["ring", "tree", "star"]
 Strategy = Literal["auto", "ring", "tree", "star"]
@@ -48,6 +49,17 @@ class Levels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     inside: Level = Level()
     across: Level = Level()
+
+    def exact(self) -> Levels:
+        """Without what changes the mathematics."""
+        open_parts: dict[str, Any] = {"codec": AUTO, "period": AUTO}
+        return Levels(
+            inside=msgspec.structs.replace(self.inside, **open_parts),
+            across=msgspec.structs.replace(self.across, **open_parts),
+        )
+
+
+OPEN = Levels()
 
 
 def read_levels(document: Mapping[str, Any], codecs: Iterable[str], sync: Sync = "exact") -> Levels:
@@ -85,6 +97,12 @@ def _read_level(name: str, table: Mapping[str, Any], codecs: tuple[str, ...]) ->
 
 
 def _check_together(levels: Levels, sync: Sync) -> None:
+    for operation in ("reduce", "broadcast"):
+        if getattr(levels.across, operation) != AUTO:
+            raise ConfigError(
+                f"[across] sets {operation}, which the leaders of sites do not do: they sum among themselves",
+                hint=f"Give all_reduce in [across], or {operation} in [inside].",
+            )
     if levels.inside.codec not in (AUTO, EXACT) and not levels.across.is_open:
         raise ConfigError(
             f"[inside] has the codec {levels.inside.codec!r} although [across] is set: inside a site "

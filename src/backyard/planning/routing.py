@@ -140,9 +140,11 @@ class Router:
         def summing(shape: Shape) -> float:
             return summed_seconds(orders[shape], shape, wires, payload)
 
-        across = _quickest(levels.across.all_reduce, summing)
-        reduce = _quickest(levels.inside.reduce, reducing)
-        broadcast = _quickest(levels.inside.broadcast, giving_back)
+        # A session's own groups take chains and rings where nothing is fixed.
+        shapes: tuple[Shape, ...] = ("ring",) if question.options.is_flat else SHAPES
+        across = _quickest(levels.across.all_reduce, shapes, summing)
+        reduce = _quickest(levels.inside.reduce, shapes, reducing)
+        broadcast = _quickest(levels.inside.broadcast, shapes, giving_back)
         return Route("sites", orders[across], sites, reduce, broadcast, across)
 
     def _leader(self, site: Group, group: Group, by_rate: bool) -> int:
@@ -162,5 +164,5 @@ class Router:
         return ring[place:] + ring[:place]
 
 
-def _quickest(fixed: Strategy, time: Callable[[Shape], float]) -> Shape:
-    return min(SHAPES, key=time) if fixed == "auto" else fixed
+def _quickest(fixed: Strategy, shapes: Sequence[Shape], time: Callable[[Shape], float]) -> Shape:
+    return min(shapes, key=time) if fixed == "auto" else fixed

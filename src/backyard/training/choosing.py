@@ -24,6 +24,7 @@ from backyard.planning import (
     Calibration,
     Cluster,
     Codec,
+    Levels,
     Model,
     Options,
     Plan,
@@ -38,6 +39,7 @@ from backyard.planning import (
     refit,
     watch,
 )
+from backyard.planning.levels import OPEN
 from backyard.planning.plans import listed
 from backyard.planning.watching import FIRST_REST_S, WORTH, is_same
 from backyard.topology.graph import Graph, build_graph
@@ -86,15 +88,16 @@ def choose(
     *,
     overlaps: bool = True,
     workers: int = 0,
+    levels: Levels = OPEN,
 ) -> Choice:
     """``measured``: the plan that is followed, and the seconds of a step. Without it, every step is exact.
 
     ``overlaps``: whether members go ahead while a round is summed. ``workers``: how many there are, at least
-    one on each machine.
+    one on each machine. ``levels``: what a person has fixed.
     """
     if measured is not None and len(measured[0].order) == len(cluster.members):
         calibration = refit(calibration, observation(measured[0], cluster, measured[1]))
-    options = Options(sync=wish, is_given=True, is_flat=True, codecs=codecs, overlaps=overlaps)
+    options = Options(sync=wish, is_given=True, is_flat=True, codecs=codecs, overlaps=overlaps, levels=levels)
     found = make_plans(cluster, model, profile, options, calibration)
     free = msgspec.structs.replace(options, is_given=False)
     best = make_plans(cluster, model, profile, free, calibration).chosen
@@ -168,8 +171,9 @@ class Chooser:
         rest: Callable[[Sequence[str], str], None],
         *,
         overlaps: bool = True,
+        levels: Levels = OPEN,
     ) -> None:
-        self._overlaps = overlaps
+        self._overlaps, self._levels = overlaps, levels
         self._survey, self._model, self._profile = survey, model, profile
         self._wish, self._want, self._rest = wish, want, rest
         self._known: frozenset[str] = frozenset()
@@ -230,7 +234,7 @@ class Chooser:
             workers = len(seen.nodes)
             current = self._plan
             if is_first or current is None:
-                exact = Options(is_given=True, is_flat=True)
+                exact = Options(is_given=True, is_flat=True, levels=self._levels.exact())
                 current = make_plans(cluster, self._model, self._profile, exact, self._calibration).chosen
             is_followed = seen.sync == sync_of(current, self._profile, workers)
             if self._wish == "auto" and not self._codecs:
@@ -245,6 +249,7 @@ class Chooser:
                 self._codecs or CODECS,
                 overlaps=self._overlaps,
                 workers=workers,
+                levels=self._levels,
             )
             if is_followed and not is_first:
                 found = _unless_worth_it(found, current, step_s, seen.sync)

@@ -24,6 +24,7 @@ from backyard.local.board_messages import Scope
 from backyard.local.client import ListenerClient
 from backyard.local.questions import decode_told, encode
 from backyard.local.run_questions import MOST_WORDS, CircleAsk, CircleTold, GraphAsk, GraphTold
+from backyard.planning.levels import OPEN, Levels
 from backyard.topology.graph import Graph, decode_graph
 from backyard.training.alone import Arrived
 from backyard.training.healing import Wire
@@ -150,8 +151,8 @@ class _MeetingStore(ClusterStore):
 class AgentsCircle:
     """Groups as the cluster decides them."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, place: Place, levels: Levels = OPEN) -> None:
+        self._place, self._levels = place, levels
         self.rank, self.world, self.generation = 0, 1, 0
         self.beginning, self.finished, self._provisional = True, False, False
         self.on_told: Callable[[int], None] = lambda nursery: None
@@ -211,6 +212,7 @@ class AgentsCircle:
                 return
             try:
                 self._room = _make_room(self._store(told, self._is_passed), told, told.rank, told.world)
+                self._room.tell_levels(self._levels)
                 self._sites_open = told.world > 2
                 return
             except (CollectiveError, ProtocolError, RuntimeError) as error:

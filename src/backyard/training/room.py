@@ -13,6 +13,7 @@ from backyard.collectives.backend import BackyardGroup
 from backyard.compression import sum_over
 from backyard.core.decoding import decode
 from backyard.core.errors import ProtocolError, RunError
+from backyard.planning.levels import Levels
 from backyard.planning.places import Sites
 from backyard.training.squeeze import Encoding
 from backyard.training.sums import Travelling
@@ -45,6 +46,10 @@ class GroupRoom:
             rows = [row + more for row, more in zip(rows, rest, strict=True)]
         pairs = zip(rows, lengths, strict=True)
         return [row[_LENGTH_BYTES : _LENGTH_BYTES + length] for row, length in pairs]
+
+    def tell_levels(self, levels: Levels) -> None:
+        """The strategies that a person has fixed for the whole run."""
+        self._group.tell_levels(levels)
 
     def agree_on_sites(self, mine: Sites) -> None:
         """As the first rank says; the others' word does not count."""

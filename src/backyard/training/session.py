@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from backyard.checkpoint.files import write_model
 from backyard.core.errors import RunError
-from backyard.planning import Model, StepProfile
+from backyard.planning import Levels, Model, StepProfile
+from backyard.planning.levels import OPEN
 from backyard.training.admission import check_all_taken, check_prepared, parameters_of
 from backyard.training.anchoring import Anchoring, arithmetic_of
 from backyard.training.beyond import Beyond, Leased
@@ -64,6 +65,7 @@ class Session:
         saving: Saving,
         mixed: bool = False,
         sync: Wish | Sync = "exact",
+        levels: Levels = OPEN,
         beyond: Beyond | None = None,
         is_site: bool = False,
     ) -> None:
@@ -74,7 +76,7 @@ class Session:
         self._seed = seed
         self._unit_size = unit
         self._mixed = mixed
-        self._sync = sync
+        self._sync, self._levels = sync, levels
         self._beyond, self._is_site = beyond, is_site
         self._model: torch.nn.Module | None = None
         self._optimizers: list[Optimizer] = []
@@ -228,6 +230,7 @@ class Session:
             self._steps.want,
             self._circle.say_rests,
             overlaps=self._steps.overlaps,
+            levels=self._levels,
         )
         last = [time.monotonic(), 0.0]
 

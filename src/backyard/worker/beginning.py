@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
+
+import msgspec
 
 from backyard.core.errors import ConfigError, HubError
+from backyard.planning import LOSSY, Levels, read_levels
+from backyard.planning.levels import OPEN, VARIABLE
 from backyard.training.alone import Alone
 from backyard.training.beyond import Beyond
 from backyard.training.choosing import Wish
@@ -37,7 +42,6 @@ def init(
     place = Place.from_environment()
     is_site = place is not None and bool(os.environ.get("BACKYARD_SITE"))
     beyond = _hub(is_site=is_site) if is_site or os.environ.get("BACKYARD_HUB") else None
-    circle: Circle = Alone() if place is None else AgentsCircle(place)
     # The hub has what a site would begin with if all its machines were lost; a checkpoint would be older.
     saving = Saving(None if is_site else Shelves.of(place), checkpoint_s, copies)
     named = sync if sync is not None else os.environ.get("BACKYARD_SYNC") or "exact"
@@ -45,6 +49,8 @@ def init(
     if wish is None:
         raise ConfigError(f"there is no sync {named!r}", hint="Take 'exact', 'auto' or a backyard.Sync.")
     wish = "exact" if is_dry_run() else wish
+    levels = _levels()
+    circle: Circle = Alone() if place is None else AgentsCircle(place, levels)
     return Session(
         circle,
         seed=seed,
@@ -52,9 +58,24 @@ def init(
         saving=saving,
         mixed=mixed,
         sync=wish,
+        levels=levels,
         beyond=beyond,
         is_site=is_site,
     )
+
+
+def _levels() -> Levels:
+    """What the run was started with; the command line has checked it against ``--sync``."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return OPEN
+    try:
+        document = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{VARIABLE} is no JSON object: {error}", hint="Use `backyard run --levels levels.toml`."
+        ) from error
+    return read_levels(document, [codec.name for codec in LOSSY], "auto")
 
 
 def _hub(*, is_site: bool) -> Beyond | None:

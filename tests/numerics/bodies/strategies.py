@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from backyard.core import metrics
+from backyard.planning import Levels, read_levels
 from tests.numerics.harness.worker import Context
 
 
@@ -27,7 +29,40 @@ def _forced(ctx: Context, strategy: str, segment_bytes: int) -> Iterator[None]:
 
 
 def under(ctx: Context, strategy: str, segment_bytes: int, inner: str, arguments: dict[str, Any]) -> Any:
-    module, _, name = inner.partition(":")
-    run = getattr(importlib.import_module(f"tests.numerics.bodies.{module}"), name)
     with _forced(ctx, strategy, segment_bytes):
-        return run(ctx, **arguments)
+        return _run(ctx, inner, arguments)
+
+
+def by_level(
+    ctx: Context,
+    sites: list[list[int]],
+    levels: dict[str, dict[str, str]],
+    inner: str,
+    arguments: dict[str, Any],
+) -> Any:
+    """Through sites, as a person has fixed it; and which strategies it took."""
+    before = _counted()
+    ctx.group.tell_sites(sites)
+    ctx.group.tell_levels(read_levels(levels, ()))
+    try:
+        with _forced(ctx, "auto", 4096):
+            result = _run(ctx, inner, arguments)
+    finally:
+        ctx.group.tell_sites(())
+        ctx.group.tell_levels(Levels())
+    return result, sorted(name for name, count in _counted().items() if count > before.get(name, 0.0))
+
+
+def _run(ctx: Context, inner: str, arguments: dict[str, Any]) -> Any:
+    module, _, name = inner.partition(":")
+    return getattr(importlib.import_module(f"tests.numerics.bodies.{module}"), name)(ctx, **arguments)
+
+
+def _counted() -> dict[str, float]:
+    """All-reduces by strategy."""
+    samples = [sample for one in metrics.collective_duration_seconds.collect() for sample in one.samples]
+    return {
+        sample.labels["strategy"]: sample.value
+        for sample in samples
+        if sample.name.endswith("_count") and sample.labels["kind"] == "all_reduce"
+    }

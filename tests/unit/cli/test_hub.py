@@ -44,6 +44,7 @@ def wishes(script: Path, codec: str = "int8", store: str = "", endpoint: str = "
         train=False,
         parent="",
         seats=100,
+        held_out=None,
         store=store,
         store_endpoint=endpoint,
         folder=script.parent,
@@ -82,6 +83,15 @@ def test_a_store_that_no_hub_can_use(tmp_path: Path, store: str, endpoint: str, 
     script.touch()
     with pytest.raises(HubError, match=why):
         up(wishes(script, store=store, endpoint=endpoint))
+    assert not top_folder(load_settings()).exists()
+
+
+@pytest.mark.usefixtures("_own_state")
+def test_a_region_tries_no_updates(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    with pytest.raises(HubError, match="tried by the hub above it"):
+        up(wishes(script)._replace(parent="an invite", held_out=script))
     assert not top_folder(load_settings()).exists()
 
 

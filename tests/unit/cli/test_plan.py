@@ -212,6 +212,9 @@ def test_what_is_about_plans_needs_a_dry_run(
     (tmp_path / "train.py").write_text("print(1)\n")
     assert run(monkeypatch, "run", "--picture", "p.svg", "train.py") == 1
     assert "backyard run --dry-run" in capsys.readouterr().err
+    (tmp_path / "levels.toml").write_text('[inside]\nall_reduce = "rign"\n')
+    assert run(monkeypatch, "run", "--levels", "levels.toml", "train.py") == 1
+    assert "Did you mean 'ring'?" in capsys.readouterr().err, "before anything is sent"
     assert run(monkeypatch, "run", "--dry-run", "--detach", "train.py") == 1
     assert "Leave out --detach" in capsys.readouterr().err
     assert run(monkeypatch, "run", "--dry-run", "train.py") == 1

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.collectives.program import EMPTY, Kind, Layout, Program, block_bounds
+from backyard.collectives.program import EMPTY, SHAPES, Kind, Layout, Program, Shapes, block_bounds
 from backyard.collectives.strategies import STRATEGIES, compile_program, resolve_strategy, strategies_for
 from backyard.core.errors import ConfigError, UnsupportedOperation
 from tests.unit.collectives.strategy_simulator import Causes, Simulation, matched, prove_free_of_races
@@ -297,11 +297,13 @@ def test_rings_work_in_any_order(data: st.DataObject) -> None:
     arity=st.integers(2, 5),
     name=st.sampled_from(strategies_for("all_reduce")),
     seed=st.integers(0, 1 << 30),
+    shapes=st.builds(Shapes, *[st.sampled_from(SHAPES)] * 3),
 )
 def test_all_reduce_on_random_shapes(
-    world: int, items: int, item: int, segment: int, arity: int, name: str, seed: int
+    world: int, items: int, item: int, segment: int, arity: int, name: str, seed: int, shapes: Shapes
 ) -> None:
-    layout = Layout((items * item,), item, 0, segment, arity, sites=_random_sites(world, seed))
+    sites = _random_sites(world, seed)
+    layout = Layout((items * item,), item, 0, segment, arity, sites=sites, shapes=shapes)
     programs = [compile_program("all_reduce", name, rank, world, layout) for rank in range(world)]
     prove_free_of_races(programs)
     before = [[cell(rank, at) for at in range(items * item)] for rank in range(world)]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from backyard.core.errors import RunError
-from backyard.planning import Calibration, Cluster, Model, Options, StepProfile, make_plans
+from backyard.planning import Calibration, Cluster, Level, Levels, Model, Options, StepProfile, make_plans
 from backyard.topology.graph import Graph
 from backyard.training import choosing
 from backyard.training.choosing import WARM, Chooser, Seen, _unless_worth_it, choose, sync_of
@@ -107,6 +107,18 @@ def test_who_rests_is_said_of_the_group_that_was_seen(monkeypatch: pytest.Monkey
     watched.commit(3, step_s=exact.step_s)
     assert [rested[0] for rested in watched.rested] == [b"m03".hex()]
     assert not watched.wanted, "those who stay see for themselves"
+
+
+def test_what_a_person_has_fixed_is_kept_to() -> None:
+    cluster = mesh(SPEEDS, 200.0)
+    rounds = Levels(inside=Level(codec="bf16", period=6))
+    found = choose(cluster, MODEL, PROFILE, "auto", Calibration(), levels=rounds)
+    assert (found.sync.period, found.sync.codec) == (6, "bf16")
+    star = Levels(inside=Level(all_reduce="star"))
+    fixed = choose(cluster, MODEL, PROFILE, "exact", Calibration(), levels=star)
+    free = choose(cluster, MODEL, PROFILE, "exact", Calibration())
+    assert fixed.sync == free.sync == Sync()
+    assert fixed.plan.step_s > 1.2 * free.plan.step_s, "it is predicted as it will be"
 
 
 @pytest.mark.parametrize("mbps", [200.0, 20.0])

@@ -9,11 +9,19 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-from backyard.collectives.program import EMPTY, Kind, Layout, Program, check_layout
+from backyard.collectives.program import CHAINS, EMPTY, Kind, Layout, Program, Shapes, check_layout
 from backyard.collectives.strategies import direct, doubling, ring, sites, star, tree
 from backyard.core.errors import ConfigError, UnsupportedOperation
 
-__all__ = ["STRATEGIES", "STRATEGY_NAMES", "compile_program", "resolve_strategy", "strategies_for"]
+__all__ = [
+    "STRATEGIES",
+    "STRATEGY_NAMES",
+    "compile_program",
+    "named",
+    "read_name",
+    "resolve_strategy",
+    "strategies_for",
+]
 
 Compiler = Callable[[int, int, Layout], Program]
 
@@ -74,6 +82,17 @@ def resolve_strategy(kind: str, name: str) -> str:
             f"{kind} has no strategy {name!r}", hint=f"Use auto, plain or one of: {', '.join(valid)}."
         )
     return wanted
+
+
+def named(strategy: str, shapes: Shapes) -> str:
+    """``sites``, or with shapes of its own ``sites:tree/ring/star``: ranks compare it as one word."""
+    return strategy if strategy != "sites" or shapes == CHAINS else f"{strategy}:{'/'.join(shapes)}"
+
+
+def read_name(name: str) -> tuple[str, Shapes]:
+    """A strategy and its shapes, which are checked when it is compiled."""
+    strategy, _, shapes = name.partition(":")
+    return strategy, Shapes(*shapes.split("/")) if shapes.count("/") == 2 else CHAINS
 
 
 @lru_cache(maxsize=256)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backyard.collectives.program import Layout, Program, ProgramBuilder, block_bounds, chunk_bounds
+from backyard.collectives.strategies.tree import pass_down, sum_upwards
 
 
 def all_reduce(rank: int, world: int, layout: Layout) -> Program:
@@ -39,24 +40,14 @@ def all_gather(rank: int, world: int, layout: Layout) -> Program:
 def reduce(rank: int, world: int, layout: Layout) -> Program:
     """A chain towards the root: each rank adds its own and passes the sum on, segment by segment."""
     builder = ProgramBuilder(layout.item, layout.segment)
-    towards, behind = _chain_neighbours(rank, world, layout)
-    for lo, hi in builder.cut(0, layout.sizes[0]):
-        if behind is not None:
-            builder.reduce_piece(behind, lo, hi)
-        if towards is not None:
-            builder.send_piece(towards, lo, hi)
+    sum_upwards(builder, *_chain_neighbours(rank, world, layout), builder.cut(0, layout.sizes[0]))
     return builder.build()
 
 
 def broadcast(rank: int, world: int, layout: Layout) -> Program:
     """A chain from the root: each rank passes on what it receives, segment by segment."""
     builder = ProgramBuilder(layout.item, layout.segment)
-    towards, behind = _chain_neighbours(rank, world, layout)
-    for lo, hi in builder.cut(0, layout.sizes[0]):
-        if towards is not None:
-            builder.place_piece(towards, lo, hi)
-        if behind is not None:
-            builder.send_piece(behind, lo, hi)
+    pass_down(builder, *_chain_neighbours(rank, world, layout), builder.cut(0, layout.sizes[0]))
     return builder.build()
 
 
@@ -92,11 +83,11 @@ def pass_around(
         builder.place(before, *chunks[(position - step - 1) % world])
 
 
-def _chain_neighbours(rank: int, world: int, layout: Layout) -> tuple[int | None, int | None]:
-    """The neighbours towards the root and away from it; the chain is the ring cut open at the root."""
+def _chain_neighbours(rank: int, world: int, layout: Layout) -> tuple[int | None, tuple[int, ...]]:
+    """The neighbour towards the root and the one behind; the chain is the ring cut open at the root."""
     ring = _ring_order(world, layout)
     start = ring.index(layout.root)
     distance = (ring.index(rank) - start) % world
     towards = ring[(start + distance - 1) % world] if distance > 0 else None
-    behind = ring[(start + distance + 1) % world] if distance < world - 1 else None
+    behind = (ring[(start + distance + 1) % world],) if distance < world - 1 else ()
     return towards, behind

@@ -6,6 +6,8 @@ and down one behind the other, so a deep tree costs little more than a flat one 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from backyard.collectives.program import Layout, Program, ProgramBuilder
 from backyard.core.errors import ConfigError
 
@@ -76,17 +78,30 @@ def _builder(layout: Layout) -> ProgramBuilder:
 def _up(builder: ProgramBuilder, rank: int, world: int, layout: Layout) -> None:
     above = parent(rank, layout.root, world, layout.arity)
     below = children(rank, layout.root, world, layout.arity)
-    for lo, hi in builder.cut(0, layout.sizes[0]):
+    sum_upwards(builder, above, below, builder.cut(0, layout.sizes[0]))
+
+
+def _down(builder: ProgramBuilder, rank: int, world: int, layout: Layout) -> None:
+    above = parent(rank, layout.root, world, layout.arity)
+    below = children(rank, layout.root, world, layout.arity)
+    pass_down(builder, above, below, builder.cut(0, layout.sizes[0]))
+
+
+def sum_upwards(
+    builder: ProgramBuilder, above: int | None, below: Sequence[int], pieces: Iterable[tuple[int, int]]
+) -> None:
+    """Each piece: add what comes from below, and send the sum on."""
+    for lo, hi in pieces:
         for child in below:
             builder.reduce_piece(child, lo, hi)
         if above is not None:
             builder.send_piece(above, lo, hi)
 
 
-def _down(builder: ProgramBuilder, rank: int, world: int, layout: Layout) -> None:
-    above = parent(rank, layout.root, world, layout.arity)
-    below = children(rank, layout.root, world, layout.arity)
-    for lo, hi in builder.cut(0, layout.sizes[0]):
+def pass_down(
+    builder: ProgramBuilder, above: int | None, below: Sequence[int], pieces: Iterable[tuple[int, int]]
+) -> None:
+    for lo, hi in pieces:
         if above is not None:
             builder.place_piece(above, lo, hi)
         for child in below:
