@@ -1,6 +1,7 @@
 """Measures what this machine and its links can do, tells the others, and keeps the graph to plan from.
 
-Of two machines the one with the smaller node id measures their link, over the bulk route, and tells all.
+Of two machines the one with the smaller node id measures their link, over the bulk route, and tells all. A
+machine that takes part in another measurement says so, and is asked again a moment later.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -40,6 +41,7 @@ from backyard.topology.measure import (
     why_measure,
 )
 from backyard.topology.probe import remembered_speeds
+from backyard.topology.turns import Turns
 
 _PROBE_AFTER_S = 10.0
 _PROBES = 3
@@ -73,6 +75,7 @@ class Got(msgspec.Struct, frozen=True, array_like=True, tag="got"):
     over: bool = False
     mbps: Annotated[float, Meta(ge=0, le=1e7)] | None = None
     reason: Annotated[str, Meta(max_length=200)] = ""
+    busy: bool = False  # with another one: nothing was measured
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
@@ -130,6 +133,7 @@ class Surveyor:
         self._last: dict[Pair, Measured] = {}
         self._asked: set[Pair] = set()
         self._trains: dict[NodeId, _Train] = {}
+        self._turns = Turns()
         self._answers: dict[tuple[NodeId, int], asyncio.Queue[Got]] = {}
         self._serial = 0
         self.busy: frozenset[str] = frozenset()
@@ -218,36 +222,44 @@ class Surveyor:
             mine = [link for link in self._own_links() if link.a == own]
             graph = build_graph([NodeFacts(node=name, name="x") for name in _ends(mine)], mine)
             now = self._loop.time()
-            pair = next_measurement(graph, now, self.busy, self._last, asked=self._asked)
+            under_way = [ordered_pair(own, node) for node in self._turns.measured_by(now)]
+            pair = next_measurement(graph, now, self.busy, self._last, under_way=under_way, asked=self._asked)
             if pair is None:
                 await asyncio.sleep(_LOOK_S)
                 continue
             link = graph.link(*pair)
             assert link is not None
             why = why_measure(link, self._last.get(pair), now) or "somebody asked"
-            self._asked.discard(pair)
-            await self._measure(pair, link, why)
+            if await self._measure(pair, link, why):
+                self._asked.discard(pair)
             await asyncio.sleep(_LOOK_S / 2)
 
-    async def _measure(self, pair: Pair, link: LinkFacts, why: str) -> None:
+    async def _measure(self, pair: Pair, link: LinkFacts, why: str) -> bool:
+        """Whether it came to its turn, however it ended."""
         node = NodeId(bytes.fromhex(pair[1]))
-        mbps = None
+        mbps: float | Literal["busy"] | None = None
+        self._turns.sending = True
         try:
             async with asyncio.timeout(_MEASURE_S):
                 mbps = await self._send_train(node)
         except (TimeoutError, BackyardError) as error:
             words = error.message if isinstance(error, BackyardError) else "no answer in time"
             _log.info("the link to %s could not be measured: %s", node.short, words)
+        finally:
+            self._turns.sending = False
+        if mbps == "busy":
+            return False
         self._last[pair] = Measured(self._loop.time(), link.rtt_s, mbps is not None)
         if mbps is None:
-            return
+            return True
         facts = msgspec.structs.replace(link, mbps=mbps, reason=f"measured because {why}"[:200])
         self._links[pair] = facts
         self._measured_at[pair] = self._loop.time()
         for other in self._around.linked_nodes():
             self._around.send_bulk(other, _encode(Told((facts,))))
+        return True
 
-    async def _send_train(self, node: NodeId) -> float | None:
+    async def _send_train(self, node: NodeId) -> float | Literal["busy"] | None:
         """At most a second of traffic, and never more on the way than the link takes in a moment."""
         self._serial += 1
         serial = self._serial
@@ -267,6 +279,8 @@ class Surveyor:
                     self._around.send_bulk(node, _encode(Chunk(serial, b"")))
                 got = await queue.get()
                 received = max(received, got.received)
+                if got.busy:
+                    return "busy"  # with another measurement
                 if got.over:
                     return got.mbps
         finally:
@@ -275,6 +289,12 @@ class Surveyor:
     # links that others measure
 
     def _on_chunk(self, node: NodeId, chunk: Chunk) -> None:
+        name = node.raw.hex()
+        taken = self._turns.arrives(name, chunk.serial, self._loop.time())
+        if taken == "declined":
+            self._around.send_bulk(node, _encode(Got(chunk.serial, 0, over=True, busy=True)))
+        if taken != "counts":
+            return
         train = self._trains.get(node)
         if train is None or train.serial != chunk.serial:
             train = self._trains[node] = _Train(chunk.serial)
@@ -294,6 +314,7 @@ class Surveyor:
         self._around.send_bulk(node, _encode(got))
         if over:
             self._trains[node] = _Train(-1)
+            self._turns.over(name)
 
     def _note_arrival(self, train: _Train, size: int) -> None:
         """Crumbs that come together count as one: what is kept is bounded by time, not by the sender."""

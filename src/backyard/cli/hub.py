@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ANSWER_S = 60.0
+_CHECK_S = 150.0  # the owner's check reads its samples first
 _OWNERS_S = 3600.0
 
 
@@ -71,6 +72,12 @@ def up(wishes: Wishes) -> int:
     if wishes.held_out is not None and wishes.parent:
         raise HubError(
             "a region's updates are tried by the hub above it", hint="Give --held-out there, and not here."
+        )
+    sent = (wishes.folder or Path.cwd()).resolve()
+    if wishes.held_out is not None and wishes.script and wishes.held_out.resolve().is_relative_to(sent):
+        raise HubError(
+            f"{wishes.held_out} is in the folder that every friend gets, {sent}",
+            hint="Keep it and its samples in another folder: whoever has the samples can train on them.",
         )
     settings = load_settings()
     directory = _directory(wishes, settings)
@@ -173,7 +180,8 @@ def _begin_own(invite: Invite, place: Path, wishes: Wishes, settings: Settings) 
 
     client = client_of(settings, invite)
     try:
-        description = client.patiently("GET", "/v1/run", Description, patience_s=_ANSWER_S)
+        patience_s = _ANSWER_S if wishes.held_out is None else _CHECK_S
+        description = client.patiently("GET", "/v1/run", Description, patience_s=patience_s)
         if description.version is not None and not wishes.train:
             return None
         offered = look(client, description, place, settings)

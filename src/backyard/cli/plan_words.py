@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 
 from backyard.cli.plan_options import Wishes
 from backyard.core.errors import ConfigError
 from backyard.core.units import parse_duration
-from backyard.planning import LOSSY, Imagined, Levels, Options, imagine, read_levels
+from backyard.planning import LOSSY, Codec, Imagined, Levels, Options, imagine, read_levels
 
 _COUNT = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]{1,2})?) ?([kmbgt]?)", re.IGNORECASE | re.ASCII)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
@@ -75,7 +76,7 @@ def _number(text: str) -> float | None:
     return None if match is None else float(re.sub("[_,]", "", match[1])) * _FACTORS[match[2].lower()]
 
 
-def levels_of(wishes: Wishes) -> Levels:
+def levels_of(wishes: Wishes, codecs: Sequence[Codec] = LOSSY) -> Levels:
     if wishes.levels is None:
         return Levels()
     try:
@@ -85,4 +86,4 @@ def levels_of(wishes: Wishes) -> Levels:
             f"--levels {wishes.levels} cannot be read: {error}",
             hint="Name a TOML file with the tables [inside] and [across]; see docs/plans.md.",
         ) from error
-    return read_levels(document, [codec.name for codec in LOSSY], wishes.sync)
+    return read_levels(document, [codec.name for codec in codecs], wishes.sync)

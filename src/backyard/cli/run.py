@@ -21,6 +21,7 @@ from backyard.core.errors import RunEnvironmentError, RunError
 from backyard.core.units import counted, format_size, parse_duration, parse_size
 from backyard.local.profiles import DRY_RUN, PROFILE_FILE, Profile, decode_profile
 from backyard.local.run_questions import DataGiven, ResultsAsk, ResultsTold, RunRow, StartAsk, Started
+from backyard.planning.codecs import CHOOSABLE
 from backyard.planning.levels import OPEN, VARIABLE
 from backyard.runs.needs import Needs, needs_of
 from backyard.shipping import (
@@ -157,6 +158,7 @@ def _check_dry_run(options: Options) -> None:
     elif options.detach:
         raise RunError("a dry run ends by itself in a moment", hint="Leave out --detach.")
     check(options.wishes)
+    _own_variables(options)
 
 
 def _own_variables(options: Options) -> list[tuple[str, str]]:
@@ -164,7 +166,7 @@ def _own_variables(options: Options) -> list[tuple[str, str]]:
     if options.dry_run:
         return [(DRY_RUN, "1")]
     own = [("BACKYARD_SYNC", "auto")] if options.wishes.sync == "auto" else []
-    levels = levels_of(options.wishes)
+    levels = levels_of(options.wishes, CHOOSABLE)
     return own if levels == OPEN else [*own, (VARIABLE, msgspec.json.encode(levels).decode())]
 
 

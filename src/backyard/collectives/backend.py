@@ -147,12 +147,14 @@ class BackyardGroup(dist.ProcessGroup):
         self.links = tuple(links)
         self.nodes = tuple(nodes)  # the machines of the other ranks, as their links proved
 
-    def tell_sites(self, sites: Sequence[Sequence[int]]) -> None:
+    def tell_sites(self, sites: Sequence[Sequence[int]], *, are_places: bool = True) -> None:
         """The ranks of each site along its chain, the leader first; every rank says the same.
 
-        Rings follow this order. One site with everybody in it says nothing but that.
+        Rings follow this order. One site with everybody in it says nothing but that. ``are_places``: not just
+        the workers of each machine; only then what is fixed by level is about them.
         """
         self._issuer.sites = tuple(tuple(site) for site in sites)
+        self._issuer.are_places = are_places
 
     def tell_levels(self, levels: Levels) -> None:
         """Which strategies a person has fixed; every rank says the same."""

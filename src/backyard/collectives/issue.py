@@ -29,7 +29,7 @@ from backyard.collectives.messages import (
     Start,
 )
 from backyard.collectives.pieces import Finish, Piece
-from backyard.collectives.program import Kind
+from backyard.collectives.program import CHAINS, Shapes
 from backyard.collectives.staging import Arena, CopyContext, copy_context
 from backyard.collectives.strategies import named
 from backyard.collectives.work import BackyardWork
@@ -67,21 +67,31 @@ class Issuer:
         self.table = table
         self._settings = settings
         self.sites: tuple[tuple[int, ...], ...] = ()  # the same on every rank, and so are the levels
+        self.are_places = False
         self.levels = OPEN
         self._sequence = 0
         self._lock = threading.Lock()
 
     @property
     def may_use_sites(self) -> bool:
-        setting = setting_for(Kind.ALL_REDUCE, self.levels, self._settings.strategy, len(self.sites))
-        return setting in ("auto", "sites")
+        """Also of sums in a codec's form, which no strategy of a level is about."""
+        is_taken_apart = self._places > 1 and not self.levels.across.is_open
+        return is_taken_apart or self._settings.strategy in ("auto", "sites")
+
+    @property
+    def _places(self) -> int:
+        return len(self.sites) if self.are_places else 1
+
+    @property
+    def _shapes(self) -> Shapes:
+        return shapes_of(self.levels) if self.are_places else CHAINS
 
     def collective(self, call: Call, timeout_s: float, *, waits: bool = False) -> BackyardWork:
         """``waits``: the caller will wait at once, and may read the reply itself."""
         self._check(call)
         direct = waits and len(call.pieces) == 1 and self.mover.reserve_direct()
         choice = self._choose(call)
-        strategy = named(choice.strategy, shapes_of(self.levels))
+        strategy = named(choice.strategy, self._shapes)
         with self._lock:
             first = self._sequence
             self._sequence += len(call.pieces)
@@ -150,12 +160,12 @@ class Issuer:
             size,
             self.world,
             self.table,
-            setting_for(call.kind, self.levels, settings.strategy, len(self.sites)),
+            setting_for(call.kind, self.levels, settings.strategy, self._places),
             arity=settings.arity,
             limit=settings.segment_bytes,
             plain_below=settings.tree_below_bytes,
             leaders=len(self.sites) if len(self.sites) > 1 else 0,
-            shapes=shapes_of(self.levels),
+            shapes=self._shapes,
         )
         if first_time((call.kind, choice.strategy, self.world, size.bit_length())):
             log.info("%s by %s", call.kind, choice.reason)

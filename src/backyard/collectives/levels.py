@@ -9,12 +9,12 @@ from backyard.collectives.program import Kind, Shapes
 from backyard.planning.levels import AUTO, Levels
 
 
-def setting_for(kind: str, levels: Levels, general: str, sites: int) -> str:
-    """What is set for an operation of a group with so many sites; ``general``: for all operations."""
+def setting_for(kind: str, levels: Levels, general: str, places: int) -> str:
+    """What is set for an operation of a group at so many places; ``general``: for all operations."""
     inside = levels.inside
     fixed: str = AUTO
     if kind == Kind.ALL_REDUCE:
-        fixed = "sites" if sites > 1 and not levels.across.is_open else inside.all_reduce
+        fixed = "sites" if places > 1 and not levels.across.is_open else inside.all_reduce
     elif kind in (Kind.REDUCE, Kind.BROADCAST):
         fixed = inside.reduce if kind == Kind.REDUCE else inside.broadcast
     return general if fixed == AUTO else fixed

@@ -65,6 +65,7 @@ class Intake:
 
     def __init__(self, hub: Hub, held_out: HeldOut | None = None) -> None:
         self._hub, self._held_out = hub, held_out
+        self._trying = asyncio.Lock()
         self._directory = hub.directory / "uploads"
         self._directory.mkdir(exist_ok=True)
         self._older = defaultdict[str, set[str]](set)  # files from before this process, by how they begin
@@ -175,7 +176,10 @@ class Intake:
         verdict = await asyncio.to_thread(judge_copy, node, declared.sha256, figures.sketch, seen_before)
         if not verdict.kind and self._held_out is not None:
             fitting = fitting_scale(norm, usual_norm(seen_before, merged), terms)
-            verdict = await asyncio.to_thread(self._held_out, upload.path, declared.version, fitting)
+            async with self._trying:  # or those that wait take all threads
+                verdict = await asyncio.to_thread(self._held_out, upload.path, declared.version, fitting)
+            if not verdict.kind:  # it took a while: the same may have come from elsewhere
+                verdict = judge_copy(node, declared.sha256, figures.sketch, hub.seen)
         if verdict.kind:
             await self._refuse(node, verdict.kind, verdict.reason)
         update = msgspec.structs.replace(_delivered(node, declared), of_stranger=role == "stranger")

@@ -1,7 +1,7 @@
-"""The process of a held-out check: ``python -m backyard.hub.trying FILE``. Its code is the owner's.
+"""The process of a held-out check: ``python -m backyard.hub.trying FILE MODEL``. FILE is the owner's code.
 
-Each line of standard input names a model (safetensors); the answer is a line of JSON with its loss, or with
-what went wrong. The first line is said without being asked: whether FILE can be used at all.
+Each line of standard input asks for the loss of MODEL (safetensors) as it is then; the answer is a line of
+JSON. The first one is said without being asked: whether FILE can be used at all. With its input it ends.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import queue
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,18 +24,27 @@ from backyard.hub.held_out import Answer
 Loss = Callable[[dict[str, torch.Tensor]], object]
 
 
-def main(script: Path) -> int:
+def main(script: Path, model: Path) -> int:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the owner's code prints is no answer
+    wanted: queue.Queue[bytes] = queue.Queue()
+    threading.Thread(target=_listen, args=(wanted,), daemon=True).start()
     try:
         loss = _loss_in(script)
     except Exception as error:  # noqa: BLE001  # it is the owner's code: whatever it raises is told
-        _say(answers.write, Answer(failed=f"{type(error).__name__}: {error}"))
+        answers.write(_line(Answer(failed=f"{type(error).__name__}: {error}")))
         return 1
-    _say(answers.write, Answer())
-    for line in sys.stdin:
-        _say(answers.write, _tried(loss, Path(line.rstrip("\n"))))
+    answers.write(_line(Answer()))
+    while wanted.get():
+        answers.write(_line(_tried(loss, model)))
     return 0
+
+
+def _listen(wanted: queue.Queue[bytes]) -> None:
+    """If the hub is gone, nobody waits for what is computed, however long that takes."""
+    while line := sys.stdin.buffer.readline():
+        wanted.put(line)
+    os._exit(0)
 
 
 def _loss_in(script: Path) -> Loss:
@@ -42,6 +53,7 @@ def _loss_in(script: Path) -> Loss:
     if spec is None or spec.loader is None:
         raise ImportError(f"{script.name} is no Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     loss = getattr(module, "loss", None)
     if not callable(loss):
@@ -58,9 +70,9 @@ def _tried(loss: Loss, model: Path) -> Answer:
     return Answer(loss=found if math.isfinite(found) else None)
 
 
-def _say(write: Callable[[bytes], object], answer: Answer) -> None:
-    write(msgspec.json.encode(answer) + b"\n")
+def _line(answer: Answer) -> bytes:
+    return msgspec.json.encode(answer) + b"\n"
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]).resolve()))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -117,6 +117,8 @@ LOSSY: tuple[Codec, ...] = (
         source="rank 4; said to be small and to depend on the rank (arXiv 1905.13727): an assumption",
     ),
 )
+# How small PowerSGD's form is depends on a model's shapes: a script can ask for it, a plan never does.
+CHOOSABLE = tuple(codec for codec in LOSSY if codec.name != "powersgd")
 
 # What a round of local steps changed is sent as one of these.
 LADDER = ("bf16", "int8", "int4", "topk")

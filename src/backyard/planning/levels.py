@@ -51,12 +51,8 @@ class Levels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     across: Level = Level()
 
     def exact(self) -> Levels:
-        """Without what changes the mathematics."""
-        open_parts: dict[str, Any] = {"codec": AUTO, "period": AUTO}
-        return Levels(
-            inside=msgspec.structs.replace(self.inside, **open_parts),
-            across=msgspec.structs.replace(self.across, **open_parts),
-        )
+        """With every step shared exactly, and what else is fixed."""
+        return Levels(inside=_exact(self.inside), across=_exact(self.across))
 
 
 OPEN = Levels()
@@ -77,6 +73,12 @@ def read_levels(document: Mapping[str, Any], codecs: Iterable[str], sync: Sync =
     found = Levels(**levels)
     _check_together(found, sync)
     return found
+
+
+def _exact(level: Level) -> Level:
+    codec = level.codec if level.codec == AUTO else EXACT
+    period: Literal["auto", 1] = "auto" if level.period == "auto" else 1
+    return msgspec.structs.replace(level, codec=codec, period=period)
 
 
 def _read_level(name: str, table: Mapping[str, Any], codecs: tuple[str, ...]) -> Level:

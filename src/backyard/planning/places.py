@@ -39,8 +39,15 @@ class _Measured(NamedTuple):
         return [members[place] for place in best] if is_better else list(members)
 
 
-def ranks_by_site(graph: Graph, nodes: Sequence[str]) -> Sites:
-    """The ranks of each site along its chain, the leader first; sums that go around take them in this order.
+class Ranks(NamedTuple):
+    """Those of each site along its chain, the leader first. ``are_places``: or is each but one machine?"""
+
+    sites: Sites = ()
+    are_places: bool = False
+
+
+def ranks_by_site(graph: Graph, nodes: Sequence[str]) -> Ranks:
+    """The ranks of each site; sums that go around take them in this order.
 
     ``nodes``: the machine of each rank. Machines of one site, by the measured links; if all are at one, the
     ranks of one machine. A single site: only the order matters. Empty where there is nothing to tell.
@@ -49,13 +56,14 @@ def ranks_by_site(graph: Graph, nodes: Sequence[str]) -> Sites:
     ranks = {machine: [rank for rank, node in enumerate(nodes) if node == machine] for machine in machines}
     measured = _measured(graph, machines)
     sites = [machines] if measured is None else _sites_of_machines(measured)
-    if len(sites) < 2:
+    are_places = len(sites) > 1
+    if not are_places:
         sites = [[machine] for machine in _around(measured, machines)]
     found = tuple(tuple(rank for machine in site for rank in ranks[machine]) for site in sites)
     if 1 < len(found) < len(nodes):
-        return found
+        return Ranks(found, are_places)
     order = tuple(rank for site in found for rank in site)
-    return () if order == tuple(range(len(nodes))) else (order,)
+    return Ranks() if order == tuple(range(len(nodes))) else Ranks((order,))
 
 
 def _measured(graph: Graph, machines: Sequence[str]) -> _Measured | None:

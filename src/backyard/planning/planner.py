@@ -99,13 +99,13 @@ def _prices(question: Question, groups: Sequence[Group]) -> Iterator[Price]:
     for group in sorted(groups, key=lambda group: (-question.speed(group), group)):
         work = question.work(group, question.profile.batch)
         fastest = 0.0 if work is None else question.profile.batch / work.longest_s
-        encoded_ways = router.encoded_ways(group)
-        for way in router.ways(group) if work is not None else ():
+        exact_ways, encoded_ways = router.ways(group), router.encoded_ways(group)
+        for way in dict.fromkeys((*exact_ways, *encoded_ways)) if work is not None else ():
             level = options.levels.across if way == "sites" else options.levels.inside
             if level.period not in (AUTO, 1):
                 continue
             for codec in _codecs(question, level.codec):
-                if not codec.is_exact and way not in encoded_ways:
+                if way not in (exact_ways if codec.is_exact else encoded_ways):
                     continue
                 limit = fastest / (1 + options.speed_per_loss * codec.step_cost)
                 known = best.get(("every_step", way, codec.name, False, True), 0.0)

@@ -43,21 +43,22 @@ class Router:
             else:
                 ways += ["ring", "star"]
                 ways += ["tree"] if len(group) >= _FEWEST_IN_TREE else []
-        exact_inside = levels.inside.codec in (AUTO, question.exact.name) and levels.inside.period in (
-            AUTO,
-            1,
-        )
-        if len(sites) > 1 and len(sites) < len(group) and exact_inside:
+        # A session sums flat if a person has fixed how, and said nothing of sites.
+        is_flat = question.options.is_flat and levels.across.is_open and levels.inside.all_reduce != AUTO
+        if self._has_sites(group) and not is_flat:
             ways.append("sites")
         return tuple(ways)
 
+    def _has_sites(self, group: Group) -> bool:
+        inside, sites = self._question.options.levels.inside, self._sites(group)
+        exact = inside.codec in (AUTO, self._question.exact.name) and inside.period in (AUTO, 1)
+        return exact and 1 < len(sites) < len(group)
+
     def encoded_ways(self, group: Group) -> tuple[Way, ...]:
-        """Of these ways, those that sums in a codec's form can take."""
-        ways = self.ways(group)
-        if not self._question.options.is_flat:
-            return ways
-        through = "sites" in ways and are_apart(self._sites(group), self._question.wires)
-        return tuple(way for way in ways if (way == "sites") == through)
+        """Those of sums in a codec's form; in a session, they go through sites wherever there are some."""
+        if self._question.options.is_flat and self._has_sites(group):
+            return ("sites",)
+        return self.ways(group)
 
     def route(self, group: Group, way: Way, codec: Codec) -> Route:
         """The best one found; it takes for ever where a path is missing."""
@@ -73,7 +74,10 @@ class Router:
 
     def _sites(self, group: Group) -> Sites:
         inside = (tuple(one for one in site if one in group) for site in self._question.sites)
-        return tuple(site for site in inside if site)
+        sites = tuple(site for site in inside if site)
+        # Sessions take machines apart by their rates alone.
+        apart = not self._question.options.is_flat or are_apart(sites, self._question.wires)
+        return sites if apart else (group,)
 
     def _rooted(self, group: Group, way: Way) -> Route:
         question = self._question

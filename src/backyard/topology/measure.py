@@ -1,7 +1,7 @@
 """When to measure which link, how much to send, and what the arrivals say. Pure.
 
-Polite: one measurement at a time on each machine, never beside a run unless asked, never more than a second
-of traffic or 16 MB, and less as soon as the figure is steady.
+Polite: one measurement at a time on each machine (`turns`), never beside a run unless asked, never more than
+a second of traffic or 16 MB, and less as soon as the figure is steady.
 """
 
 from __future__ import annotations

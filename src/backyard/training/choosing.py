@@ -20,7 +20,6 @@ import msgspec
 
 from backyard.core.errors import BackyardError, RunError
 from backyard.planning import (
-    LOSSY,
     Calibration,
     Cluster,
     Codec,
@@ -39,6 +38,7 @@ from backyard.planning import (
     refit,
     watch,
 )
+from backyard.planning.codecs import CHOOSABLE
 from backyard.planning.levels import OPEN
 from backyard.planning.plans import listed
 from backyard.planning.watching import FIRST_REST_S, WORTH, is_same
@@ -54,12 +54,9 @@ _AGAIN_S = 60.0
 _SAID = 0.98  # of a step's time: what is faster than this alone is said
 _STAY = 2  # machines at least
 
-# How small PowerSGD's form is depends on the shapes; sparse gradients of single steps are only known to suit
-# small vision models. Both can be asked for, and are not chosen.
+# Sparse gradients of single steps are only known to suit small vision models: they can be asked for.
 CODECS = tuple(
-    msgspec.structs.replace(codec, step_cost=1.0) if codec.gathers else codec
-    for codec in LOSSY
-    if codec.name != "powersgd"
+    msgspec.structs.replace(codec, step_cost=1.0) if codec.gathers else codec for codec in CHOOSABLE
 )
 
 Wish = Literal["exact", "auto"]
@@ -102,6 +99,8 @@ def choose(
     free = msgspec.structs.replace(options, is_given=False)
     best = make_plans(cluster, model, profile, free, calibration).chosen
     said = _advice(found.chosen, best)
+    if levels != OPEN and len(found.chosen.order) < len(cluster.members):
+        said = f"what --levels fixes suits no plan for {listed(sorted(one.name for one in cluster.members))}"
     if said and wish == "exact":
         auto = make_plans(cluster, model, profile, msgspec.structs.replace(options, sync="auto"), calibration)
         if auto.chosen.score > best.score:

@@ -25,6 +25,7 @@ from backyard.local.client import ListenerClient
 from backyard.local.questions import decode_told, encode
 from backyard.local.run_questions import MOST_WORDS, CircleAsk, CircleTold, GraphAsk, GraphTold
 from backyard.planning.levels import OPEN, Levels
+from backyard.planning.places import Ranks
 from backyard.topology.graph import Graph, decode_graph
 from backyard.training.alone import Arrived
 from backyard.training.healing import Wire
@@ -241,7 +242,7 @@ class AgentsCircle:
         """With the first sum and not before: who only meet to see that all is done must not wait."""
         if self._sites_open:
             self._sites_open = False
-            room.agree_on_sites(self._whereabouts.sites(self.machines()) if self.rank == 0 else ())
+            room.agree_on_sites(self._whereabouts.ranks(self.machines()) if self.rank == 0 else Ranks())
 
     def begin_send(self, tensor: torch.Tensor, to: int) -> Travelling:
         assert self._room is not None

@@ -14,14 +14,14 @@ from backyard.compression import sum_over
 from backyard.core.decoding import decode
 from backyard.core.errors import ProtocolError, RunError
 from backyard.planning.levels import Levels
-from backyard.planning.places import Sites
+from backyard.planning.places import Ranks
 from backyard.training.squeeze import Encoding
 from backyard.training.sums import Travelling
 
 _LARGEST_WORD = 4 << 20
 _SHORT_WORD = 1016
 _LENGTH_BYTES = 8
-_SITES = msgspec.msgpack.Decoder(tuple[Annotated[tuple[int, ...], Meta(min_length=1)], ...])
+_SITES = msgspec.msgpack.Decoder(tuple[tuple[Annotated[tuple[int, ...], Meta(min_length=1)], ...], bool])
 
 
 class GroupRoom:
@@ -51,16 +51,16 @@ class GroupRoom:
         """The strategies that a person has fixed for the whole run."""
         self._group.tell_levels(levels)
 
-    def agree_on_sites(self, mine: Sites) -> None:
+    def agree_on_sites(self, mine: Ranks) -> None:
         """As the first rank says; the others' word does not count."""
         said = msgspec.msgpack.encode(mine) if self.rank == 0 else b""
         heard = self.gather(said)[0]
         try:
-            sites = decode(_SITES, heard, "a word on sites")
+            sites, are_places = decode(_SITES, heard, "a word on sites")
         except ProtocolError:  # whoever is first may be a guest; all hear the same
-            sites = ()
+            sites, are_places = Ranks()
         is_whole = sorted(rank for site in sites for rank in site) == list(range(self.world))
-        self._group.tell_sites(sites if is_whole else ())
+        self._group.tell_sites(sites if is_whole else (), are_places=are_places)
 
     def begin_sum(self, tensor: torch.Tensor) -> Travelling:
         return self._group.allreduce([tensor])

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from backyard.core.errors import BackyardError
-from backyard.planning.places import Sites, ranks_by_site
+from backyard.planning.places import Ranks, ranks_by_site
 from backyard.topology.graph import Graph
 
 log = logging.getLogger("backyard.training")
@@ -23,22 +23,23 @@ class Whereabouts:
         self._known: Graph | None = None
         self._survey_again = 0.0
 
-    def sites(self, machines: Sequence[str]) -> Sites:
+    def ranks(self, machines: Sequence[str]) -> Ranks:
         """``machines``: of every rank. None where nothing can be told apart."""
         try:
             known = self._known
             if known is None or time.monotonic() > self._survey_again or not _knows(known, machines):
                 self._known = known = self._survey()
                 self._survey_again = time.monotonic() + _SURVEY_S
-            sites = ranks_by_site(known, machines)
+            found = ranks_by_site(known, machines)
         except BackyardError as error:
             log.info("sites are not told apart: %s", error.message)
-            return ()
+            return Ranks()
+        sites = found.sites
         if len(sites) > 1:
             log.info("sums go through %d sites, ranks %s", len(sites), " and ".join(map(str, sites)))
         elif sites:
             log.info("sums go around by ranks %s, which avoids the slowest links", sites[0])
-        return sites
+        return found
 
 
 def _knows(graph: Graph, machines: Sequence[str]) -> bool:

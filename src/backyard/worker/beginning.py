@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from backyard.core.errors import ConfigError, HubError
-from backyard.planning import LOSSY, Levels, read_levels
+from backyard.planning import Levels, read_levels
+from backyard.planning.codecs import CHOOSABLE
 from backyard.planning.levels import OPEN, VARIABLE
 from backyard.training.alone import Alone
 from backyard.training.beyond import Beyond
@@ -75,7 +76,7 @@ def _levels() -> Levels:
         raise ConfigError(
             f"{VARIABLE} is no JSON object: {error}", hint="Use `backyard run --levels levels.toml`."
         ) from error
-    return read_levels(document, [codec.name for codec in LOSSY], "auto")
+    return read_levels(document, [codec.name for codec in CHOOSABLE], "auto")
 
 
 def _hub(*, is_site: bool) -> Beyond | None:

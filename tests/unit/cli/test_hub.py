@@ -87,11 +87,13 @@ def test_a_store_that_no_hub_can_use(tmp_path: Path, store: str, endpoint: str, 
 
 
 @pytest.mark.usefixtures("_own_state")
-def test_a_region_tries_no_updates(tmp_path: Path) -> None:
+def test_who_tries_updates_and_with_what(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
     with pytest.raises(HubError, match="tried by the hub above it"):
         up(wishes(script)._replace(parent="an invite", held_out=script))
+    with pytest.raises(HubError, match="in the folder that every friend gets"):
+        up(wishes(script)._replace(held_out=tmp_path / "check" / "check.py"))
     assert not top_folder(load_settings()).exists()
 
 

@@ -215,6 +215,9 @@ def test_what_is_about_plans_needs_a_dry_run(
     (tmp_path / "levels.toml").write_text('[inside]\nall_reduce = "rign"\n')
     assert run(monkeypatch, "run", "--levels", "levels.toml", "train.py") == 1
     assert "Did you mean 'ring'?" in capsys.readouterr().err, "before anything is sent"
+    (tmp_path / "levels.toml").write_text('[inside]\ncodec = "powersgd"\n')
+    assert run(monkeypatch, "run", "--sync", "auto", "--levels", "levels.toml", "train.py") == 1
+    assert "unknown codec 'powersgd'" in capsys.readouterr().err, "which only a script can ask for"
     assert run(monkeypatch, "run", "--dry-run", "--detach", "train.py") == 1
     assert "Leave out --detach" in capsys.readouterr().err
     assert run(monkeypatch, "run", "--dry-run", "train.py") == 1

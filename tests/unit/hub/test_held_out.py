@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,7 +87,8 @@ def test_what_makes_the_model_worse_is_refused_and_a_failing_check_blames_nobody
         with pytest.raises(Refused, match="untried") as untried:
             ann.push(mine, good)
         assert untried.value.status == 503
-        assert "no samples today" in untried.value.problem.message
+        assert "no samples today" not in untried.value.problem.message, "the owner's words are for the owner"
+        assert "no samples today" in hub.said()
         assert untried.value.problem.retry_s > 0
         (check.parent / "broken").unlink()
         assert ann.push(mine, good).accepted
@@ -110,7 +114,7 @@ def test_a_file_that_cannot_try_anything_ends_the_hub_at_once(tmp_path: Path, te
     script = tmp_path / "check.py"
     script.write_text(text)
     with pytest.raises(HubError, match=why) as caught:
-        Trial(script).start()
+        Trial(script, tmp_path / "model").start()
     assert "loss(parameters)" in caught.value.hint
 
 
@@ -119,22 +123,50 @@ def test_a_trial_that_takes_too_long_is_ended_and_the_next_one_begins_anew(
 ) -> None:
     script = tmp_path / "check.py"
     script.write_text(
-        "import time\n"
+        "import os, time\n"
         "def loss(parameters):\n"
         "    if parameters['x'].item() > 1:\n"
+        "        os.fork()\n"
         "        time.sleep(600)\n"
         "    return parameters['x'].item()\n"
     )
-    trial = Trial(script)
-    for name, value in (("slow", 2.0), ("quick", 0.5), ("odd", float("nan"))):
-        save_file({"x": torch.tensor(value)}, tmp_path / name)
+    model = tmp_path / "Jürgen's model"
+    trial = Trial(script, model)
     try:
         trial.start()
+        save_file({"x": torch.tensor(2.0)}, model)
         monkeypatch.setattr(held_out, "_TRIAL_S", 1.0)
-        assert "took longer than 1 s" in trial.loss(tmp_path / "slow").failed
+        assert "took longer than 1 s" in trial.loss().failed, "also if what it has started lives on"
         monkeypatch.undo()
-        assert trial.loss(tmp_path / "quick").loss == 0.5
-        assert trial.loss(tmp_path / "odd").loss is None
-        assert "No such file" in trial.loss(tmp_path / "missing").failed
+        save_file({"x": torch.tensor(0.5)}, model)
+        assert trial.loss().loss == 0.5
+        save_file({"x": torch.tensor(float("nan"))}, model)
+        assert trial.loss().loss is None
+        model.unlink()
+        assert "No such file" in trial.loss().failed
     finally:
         trial.close()
+    with pytest.raises(HubError, match="the hub ends"):
+        trial.loss()
+
+
+def test_a_trial_ends_with_its_hub(tmp_path: Path) -> None:
+    """Also in the midst of one that takes long: the hub was killed, and nobody waits for it."""
+    script, model = tmp_path / "check.py", tmp_path / "model"
+    script.write_text(
+        "import time\ndef loss(parameters):\n    print('tries', flush=True)\n    time.sleep(600)\n"
+    )
+    save_file({"x": torch.tensor(1.0)}, model)
+    command = [sys.executable, "-m", "backyard.hub.trying", str(script), str(model)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, **pipes
+    ) as child:
+        assert child.stdin is not None
+        assert child.stderr is not None
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        while b"tries" not in child.stderr.readline():
+            pass
+        child.stdin.close()
+        assert child.wait(60) == 0

@@ -121,6 +121,37 @@ def test_what_a_person_has_fixed_is_kept_to() -> None:
     assert fixed.plan.step_s > 1.2 * free.plan.step_s, "it is predicted as it will be"
 
 
+def two_places(a: int, b: int) -> float:
+    return 940.0 if (a < 2) == (b < 2) else 20.0
+
+
+def test_plans_take_the_ways_that_the_session_takes() -> None:
+    """Flat if a person has fixed how and said nothing of sites; sums in a codec's form go through sites."""
+    cluster = mesh(SPEEDS, two_places)
+
+    def ways(levels: Levels, *, exact: bool) -> set[str]:
+        options = Options(sync="auto", is_given=True, is_flat=True, levels=levels)
+        plans = make_plans(cluster, MODEL, PROFILE, options).plans
+        return {one.way for one in plans if len(one.order) == 4 and (one.codec == "exact") == exact}
+
+    assert "sites" in ways(Levels(), exact=True)
+    assert ways(Levels(), exact=False) == {"sites"}
+    ring = Levels(inside=Level(all_reduce="ring"))
+    assert ways(ring, exact=True) == {"ring"}
+    assert ways(ring, exact=False) == {"sites"}
+    rounds = Levels(across=Level(codec="int8", period=8))
+    assert ways(rounds.exact(), exact=True) == {"sites"}, "as its first steps are summed"
+    found = choose(cluster, MODEL, PROFILE, "auto", Calibration(), levels=rounds)
+    assert (found.sync.period, found.sync.codec) == (8, "int8")
+
+
+def test_what_suits_no_plan_is_said() -> None:
+    impossible = Levels(inside=Level(codec="powersgd"))
+    found = choose(mesh(SPEEDS, 200.0), MODEL, PROFILE, "auto", Calibration(), levels=impossible)
+    assert "what --levels fixes suits no plan for m00, m01, m02 and m03" in found.said
+    assert found.sync == Sync()
+
+
 @pytest.mark.parametrize("mbps", [200.0, 20.0])
 def test_slow_links_get_rounds_that_a_session_can_run(mbps: float) -> None:
     found = choose(mesh(SPEEDS, mbps), MODEL, PROFILE, "auto", Calibration())

@@ -1,0 +1,60 @@
+"""Whose turn it is to measure: a machine takes part in one measurement at a time, in either role. Pure.
+
+Two that share a machine's line would each see half of it, and be believed for hours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+QUIET_S = 1.5  # without a byte it is over, whatever was said
+LONGEST_S = 6.0
+EACH_S = 30.0  # a machine that measures us more often keeps nobody else waiting
+
+
+@dataclass
+class _Turn:
+    serial: int
+    began: float
+    heard: float
+    keeps: bool  # whether others wait for it
+
+
+class Turns:
+    """Of one machine. ``sending``: it measures a link itself."""
+
+    def __init__(self) -> None:
+        self.sending = False
+        self._turns: dict[str, _Turn] = {}
+        self._declined: dict[str, int] = {}
+
+    def arrives(self, node: str, serial: int, now: float) -> Literal["counts", "declined", "ignored"]:
+        """What becomes of a piece of a measurement by ``node``. A declined one comes back later; what is
+        still on its way of it is ignored."""
+        turn = self._turns.get(node)
+        if turn is not None and turn.serial == serial:
+            turn.heard = now
+            return "counts"
+        if self._declined.get(node) == serial:
+            return "ignored"
+        if self.sending or self.measured_by(now) - {node}:
+            self._declined[node] = serial
+            return "declined"
+        began, keeps = now, True
+        if turn is not None and now - turn.began < EACH_S:
+            began, keeps = turn.began, False
+        self._turns[node] = _Turn(serial, began, now, keeps)
+        return "counts"
+
+    def over(self, node: str) -> None:
+        if node in self._turns:
+            self._turns[node].heard = float("-inf")
+
+    def measured_by(self, now: float) -> set[str]:
+        """For whom others wait."""
+        return {
+            node
+            for node, turn in self._turns.items()
+            if turn.keeps and now - turn.heard < QUIET_S and now - turn.began < LONGEST_S
+        }

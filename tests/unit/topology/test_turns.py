@@ -1,0 +1,43 @@
+"""One measurement at a time, and nobody keeps the others waiting for long."""
+
+from __future__ import annotations
+
+from backyard.topology.turns import EACH_S, LONGEST_S, QUIET_S, Turns
+
+
+def test_two_at_once_share_no_line() -> None:
+    turns = Turns()
+    assert turns.arrives("ann", 1, 0.0) == "counts"
+    assert turns.measured_by(0.0) == {"ann"}
+    assert turns.arrives("bob", 7, 0.1) == "declined"
+    assert turns.arrives("bob", 7, 0.2) == "ignored", "said once"
+    assert turns.arrives("ann", 1, 0.3) == "counts"
+    turns.over("ann")
+    assert turns.arrives("bob", 7, 0.4) == "ignored", "what was on its way would be half a measurement"
+    assert turns.arrives("bob", 8, 0.5) == "counts"
+    assert turns.measured_by(0.5) == {"bob"}
+
+
+def test_who_measures_is_not_measured() -> None:
+    turns = Turns()
+    turns.sending = True
+    assert turns.arrives("ann", 1, 0.0) == "declined"
+    turns.sending = False
+    assert turns.arrives("ann", 2, 1.0) == "counts"
+
+
+def test_who_falls_silent_is_not_waited_for() -> None:
+    turns = Turns()
+    turns.arrives("ann", 1, 0.0)
+    assert turns.arrives("bob", 1, QUIET_S + 0.1) == "counts"
+
+
+def test_who_never_ends_keeps_others_waiting_for_moments_only() -> None:
+    """Whatever one member does, the others have most of the time."""
+    for trick in ("one for ever", "one after the other"):
+        turns, free, now = Turns(), 0, 0.0
+        for number in range(1200):
+            now += 0.1
+            turns.arrives("eve", 1 if trick == "one for ever" else number, now)
+            free += not turns.measured_by(now)
+        assert free > 1200 * (1 - 1.2 * LONGEST_S / EACH_S), trick
