@@ -123,7 +123,7 @@ class Bench:
         """Once every link of it is measured."""
         count = len(self._machines.hosts)
         wanted = count * (count - 1) // 2
-        self._machines.until(lambda: _measured(self._graph()) >= wanted, 60.0, "all links are measured")
+        self._machines.until(lambda: _measured(self._graph()) >= wanted, 300.0, "all links are measured")
         return self._graph()
 
     def _graph(self) -> Graph:

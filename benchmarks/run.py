@@ -53,7 +53,7 @@ def main() -> int:
         machines.form()
         # Agents measure their links once after they have met; that traffic is not a run's.
         machines.until(
-            lambda: len(machines.status(0).links) == 6 and _measured(machines), 60.0, "links are measured"
+            lambda: len(machines.status(0).links) == 6 and _measured(machines), 300.0, "links are measured"
         )
         bench = Bench(machines, Path(room))
         firsts, seconds, sent = bench.starts(rounds)

@@ -38,7 +38,7 @@ _RUN = re.compile(r"backyard: run (\S+)")
 _TEN_MINUTES = re.compile(r"(?<=^## Your first ten minutes\n).*?(?=^## )", re.MULTILINE | re.DOTALL)
 _SHOWN = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SCRIPT = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_PATIENCE_S = 120.0
+_PATIENCE_S = 300.0
 _SAID_OR_NOT = (
     r"^.* would be \S+ times as fast as these \d+ machines together: .*$",  # if they were measured so
     r"^.* a virtual machine may need more processor time\.?$",  # the lab's own core was taken away

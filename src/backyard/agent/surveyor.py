@@ -204,7 +204,11 @@ class Surveyor:
         """A machine that had no time for it now may have some later."""
         await asyncio.sleep(_PROBE_AFTER_S)
         for _ in range(_PROBES):
-            report = await measured_speeds(describe_machine(), self._state)
+            self._turns.is_probing = True
+            try:
+                report = await measured_speeds(describe_machine(), self._state)
+            finally:
+                self._turns.is_probing = False
             machine = with_speeds(describe_machine(), report)
             if machine != self.machine:
                 self.machine = machine
@@ -224,7 +228,7 @@ class Surveyor:
             now = self._loop.time()
             under_way = [ordered_pair(own, node) for node in self._turns.measured_by(now)]
             pair = next_measurement(graph, now, self.busy, self._last, under_way=under_way, asked=self._asked)
-            if pair is None:
+            if pair is None or self._turns.is_probing:
                 await asyncio.sleep(_LOOK_S)
                 continue
             link = graph.link(*pair)
@@ -238,7 +242,7 @@ class Surveyor:
         """Whether it came to its turn, however it ended."""
         node = NodeId(bytes.fromhex(pair[1]))
         mbps: float | Literal["busy"] | None = None
-        self._turns.sending = True
+        self._turns.is_sending = True
         try:
             async with asyncio.timeout(_MEASURE_S):
                 mbps = await self._send_train(node)
@@ -246,7 +250,7 @@ class Surveyor:
             words = error.message if isinstance(error, BackyardError) else "no answer in time"
             _log.info("the link to %s could not be measured: %s", node.short, words)
         finally:
-            self._turns.sending = False
+            self._turns.is_sending = False
         if mbps == "busy":
             return False
         self._last[pair] = Measured(self._loop.time(), link.rtt_s, mbps is not None)

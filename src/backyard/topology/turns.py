@@ -1,6 +1,7 @@
 """Whose turn it is to measure: a machine takes part in one measurement at a time, in either role. Pure.
 
-Two that share a machine's line would each see half of it, and be believed for hours.
+Two that share a machine's line would each see half of it, and be believed for hours. Nor is a line measured
+while the machine's processor is.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class _Turn:
 
 
 class Turns:
-    """Of one machine. ``sending``: it measures a link itself."""
+    """Of one machine. ``is_sending``: it measures a link itself; ``is_probing``: its devices."""
 
     def __init__(self) -> None:
-        self.sending = False
+        self.is_sending = self.is_probing = False
         self._turns: dict[str, _Turn] = {}
         self._declined: dict[str, int] = {}
 
@@ -38,7 +39,7 @@ class Turns:
             return "counts"
         if self._declined.get(node) == serial:
             return "ignored"
-        if self.sending or self.measured_by(now) - {node}:
+        if self.is_sending or self.is_probing or self.measured_by(now) - {node}:
             self._declined[node] = serial
             return "declined"
         began, keeps = now, True

@@ -20,10 +20,13 @@ def test_two_at_once_share_no_line() -> None:
 
 def test_who_measures_is_not_measured() -> None:
     turns = Turns()
-    turns.sending = True
+    turns.is_sending = True
     assert turns.arrives("ann", 1, 0.0) == "declined"
-    turns.sending = False
-    assert turns.arrives("ann", 2, 1.0) == "counts"
+    turns.is_sending = False
+    turns.is_probing = True
+    assert turns.arrives("ann", 2, 1.0) == "declined", "its processor is busy"
+    turns.is_probing = False
+    assert turns.arrives("ann", 3, 2.0) == "counts"
 
 
 def test_who_falls_silent_is_not_waited_for() -> None:
