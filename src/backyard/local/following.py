@@ -45,7 +45,7 @@ class Following:
 
     def wanted(self, told: WatchTold, ranks: Sequence[int]) -> tuple[Follow, ...]:
         """These ranks' output from where we are, and the rest of workers that are no more."""
-        sources = {one.rank: f"{one.name} {one.start} {one.local_rank}" for one in told.workers}
+        sources = _sources(told)
         unfinished = [rank for rank, lines in self._lines.items() if not lines.is_over]
         wanted = []
         for rank in sorted({*ranks, *unfinished})[:MOST_FOLLOWED]:
@@ -70,7 +70,16 @@ class Following:
                 yield heard.rank, line
 
     def is_complete(self, told: WatchTold) -> bool:
-        """Whether all output that is followed was shown to its end."""
+        """Whether all output that is followed was shown to its end; also of who has a rank since the last
+        time we asked, because the one before has died."""
         if told.workers and not self._lines:  # it was over before we looked for the first time
             return False
-        return all(lines.is_over for lines in self._lines.values())
+        sources = _sources(told)
+        return all(
+            lines.is_over and sources.get(rank, lines.source) == lines.source
+            for rank, lines in self._lines.items()
+        )
+
+
+def _sources(told: WatchTold) -> dict[int, str]:
+    return {one.rank: f"{one.name} {one.start} {one.local_rank}" for one in told.workers}

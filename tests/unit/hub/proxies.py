@@ -34,7 +34,7 @@ def program(name: str) -> str | None:
 def example(page: str, has: str) -> str:
     """The one block of this page in which these words stand."""
     text = (DOCS / page).read_text(encoding="utf-8")
-    blocks = re.findall(r"^( *)```\n(.*?)^\1```$", text, re.M | re.S)
+    blocks = re.findall(r"^( *)```\w*\n(.*?)^\1```$", text, re.M | re.S)
     (found,) = [textwrap.dedent(block) for _, block in blocks if has in block]
     return found
 
