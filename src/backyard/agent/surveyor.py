@@ -223,9 +223,10 @@ class Surveyor:
         await asyncio.sleep(_SETTLE_S)
         while True:
             own = self._around.me.raw.hex()
-            mine = [link for link in self._own_links() if link.a == own]
-            graph = build_graph([NodeFacts(node=name, name="x") for name in _ends(mine)], mine)
             now = self._loop.time()
+            links = [link for link in self._own_links() if link.a == own]
+            mine = [link for link in links if not self._turns.is_put_off(link.b, now)]
+            graph = build_graph([NodeFacts(node=name, name="x") for name in _ends(mine)], mine)
             under_way = [ordered_pair(own, node) for node in self._turns.measured_by(now)]
             pair = next_measurement(graph, now, self.busy, self._last, under_way=under_way, asked=self._asked)
             if pair is None or self._turns.is_probing:
@@ -252,6 +253,7 @@ class Surveyor:
         finally:
             self._turns.is_sending = False
         if mbps == "busy":
+            self._turns.put_off(pair[1], self._loop.time())
             return False
         self._last[pair] = Measured(self._loop.time(), link.rtt_s, mbps is not None)
         if mbps is None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 QUIET_S = 1.5  # without a byte it is over, whatever was said
 LONGEST_S = 6.0
+AGAIN_S = 4.0
 EACH_S = 30.0  # a machine that measures us more often keeps nobody else waiting
 
 
@@ -29,6 +30,7 @@ class Turns:
         self.is_sending = self.is_probing = False
         self._turns: dict[str, _Turn] = {}
         self._declined: dict[str, int] = {}
+        self._put_off: dict[str, float] = {}  # until when
 
     def arrives(self, node: str, serial: int, now: float) -> Literal["counts", "declined", "ignored"]:
         """What becomes of a piece of a measurement by ``node``. A declined one comes back later; what is
@@ -47,6 +49,13 @@ class Turns:
             began, keeps = turn.began, False
         self._turns[node] = _Turn(serial, began, now, keeps)
         return "counts"
+
+    def put_off(self, node: str, now: float) -> None:
+        """It has no turn for us now: others come first."""
+        self._put_off[node] = now + AGAIN_S
+
+    def is_put_off(self, node: str, now: float) -> bool:
+        return now < self._put_off.get(node, now)
 
     def over(self, node: str) -> None:
         if node in self._turns:

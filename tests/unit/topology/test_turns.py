@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backyard.topology.turns import EACH_S, LONGEST_S, QUIET_S, Turns
+from backyard.topology.turns import AGAIN_S, EACH_S, LONGEST_S, QUIET_S, Turns
 
 
 def test_two_at_once_share_no_line() -> None:
@@ -27,6 +27,14 @@ def test_who_measures_is_not_measured() -> None:
     assert turns.arrives("ann", 2, 1.0) == "declined", "its processor is busy"
     turns.is_probing = False
     assert turns.arrives("ann", 3, 2.0) == "counts"
+
+
+def test_who_has_no_turn_for_us_keeps_us_from_nobody_else() -> None:
+    turns = Turns()
+    turns.put_off("eve", 10.0)
+    assert turns.is_put_off("eve", 10.0)
+    assert not turns.is_put_off("bob", 10.0)
+    assert not turns.is_put_off("eve", 10.0 + AGAIN_S)
 
 
 def test_who_falls_silent_is_not_waited_for() -> None:
