@@ -72,6 +72,7 @@ class Options:
 def run(script: str, arguments: Sequence[str], options: Options) -> int:
     """The exit code of the run: of the worker that failed first, or 0."""
     _check_dry_run(options)
+    own_variables = _own_variables(options)  # wrong levels are told before anything is sent
     settings = load_settings()
     store = Store(store_directory(state_directory(settings)))
     folder, command = _command(script, arguments, options.folder)
@@ -97,7 +98,7 @@ def run(script: str, arguments: Sequence[str], options: Options) -> int:
         memory_bytes=parse_size(options.memory) if options.memory else 0,
         container=options.container,
         data=data,
-        variables=(*map(_variable, options.set), *_own_variables(options)),
+        variables=(*map(_variable, options.set), *own_variables),
         needs=msgspec.msgpack.encode(needs),
     )
     started = ask(question, Started, timeout_s=question.wait_s + _ANSWER_S)
@@ -157,8 +158,8 @@ def _check_dry_run(options: Options) -> None:
             )
     elif options.detach:
         raise RunError("a dry run ends by itself in a moment", hint="Leave out --detach.")
-    check(options.wishes)
-    _own_variables(options)
+    else:
+        check(options.wishes)
 
 
 def _own_variables(options: Options) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from backyard.core.errors import HubError
 from backyard.hub.blobs import Blobs
 from backyard.hub.chain import steps_after
 from backyard.hub.founding import FOUNDING, Founding, hub_blobs
-from backyard.hub.log import Everything, Log, read_fact
+from backyard.hub.log import Committed, Everything, Log, read_fact
 from backyard.hub.messages import Layout, Terms
 from backyard.hub.vectors import Form, add_vector
 
@@ -33,7 +34,7 @@ def export_model(directory: Path, target: Path) -> int:
                 hint="Start it with `backyard hub up`, and see `backyard hub status`.",
             )
         try:
-            flat = _state(hub_blobs(directory), found, founding.terms, layout)
+            flat = newest_state(hub_blobs(directory), found.versions, founding.terms, layout)
         except FileNotFoundError:
             continue
         number = found.versions[-1].number
@@ -53,10 +54,10 @@ def _read(directory: Path) -> Everything:
         log.close()
 
 
-def _state(blobs: Blobs, found: Everything, terms: Terms, layout: Layout) -> torch.Tensor:
-    """The same bits that every member has."""
+def newest_state(blobs: Blobs, versions: Sequence[Committed], terms: Terms, layout: Layout) -> torch.Tensor:
+    """The same bits that every member has. FileNotFoundError if what it is made of was dropped meanwhile."""
     flat = torch.zeros(layout.numel)
-    for step in steps_after(found.versions, None):
+    for step in steps_after(versions, None):
         form = Form(layout.numel, terms.chunk, step.codec, step.version)
         add_vector(blobs.path(step.sha256), form, flat, is_base=step.kind == "base")
     return flat

@@ -21,13 +21,13 @@ import torch
 
 from backyard.core.errors import HubError, HubRefused
 from backyard.hub.admission import Verdict, judge_held_out
-from backyard.hub.chain import steps_after
-from backyard.hub.exporting import FILE_NAME, write_state
+from backyard.hub.exporting import FILE_NAME, newest_state, write_state
+from backyard.hub.messages import Layout
 from backyard.hub.service import Hub
-from backyard.hub.vectors import Form, VectorFile, add_vector
+from backyard.hub.vectors import Form, VectorFile
 
 logger = logging.getLogger(__name__)
-START_S = 120.0  # torch, the owner's imports and data
+_START_S = 120.0  # torch, the owner's imports and data
 _TRIAL_S = 120.0
 _RETRY_S = 15.0
 _MEND = "It needs a function loss(parameters) that takes a dict of tensors and returns a number; docs/hub.md."
@@ -58,7 +58,7 @@ class Trial:
             stdout=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C is for the hub, which ends it with all that it has started
         )
-        answer = self._answer(START_S)
+        answer = self._answer(_START_S)
         if answer.failed:
             self._end()
             raise HubError(f"{self._script.name} cannot try updates: {answer.failed}", hint=_MEND)
@@ -144,7 +144,8 @@ class HeldOutCheck:
             head = self._newest()
         except FileNotFoundError as error:
             raise self._untried("a version that came meanwhile has taken its files") from error
-        form = self._form(self._hub.founding.terms.codec, version)
+        terms = self._hub.founding.terms
+        form = Form(self._layout.numel, terms.chunk, terms.codec, version)
         state = head.state.clone()
         for index, values in enumerate(VectorFile(path, form).chunks()):
             state[form.slice(index)].sub_(values, alpha=scale)
@@ -154,10 +155,7 @@ class HeldOutCheck:
         head, hub = self._head, self._hub
         versions = tuple(hub.versions)  # more may come meanwhile
         if head is None or head.number != versions[-1].number:
-            state = torch.zeros(self._numel)
-            for step in steps_after(versions, None):
-                form = self._form(step.codec, step.version)
-                add_vector(hub.blobs.path(step.sha256), form, state, is_base=step.kind == "base")
+            state = newest_state(hub.blobs, versions, hub.founding.terms, self._layout)
             loss = self._loss(state)
             if loss is None:
                 raise self._untried("the loss of the model itself is not finite")
@@ -165,8 +163,7 @@ class HeldOutCheck:
         return head
 
     def _loss(self, state: torch.Tensor) -> float | None:
-        assert self._hub.layout is not None
-        write_state(self._hub.layout, state, self._folder, {})
+        write_state(self._layout, state, self._folder, {})
         try:
             answer = self._trial.loss()
         except HubError as error:
@@ -183,9 +180,6 @@ class HeldOutCheck:
         return HubRefused(503, "untried", words, hint=hint, retry_s=_RETRY_S)
 
     @property
-    def _numel(self) -> int:
-        assert self._hub.layout is not None
-        return self._hub.layout.numel
-
-    def _form(self, codec: str, version: int) -> Form:
-        return Form(self._numel, self._hub.founding.terms.chunk, codec, version)
+    def _layout(self) -> Layout:
+        assert self._hub.layout is not None  # an update comes after the base
+        return self._hub.layout

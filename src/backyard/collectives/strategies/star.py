@@ -6,6 +6,7 @@ Right for very small groups and messages. Gather and scatter are stars by nature
 from __future__ import annotations
 
 from backyard.collectives.program import Layout, Program, ProgramBuilder, block_bounds
+from backyard.collectives.strategies.tree import pass_down, sum_upwards
 
 
 def all_reduce(rank: int, world: int, layout: Layout) -> Program:
@@ -52,21 +53,15 @@ def scatter(rank: int, world: int, layout: Layout) -> Program:
 
 
 def _inward(builder: ProgramBuilder, rank: int, world: int, layout: Layout) -> None:
-    if rank != layout.root:
-        builder.send(layout.root, 0, layout.sizes[0])
-        return
-    for lo, hi in builder.cut(0, layout.sizes[0]):
-        for peer in _others(rank, world):
-            builder.reduce_piece(peer, lo, hi)
+    sum_upwards(builder, *_family(rank, world, layout), builder.cut(0, layout.sizes[0]))
 
 
 def _outward(builder: ProgramBuilder, rank: int, world: int, layout: Layout) -> None:
-    if rank != layout.root:
-        builder.place(layout.root, 0, layout.sizes[0])
-        return
-    for lo, hi in builder.cut(0, layout.sizes[0]):
-        for peer in _others(rank, world):
-            builder.send_piece(peer, lo, hi)
+    pass_down(builder, *_family(rank, world, layout), builder.cut(0, layout.sizes[0]))
+
+
+def _family(rank: int, world: int, layout: Layout) -> tuple[int | None, list[int]]:
+    return (None, _others(rank, world)) if rank == layout.root else (layout.root, [])
 
 
 def _others(rank: int, world: int) -> list[int]:
