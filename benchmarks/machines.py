@@ -151,6 +151,11 @@ class Machines:
         self.until(lambda: self.agree(everybody), 60.0, "all agree")
         return times
 
+    def are_links_measured(self, count: int) -> bool:
+        """Whether so many links are known to the first one, each with its rate."""
+        links = self.status(0).links
+        return len(links) == count and all(link.mbps is not None for link in links)
+
     def agree(self, places: Iterable[int]) -> bool:
         """Whether these hold one view, of exactly themselves."""
         try:

@@ -52,9 +52,7 @@ def main() -> int:
     ):
         machines.form()
         # Agents measure their links once after they have met; that traffic is not a run's.
-        machines.until(
-            lambda: len(machines.status(0).links) == 6 and _measured(machines), 300.0, "links are measured"
-        )
+        machines.until(lambda: machines.are_links_measured(6), 300.0, "links are measured")
         bench = Bench(machines, Path(room))
         firsts, seconds, sent = bench.starts(rounds)
         ours, theirs = bench.against_torchrun(rounds)
@@ -76,10 +74,6 @@ def main() -> int:
         }
     )
     return 0
-
-
-def _measured(machines: Machines) -> bool:
-    return all(row.mbps is not None for row in machines.status(0).links)
 
 
 def _spread(values: list[float]) -> list[float]:

@@ -128,9 +128,8 @@ def _gaps(commits: list[Commit]) -> list[float]:
 
 def _is_measured(machines: Machines) -> bool:
     """What agents do in their first minute would be in the figures."""
-    told = machines.status(0)
-    devices = all(any(device.tflops for device in row.devices) for row in told.nodes)
-    return devices and sum(link.mbps is not None for link in told.links) == HOSTS * (HOSTS - 1) // 2
+    devices = all(any(device.tflops for device in row.devices) for row in machines.status(0).nodes)
+    return devices and machines.are_links_measured(HOSTS * (HOSTS - 1) // 2)
 
 
 def main() -> int:

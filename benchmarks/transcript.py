@@ -163,7 +163,7 @@ def record_cluster() -> Recording:
         session.say("The friend's laptop becomes a guest.")
         session.pair(0, 3, "--guest")
         session.until(lambda: machines.agree(range(4)), "all agree")
-        session.until(lambda: _is_measured(machines, 6), "all links are measured")
+        session.until(lambda: machines.are_links_measured(6), "all links are measured")
         session.type(0, "status")
         session.type(0, "status", "--graph")
         session.type(2, "nodes")
@@ -237,7 +237,7 @@ def _ten_minutes(lab: Lab, machines: Machines, folder: Path) -> Iterator[str]:
     with session.unseen():
         session.pair(0, 2)
     session.until(lambda: machines.agree(range(3)), "all agree")
-    session.until(lambda: _is_measured(machines, 3), "all links are measured")
+    session.until(lambda: machines.are_links_measured(3), "all links are measured")
     session.type(0, "status")
     session.type(0, "doctor")
     session.shorten(3, " fine, ")
@@ -335,11 +335,6 @@ def _plain(text: str, machines: Machines) -> str:
     for place, name in enumerate(NAMES[: len(machines.hosts)]):
         text = text.replace(str(machines.state(place)), f"/home/{name}/.local/state/backyard")
     return text
-
-
-def _is_measured(machines: Machines, links: int) -> bool:
-    told = machines.status(0)
-    return len(told.links) == links and all(link.mbps is not None for link in told.links)
 
 
 @dataclass(frozen=True)
