@@ -21,7 +21,7 @@ class Pace:
         self.shares: list[float] = []
         self._speed = 0.0  # 0: not known yet
         self._busy_s = 0.0
-        self._waited_s = 0.0  # for others, inside optimizer.step()
+        self._waited_s = 0.0  # for others inside optimizer.step(), and for what leaves during backward()
         self._samples = 0
         self._began = 0.0
         self._idle: list[int] = []  # commits since each member had a unit

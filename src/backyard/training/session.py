@@ -406,6 +406,7 @@ class Session:
         check_all_taken(self._state.model, self._optimizers)
         self._written.end()
         self._current, self._parts_taken = None, 0 if piece.is_last else piece.part + 1
+        self._pace.waited(self._sums.sending_s())
         if piece.is_last and self._steps.is_due:  # a group that changes finds whole units alone
             begin = time.monotonic()
             self._steps.finish()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -105,6 +106,7 @@ class Sums:
         self._circle: Reducer | None = None  # while the last unit is at hand
         self._weight = 0.0
         self._travelling: list[Travelling] = []
+        self._sending_s = 0.0  # of backward's time, which is not computing
         self._broken: CollectiveError | None = None
         self._is_spoiled = False  # a gradient changed after it had left
         for number, one in enumerate(self.parameters):
@@ -330,6 +332,14 @@ class Sums:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def sending_s(self) -> float:
+        """How long backward was kept by what left meanwhile, since this was last asked.
+
+        0 where gradients of several devices come at once: then their times are no sum.
+        """
+        found, self._sending_s = self._sending_s, 0.0
+        return found if len({device for _, device in self.local}) == 1 else 0.0
+
     def _came(self, number: int, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         if gradient is None or number in self._put_by:
@@ -342,6 +352,12 @@ class Sums:
         self._versions[number] = gradient._version
         if self._circle is None or self._broken is not None:
             return
+        begin = time.monotonic()
+        self._send(number, gradient, self._circle)
+        self._sending_s += time.monotonic() - begin
+
+    def _send(self, number: int, gradient: torch.Tensor, circle: Reducer) -> None:
+        """A gradient of the last unit, and the buckets that are complete with it."""
         place = self._places[number]
         bucket = self._buckets[place.bucket]
         if place.bucket < len(self._travelling):
@@ -363,7 +379,7 @@ class Sums:
                 if ready.missing:
                     break
                 span = self.total[ready.kind][ready.first : ready.last]
-                self._travelling.append(self._circle.begin_sum(span))
+                self._travelling.append(circle.begin_sum(span))
         except CollectiveError as error:  # it is told where the step ends, not out of the user's backward()
             self._broken = error
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -94,6 +97,26 @@ def test_a_group_that_breaks_during_backward_is_told_at_the_step() -> None:
     expected = [parameter.grad for parameter in model.parameters()]
     found = _results(sums)
     assert all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True) if b is not None)
+
+
+def test_what_backward_spends_on_sending_is_told_apart() -> None:
+    """It is no computing: machines are not as slow as their lines."""
+    model, circle = _model(), Twice()
+    sums = Sums(model.parameters(), bucket_bytes=100)
+    _backward(model, 1)
+    sums.take(1.0)
+    assert sums.sending_s() == 0.0, "nothing left"
+    begin_sum = circle.begin_sum
+
+    def slowly(tensor: torch.Tensor) -> Any:
+        time.sleep(0.02)
+        return begin_sum(tensor)
+
+    circle.begin_sum = slowly  # type: ignore[method-assign]
+    sums.expect_last(circle, 1.0)
+    _backward(model, 2)
+    assert sums.sending_s() >= 0.02 * len(circle.sizes) > 0.0
+    assert sums.sending_s() == 0.0
 
 
 def test_parameters_of_several_kinds() -> None:
