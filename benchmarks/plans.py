@@ -112,11 +112,11 @@ class Bench:
         nodes = [facts.node for facts in graph.nodes]
         return cluster_at(graph, MODEL, nodes, [speed] * len(nodes))
 
-    def codecs(self) -> tuple[Codec, ...]:
+    def codecs(self, wanted: Sequence[Codec] = CODECS) -> tuple[Codec, ...]:
         """As fast as they are here while all hosts encode at once."""
         torch.set_num_threads(1)
         share = min(1.0, (os.cpu_count() or 1) / len(self._machines.hosts))
-        found = measured_codecs(CODECS)
+        found = measured_codecs(wanted)
         return tuple(replace(one, mb_per_s=share * (one.mb_per_s or 1.0)) for one in found)
 
     def graph(self) -> Graph:
@@ -267,7 +267,7 @@ def main() -> int:
         options.pictures.mkdir(parents=True, exist_ok=True)
     print(environment_line())
     figures: dict[str, float] = {}
-    chosen = {200: "4:int8", 20: "24:int4"}  # if networks are not measured now
+    chosen = {200: "6:int8", 20: "16:int4"}  # if networks are not measured now
     if options.only != "quality":
         networks = [one for one in (QUICK if options.quick else WHOLE) if options.mbps in (None, one.mbps)]
         figures |= measured_networks(networks, chosen, options.pictures)

@@ -5,8 +5,8 @@
     python -m benchmarks.simulated_runs --quick --against FILE
 
 Four hosts as in benchmarks/plans.py: 20 million parameters and a second of computing. The figures of the
-machines' own work were fitted to one of the measurements; the errors are those of the others. The last line
-is one JSON object of figures.
+machines' own work were fitted to two of the measurements; the errors are those of the others. How fast codecs
+are was measured by themselves, on a host that shares its cores. The last line is one JSON object of figures.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from backyard.planning import Codec, Level, Levels, Model, Options, Plan, StepProfile, make_plans
+from backyard.planning.codecs import LOSSY
 from backyard.runs.leases import Course
 from backyard.training.sync import Sync
 from benchmarks.report import REPOSITORY, environment_line, last_line, table
@@ -36,6 +37,7 @@ from benchmarks.simulation.figures import (
     train,
 )
 from benchmarks.simulation.picture import Bar, Dot, draw
+from benchmarks.simulation.sums import seconds_of
 from benchmarks.simulation.sweep import swept
 from benchmarks.simulation.training import Costs, Training
 from benchmarks.simulation.worlds import Churn, World, homes, lab_world
@@ -58,7 +60,8 @@ LAB = (
     (20, "16:int4", 34),
     (20, "exact", 3),
 )
-FITTED = (200, "8:bf16")  # shows what machines need for a unit besides its computing
+# These show what machines need for a unit besides its computing, and for a sum besides its codec.
+ALL_HIDES, NOTHING_HIDES = FITTED = ((200, "8:bf16"), (200, "1:int8"))
 MEASURED = REPOSITORY / "docs" / "benchmarks" / "simulation.json"
 SWEEP = REPOSITORY / "docs" / "benchmarks" / "strategies.json"
 ROUND, LONG_ROUND = 8, 16  # batches: of the first, a thousand machines compute less long than they sum
@@ -79,39 +82,56 @@ class Compared(NamedTuple):
     @property
     def off(self) -> float | None:
         """None of what was not measured, and of what the simulation was fitted to."""
-        if self.measured_s is None or (self.mbps, self.sync) == FITTED:
+        if self.measured_s is None or (self.mbps, self.sync) in FITTED:
             return None
         return abs(self.simulated.step_s / self.measured_s - 1)
 
 
-def on_four_hosts(mbps: int, sync: str, batches: int, costs: Costs) -> Figures:
-    training = train(lab_world(HOSTS, mbps, 0, 1 / SAMPLE_S), COURSE, PARAMETERS, costs, sync_named(sync))
+class Machine(NamedTuple):
+    """What a host of the lab does besides computing, and how fast."""
+
+    costs: Costs = Costs()
+    codecs: tuple[Codec, ...] = LOSSY
+    copying: float = 0.0
+
+
+def on_four_hosts(mbps: int, sync: str, batches: int, machine: Machine) -> Figures:
+    world = lab_world(HOSTS, mbps, 0, 1 / SAMPLE_S)
+    links = world.links._replace(codecs=machine.codecs, copying=machine.copying)
+    world = world._replace(links=links)
+    training = train(world, COURSE, PARAMETERS, machine.costs, sync_named(sync))
     run(training, batches)
     return figures(training.commits, SAMPLE_S * BATCH / HOSTS)
 
 
-def compare(measured: Sequence[dict[str, Any]]) -> list[Compared]:
-    known = {(one["mbps"], one["sync"]): one["step_s"] for one in measured}
-    costs = fitted(known.get(FITTED))
+def compare(measured: Measurement) -> list[Compared]:
+    known = {(one["mbps"], one["sync"]): one["step_s"] for one in measured.sessions}
+    machine = fitted(known, measured.codecs())
     return [
         Compared(
             mbps,
             sync,
             planned_s(mbps, sync_named(sync)),
-            on_four_hosts(mbps, sync, batches, costs),
+            on_four_hosts(mbps, sync, batches, machine),
             known.get((mbps, sync)),
         )
         for mbps, sync, batches in LAB
     ]
 
 
-def fitted(measured_s: float | None) -> Costs:
-    """What is missing in one of the measurements is the machines' own work, the same for each unit."""
-    if measured_s is None:
-        return Costs()
-    batches = next(batches for mbps, sync, batches in LAB if (mbps, sync) == FITTED)
-    missing = measured_s - on_four_hosts(*FITTED, batches, Costs()).step_s
-    return Costs(unit_s=max(0.0, missing) / (BATCH / UNIT / HOSTS))
+def fitted(known: Mapping[tuple[int, str], float], codecs: tuple[Codec, ...]) -> Machine:
+    """What is missing in two of the measurements is the machines' own work: the same for each unit, and
+    before each encoded sum as much longer as its codec takes longer."""
+    machine = Machine(codecs=codecs)
+    missing = _missing(ALL_HIDES, known, machine)
+    machine = machine._replace(costs=Costs(unit_s=missing / (BATCH / UNIT / HOSTS)))
+    missing = _missing(NOTHING_HIDES, known, machine)
+    return machine._replace(copying=missing / seconds_of("int8", codecs, PARAMETERS))
+
+
+def _missing(way: tuple[int, str], known: Mapping[tuple[int, str], float], machine: Machine) -> float:
+    batches = next(batches for mbps, sync, batches in LAB if (mbps, sync) == way)
+    return max(0.0, known[way] - on_four_hosts(*way, batches, machine).step_s) if way in known else 0.0
 
 
 def planned_s(mbps: int, sync: Sync) -> float:
@@ -137,8 +157,8 @@ def measure(path: Path) -> None:
     from benchmarks.plans import Bench
     from lab import Lab
 
-    found: list[dict[str, Any]] = known_in(path)
-    known = {(one["mbps"], one["sync"]) for one in found}
+    sessions, mb_per_s = known_in(path)
+    known = {(one["mbps"], one["sync"]) for one in sessions}
     missing = [one for one in LAB if one[:2] not in known]
     for mbps in dict.fromkeys(mbps for mbps, _, _ in missing):
         with (
@@ -148,18 +168,31 @@ def measure(path: Path) -> None:
         ):
             machines.form()
             bench = Bench(machines, Path(room))
+            bench.graph()  # while links are measured nothing else travels on them
+            mb_per_s = mb_per_s or {one.name: one.mb_per_s or 0.0 for one in bench.codecs(LOSSY)}
             for sync, batches in [(sync, batches) for rate, sync, batches in missing if rate == mbps]:
                 where = environment_line()
                 hosts = ",".join(f"h{one}" for one in range(HOSTS))
                 got = bench.run("planned.py", hosts, SYNC=sync, BATCHES=str(batches), UNIT=str(UNIT))
-                found.append({"mbps": mbps, "sync": sync, "environment": where, **got})
+                sessions.append({"mbps": mbps, "sync": sync, "environment": where, **got})
                 print(f"{mbps} Mbit/s, {sync}: {got['step_s']:.3f} s a batch", flush=True)
-                path.write_text(json.dumps({"measured": found}, indent=1) + "\n")
+                found = {"codecs_mb_per_s": mb_per_s, "measured": sessions}
+                path.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def known_in(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(path.read_text())["measured"] if path.exists() else []
-    return found
+class Measurement(NamedTuple):
+    """Sessions of the lab, and how fast its hosts write and read codecs while all of them do."""
+
+    sessions: list[dict[str, Any]]
+    mb_per_s: dict[str, float]
+
+    def codecs(self) -> tuple[Codec, ...]:
+        return tuple(replace(one, mb_per_s=self.mb_per_s.get(one.name, one.mb_per_s)) for one in LOSSY)
+
+
+def known_in(path: Path) -> Measurement:
+    found = json.loads(path.read_text()) if path.exists() else {}
+    return Measurement(found.get("measured", []), found.get("codecs_mb_per_s", {}))
 
 
 def single_sums(dots: list[Dot]) -> dict[str, Any]:
@@ -359,7 +392,7 @@ def main() -> int:
     return 0
 
 
-def four_hosts(measured: Sequence[dict[str, Any]], dots: list[Dot]) -> dict[str, Any]:
+def four_hosts(measured: Measurement, dots: list[Dot]) -> dict[str, Any]:
     compared = compare(measured)
     dots += [
         Dot(one.measured_s, one.simulated.step_s, "session") for one in compared if one.measured_s is not None

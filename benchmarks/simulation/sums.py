@@ -12,6 +12,7 @@ from backyard.compression import Codec
 from backyard.compression.shards import PIECE, cut
 from backyard.core.errors import ConfigError
 from backyard.planning.codecs import LOSSY
+from backyard.planning.codecs import Codec as Known
 from backyard.planning.levels import Shape
 from backyard.training.sums import BUCKET_BYTES
 from backyard.training.sync import Sync
@@ -28,13 +29,16 @@ class Links(NamedTuple):
 
     ``sites``: machines by site, the leader first; empty: the group is flat. ``bucket_bytes``: that are summed
     as one; larger ones mean fewer messages to simulate. ``across``: how the leaders sum, in the order of the
-    sites, if not as the strategy ``sites`` has it.
+    sites, if not as the strategy ``sites`` has it. ``codecs``: how fast machines write and read each;
+    ``copying``: for each second of that, how long they copy and add before anything leaves.
     """
 
     table: CostTable
     sites: tuple[tuple[int, ...], ...] = ()
     bucket_bytes: int = BUCKET_BYTES
     across: Shape | None = None
+    codecs: tuple[Known, ...] = LOSSY
+    copying: float = 0.0
 
 
 class Summing:
@@ -147,11 +151,12 @@ class CodedSum(Summing):
             ]
         self._sums = [self._operation(all_gather(size, self._hosts, links)) for size in sizes]
         self._missing = [len(sizes)] * world
-        self._piece_s = codec_s / 2 / len(sizes)
+        self._copy_s, self._piece_s = links.copying * codec_s, codec_s / 2 / len(sizes)
 
     def begin(self, rank: int) -> None:
         for number, operation in enumerate(self._shares or self._sums):
-            self._clock.later((number + 1) * self._piece_s, partial(operation.begin, rank))
+            ready_s = self._copy_s + (number + 1) * self._piece_s
+            self._clock.later(ready_s, partial(operation.begin, rank))
 
     def _owned(self, number: int, rank: int) -> None:
         self._clock.later(self._piece_s, partial(self._sums[number].begin, rank))
@@ -175,9 +180,14 @@ def make_sum(
     codec = sync.made_codec()
     if not isinstance(codec, Codec):
         raise ConfigError(f"{sync.codec} is not simulated", hint="Take one of the other codecs.")
-    known = next(one for one in LOSSY if one.name == sync.codec)
-    codec_s = 0.0 if known.mb_per_s is None else numbers * _FLOAT / known.mb_per_s / 1e6
+    codec_s = seconds_of(sync.codec, links.codecs, numbers)
     return CodedSum(*given, links=links, numbers=numbers, codec=codec, codec_s=codec_s)
+
+
+def seconds_of(codec: str, codecs: Sequence[Known], numbers: int) -> float:
+    """To write and read so many numbers."""
+    known = next(one for one in codecs if one.name == codec)
+    return 0.0 if known.mb_per_s is None else numbers * _FLOAT / known.mb_per_s / 1e6
 
 
 def all_reduce(size: int, hosts: Sequence[int], links: Links) -> tuple[IndexedProgram, ...]:

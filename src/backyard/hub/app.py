@@ -22,6 +22,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Respon
 from starlette.routing import Route
 
 from backyard.core.errors import HubRefused, ProtocolError
+from backyard.hub.accepting import place_of
 from backyard.hub.admission import Allowance
 from backyard.hub.answering import problem_of, signed_answer
 from backyard.hub.clocks import SignatureClock
@@ -56,7 +57,8 @@ _LONGEST_WAIT_S = 60.0
 _SHOWN_S = 60.0  # that the disk failed
 _SMALL = 64 << 10
 _KEPT_S = 1.0  # the page and the figures
-_REQUESTS_PER_S, _REQUESTS_AT_ONCE = 50.0, 500.0
+_REQUESTS_PER_S, _REQUESTS_AT_ONCE = 50.0, 500.0  # of a member, and of all strangers together
+_STRANGERS_PER_S, _STRANGERS_AT_ONCE = 10.0, 100.0  # from one place
 _JOINS_PER_S, _JOINS_AT_ONCE = 5.0, 1000.0
 _UPLOAD = re.compile("[0-9a-f]{32}")
 _IMMUTABLE = "public, max-age=31536000, immutable"
@@ -85,6 +87,7 @@ class Reception:
         self._nonces = Nonces(self._time())
         self._places = Places()
         self._requests = Allowance(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
+        self._strangers = Allowance(_STRANGERS_PER_S, _STRANGERS_AT_ONCE)
         self._joins = Allowance(_JOINS_PER_S, _JOINS_AT_ONCE)
         self._regions: Regions = {}
 
@@ -158,6 +161,9 @@ class Reception:
         node = str(signed.node)
         is_member = node in self._hub.members or node == str(self._hub.id)
         if not is_member:  # before anything of a stranger's is remembered
+            place = place_of(request.client.host) if request.client else ""
+            if place:  # one of them leaves something for the others
+                self._limit(self._strangers, place)
             self._limit(self._requests, "strangers")
             most = min(most, _SMALL)
         self._nonces.take(signed, self._time(), self._hub.now())

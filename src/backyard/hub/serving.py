@@ -46,7 +46,7 @@ PORT = 52480
 _KEEP_ALIVE_S = 75
 _FEW = 256  # connections
 _BACKLOG = 2048
-_TLS_BUFFER = 32 << 10
+_TLS_BUFFER = 16 << 10
 _MIRROR_WAIT_S, _MIRROR_PAUSE_S = 30.0, 5.0
 _PAUSE_S = 1.0
 _OFFERED_S = 86400.0
@@ -294,9 +294,10 @@ async def _serve(
         h11_max_incomplete_event_size=64 << 10,
     )
     if not listening.plain:
-        # asyncio would give each TLS connection 256 KiB to read into and 512 KiB, which its buffer
-        # doubles, of what a slow reader has not taken yet: 1.2 GiB of a thousand.
+        # asyncio would give each TLS connection 256 KiB to read into, 256 KiB of what waits to be read, and
+        # 512 KiB, which its buffer doubles, of what a slow reader has not taken yet: 1.5 GiB of a thousand.
         asyncio.sslproto.SSLProtocol.max_size = _TLS_BUFFER
+        asyncio.constants.FLOW_CONTROL_HIGH_WATER_SSL_READ = _TLS_BUFFER >> 10  # type: ignore[misc]
         asyncio.constants.FLOW_CONTROL_HIGH_WATER_SSL_WRITE = _TLS_BUFFER >> 10  # type: ignore[misc]
         context = server_context(directory, hub_key(directory))
         config.ssl_context_factory = lambda *_: context

@@ -100,7 +100,8 @@ def choose(
     best = make_plans(cluster, model, profile, free, calibration).chosen
     said = _advice(found.chosen, best)
     if levels != OPEN and len(found.chosen.order) < len(cluster.members):
-        said = f"what --levels fixes suits no plan for {listed(sorted(one.name for one in cluster.members))}"
+        everybody = listed(sorted(one.name for one in cluster.members))
+        said = f"what --levels fixes suits no plan for {everybody}: leave a part of it to auto"
     if said and wish == "exact":
         auto = make_plans(cluster, model, profile, msgspec.structs.replace(options, sync="auto"), calibration)
         if auto.chosen.score > best.score:

@@ -84,9 +84,14 @@ class Scene:
         await self.send(node, declared(lease, data), data)
         await asyncio.wait_for(self.until(lambda: self.hub.version == lease.version + 1), 30)
 
-    def line(self) -> httpx.AsyncClient:
+    def line(self, address: str = "127.0.0.1") -> httpx.AsyncClient:
         self.reception = Reception(self.hub, self.intake, hub_key(self.directory))
-        return httpx.AsyncClient(transport=httpx.ASGITransport(make_app(self.reception)))
+        return self.again(address)
+
+    def again(self, address: str) -> httpx.AsyncClient:
+        """Another line to the same hub."""
+        app = make_app(self.reception)
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=(address, 1)))
 
     async def ask(
         self,
@@ -442,6 +447,26 @@ def test_of_strangers_little_is_remembered(tmp_path: Path) -> None:
             asked = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(20)]
             assert [answer.status_code for answer in asked] == [200] * 5 + [429] * 15
             assert len(scene.reception._nonces._seen) == 5
+
+    play(tmp_path, story)
+
+
+def test_a_stranger_leaves_something_for_the_others(tmp_path: Path) -> None:
+    """Who asks without end from one address keeps nobody else from being invited."""
+
+    async def story(scene: Scene) -> None:
+        scene.hub.now = lambda: 1000.0
+        async with scene.line("2001:db8::1") as line:
+            scene.reception._strangers, scene.reception._requests = Allowance(1.0, 3.0), Allowance(1.0, 8.0)
+            asked = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(20)]
+            assert [answer.status_code for answer in asked] == [200] * 3 + [429] * 17
+        for address, status in (("2001:db8::2", 429), ("2001:db8:0:1::1", 200), ("203.0.113.7", 200)):
+            async with scene.again(address) as line:
+                answer = await scene.ask(line, NodeKey.generate(), "GET /v1/run")
+                assert answer.status_code == status, address
+        async with scene.again("127.0.0.1") as line:  # a proxy, of whom somebody else counts
+            asked = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(5)]
+            assert [answer.status_code for answer in asked] == [200] * 3 + [429] * 2, "all together"
 
     play(tmp_path, story)
 
