@@ -220,11 +220,13 @@ def told(written: Written, friends: Sequence[Friend]) -> dict[str, Any]:
             firsts[name] - one.asked_at,
             counts[name],
             statistics.median(ends[name]["exchanges"]),
+            statistics.median(ends[name]["pauses"]),
             busy[name] / wall,
         ]
         for name, one in by_name.items()
     ]
-    print(table(["friend", "sample s", "first round s", "rounds", "exchange s", "utilisation"], rows))
+    head = ["friend", "sample s", "first round s", "rounds", "exchange s", "between units s", "utilisation"]
+    print(table(head, rows))
     lengths = [later.time - earlier.time for earlier, later in itertools.pairwise(rounds)]
     late = sum(part.behind > 0 for version in rounds for part in written.parts[version.number])
     losses = [one["loss"] for one in ends.values() if one["done"] == max(x["done"] for x in ends.values())]

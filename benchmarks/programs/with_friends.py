@@ -1,8 +1,8 @@
 """The character transformer with friends at a hub, or alone, until all together have trained STOP batches.
 
 BATCHES: what the learning rate's one cycle is made for. SAMPLE_S: seconds that a sample takes on the device
-that this process stands for. UNIT: samples computed at once. SEED. Prints its loss on what was held out, and
-how long each exchange with the hub took.
+that this process stands for. UNIT: samples computed at once. SEED. Prints its loss on what was held out, how
+long each exchange with the hub took, and what else there was between the computing of two units.
 """
 
 from __future__ import annotations
@@ -52,9 +52,12 @@ def main() -> None:
     run.clip_grad_norm(1.0)
     commits: list[int] = []
     run.on_commit(lambda one: commits.append(one.done))
-    exchanges = []
+    exchanges, pauses = [], []
+    count, ended = 0, time.monotonic()
     for x, y in batches:
-        began, count = time.monotonic(), len(commits)
+        began = time.monotonic()
+        (exchanges if len(commits) > count else pauses).append(began - ended)
+        count = len(commits)
         loss = loss_of(model, x, y)
         loss.backward()
         time.sleep(max(0.0, SAMPLE_S * len(x) - (time.monotonic() - began)))
@@ -63,15 +66,13 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
-        if len(commits) > count:
-            exchanges.append(time.monotonic() - ended)
         if run.done >= STOP:
             break
     held_out = DataLoader(Pieces(whole[cut:], BATCH * HELD_OUT), batch_size=BATCH)
     model.eval()
     with torch.no_grad():
         losses = [float(loss_of(model, x, y)) for x, y in held_out]
-    found = {"loss": sum(losses) / len(losses), "done": run.done, "exchanges": exchanges}
+    found = {"loss": sum(losses) / len(losses), "done": run.done, "exchanges": exchanges, "pauses": pauses}
     print("FIGURES", json.dumps(found), flush=True)
 
 
