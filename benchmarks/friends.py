@@ -39,7 +39,7 @@ from lab import Host, Lab, LabProcess
 PROGRAMS = Path(__file__).with_name("programs")
 SCRIPT = "with_friends.py"
 PORT, RUN = 52480, "characters"
-BATCH, UNIT = 64, 2
+BATCH, UNIT = 64, 4
 LONGEST_S = 1500.0
 
 
@@ -219,8 +219,8 @@ def told(written: Written, friends: Sequence[Friend]) -> dict[str, Any]:
             one.sample_s,
             firsts[name] - one.asked_at,
             counts[name],
-            statistics.median(ends[name]["exchanges"]),
-            statistics.median(ends[name]["pauses"]),
+            statistics.median(sorted(ends[name]["pauses"])[-counts[name] :]),
+            statistics.mean(sorted(ends[name]["pauses"])[: -counts[name]]),
             busy[name] / wall,
         ]
         for name, one in by_name.items()

@@ -1,8 +1,8 @@
 """The character transformer with friends at a hub, or alone, until all together have trained STOP batches.
 
 BATCHES: what the learning rate's one cycle is made for. SAMPLE_S: seconds that a sample takes on the device
-that this process stands for. UNIT: samples computed at once. SEED. Prints its loss on what was held out, how
-long each exchange with the hub took, and what else there was between the computing of two units.
+that this process stands for. UNIT: samples computed at once. SEED. Prints its loss on what was held out, and
+the seconds between computing one unit and the next: some of them are exchanges with the hub.
 """
 
 from __future__ import annotations
@@ -50,14 +50,10 @@ def main() -> None:
     loader = DataLoader(Pieces(whole[:cut], 2 * BATCH * BATCHES), batch_size=BATCH)  # more than are trained
     model, optimizer, batches, scheduler = run.prepare(model, optimizer, loader, scheduler)
     run.clip_grad_norm(1.0)
-    commits: list[int] = []
-    run.on_commit(lambda one: commits.append(one.done))
-    exchanges, pauses = [], []
-    count, ended = 0, time.monotonic()
+    pauses, ended = [], time.monotonic()
     for x, y in batches:
         began = time.monotonic()
-        (exchanges if len(commits) > count else pauses).append(began - ended)
-        count = len(commits)
+        pauses.append(round(began - ended, 4))
         loss = loss_of(model, x, y)
         loss.backward()
         time.sleep(max(0.0, SAMPLE_S * len(x) - (time.monotonic() - began)))
@@ -72,7 +68,7 @@ def main() -> None:
     model.eval()
     with torch.no_grad():
         losses = [float(loss_of(model, x, y)) for x, y in held_out]
-    found = {"loss": sum(losses) / len(losses), "done": run.done, "exchanges": exchanges, "pauses": pauses}
+    found = {"loss": sum(losses) / len(losses), "done": run.done, "pauses": pauses}
     print("FIGURES", json.dumps(found), flush=True)
 
 
