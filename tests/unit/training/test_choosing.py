@@ -148,7 +148,10 @@ def test_plans_take_the_ways_that_the_session_takes() -> None:
 def test_what_suits_no_plan_is_said() -> None:
     impossible = Levels(inside=Level(codec="powersgd"))
     found = choose(mesh(SPEEDS, 200.0), MODEL, PROFILE, "auto", Calibration(), levels=impossible)
-    assert "what --levels fixes suits no plan for m00, m01, m02 and m03: leave a part of it to auto" in found.said
+    assert (
+        "what --levels fixes suits no plan for m00, m01, m02 and m03: leave a part of it to auto"
+        in found.said
+    )
     assert found.sync == Sync()
 
 
