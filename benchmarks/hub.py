@@ -33,7 +33,7 @@ from backyard.hub.log import Log
 from backyard.hub.messages import Description, Head, Join, Joined, Step, Terms
 from backyard.hub.vectors import Form, add_vector
 from backyard.identity.keys import NodeKey
-from benchmarks.hosts import prepare_driver, working_directory
+from benchmarks.hosts import prepare_driver, tail, working_directory
 from benchmarks.hub_crowd import Leaf, Round, found, play_round
 from benchmarks.hub_process import HubProcess
 from benchmarks.hub_workers import KINDS, Task, Worker, await_all
@@ -44,6 +44,7 @@ _CROWD_TERMS = Terms(round_s=600.0)
 _KILL_TERMS = Terms(round_s=0.5, grace=0.5)
 _TRAIN_TERMS = Terms(round_s=2.0, grace=0.5)
 _WORKERS, _HOSTILE = 20, 5
+_SERVES_AGAIN_S = 5.0  # at most, after a kill
 _NEVER = ("updates_lost", "rounds_lost", "leases_counted_twice", "samples_counted_twice")
 
 
@@ -197,11 +198,13 @@ def kills(count: int, seed: int) -> dict[str, Any]:
         witness = Witness(hub)
         witness.start()
         restarts, next_rounds, used = [], [], []
-        for _ in range(count):
+        for number in range(count):
             _await_round(witness, 60.0)
             time.sleep(source.uniform(0.0, 1.5))
             hub.kill()
             restarts.append(hub.start())
+            if restarts[-1] > _SERVES_AGAIN_S:
+                print(f"start {number} took {restarts[-1]:.1f} s\n{tail(hub.log)}", flush=True)
             used.append(hub.cpu_s())
             begin = time.monotonic()
             _await_round(witness, 120.0)
