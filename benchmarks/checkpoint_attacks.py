@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from backyard.agent import run_messages, wire
-from backyard.agent.run_messages import (
+from barnraise.agent import run_messages, wire
+from barnraise.agent.run_messages import (
     CheckpointRequest,
     CopyOffered,
     CopyTold,
@@ -19,8 +19,8 @@ from backyard.agent.run_messages import (
     HeldTold,
     HeldWanted,
 )
-from backyard.identity import NodeId, NodeKey
-from backyard.runs.checkpoints import (
+from barnraise.identity import NodeId, NodeKey
+from barnraise.runs.checkpoints import (
     MANIFEST,
     SEAL,
     STATE,
@@ -29,11 +29,11 @@ from backyard.runs.checkpoints import (
     fingerprint,
     sign,
 )
-from backyard.runs.checkpoints import Manifest as Checkpoint
-from backyard.shipping import messages as shipping
-from backyard.shipping.manifest import FileEntry, make_manifest, manifest_id, piece_hash
-from backyard.shipping.messages import ManifestIs, Piece, Pieces, Want, WantManifest
-from backyard.transport.preface import ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
+from barnraise.runs.checkpoints import Manifest as Checkpoint
+from barnraise.shipping import messages as shipping
+from barnraise.shipping.manifest import FileEntry, make_manifest, manifest_id, piece_hash
+from barnraise.shipping.messages import ManifestIs, Piece, Pieces, Want, WantManifest
+from barnraise.transport.preface import ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
 from benchmarks.insider import Agents
 from benchmarks.run_insider import Insider, until_found
 from benchmarks.toolbox import Result, attack

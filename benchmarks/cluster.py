@@ -88,7 +88,7 @@ def _idle(machines: Machines, size: Size) -> dict[str, object]:
 
 def _status(machines: Machines) -> dict[str, object]:
     """The whole command, from its start to its end, and the agent's answer alone."""
-    command = [sys.executable, "-m", "backyard.cli.main", "status"]
+    command = [sys.executable, "-m", "barnraise.cli.main", "status"]
     times, answers = [], []
     for _ in range(9):
         begin = time.monotonic()

@@ -30,8 +30,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_power
 
-from backyard.compression import Codec, ErrorFeedback, Part, PowerSGD, Turn, codec_named, sum_over
-from backyard.compression.powersgd import orthonormal, restore
+from barnraise.compression import Codec, ErrorFeedback, Part, PowerSGD, Turn, codec_named, sum_over
+from barnraise.compression.powersgd import orthonormal, restore
 from benchmarks.hosts import PROCESS_ENVIRONMENT, identities, prepare_driver, working_directory
 from benchmarks.measure import CpuMeter
 from benchmarks.report import REPOSITORY, Spread, durations, environment_line, last_line, table
@@ -294,7 +294,7 @@ class Bucket:
 def contenders(parts: Sequence[Part]) -> Iterator[tuple[str, Operation]]:
     """By name: a sum over all members (torch's hooks give the mean), made anew for each rate."""
     limit = timedelta(seconds=WAIT_S)
-    ours = dist.new_group(backend="backyard", timeout=limit)
+    ours = dist.new_group(backend="barnraise", timeout=limit)
     gloo = dist.new_group(backend="gloo", timeout=limit)
 
     def plain(group: Any) -> Operation:
@@ -330,7 +330,7 @@ def contenders(parts: Sequence[Part]) -> Iterator[tuple[str, Operation]]:
 
 
 def member(rank: int, room: Path, first: str) -> None:
-    from backyard.collectives.autoload import register
+    from barnraise.collectives.autoload import register
 
     register()
     torch.set_num_threads(1)

@@ -20,7 +20,7 @@ from benchmarks.hosts import prepare_driver
 from benchmarks.report import Spread, durations
 
 MB = 1_000_000
-ENGINES = ("backyard", "gloo")
+ENGINES = ("barnraise", "gloo")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def cpu_seconds(answers: Sequence[Any], name: str) -> float:
 
 def on_the_lab(results: Results, engines: Sequence[str], effort: Effort) -> None:
     """Everything that runs between hosts at 1 Gbit/s."""
-    with lab_fleet(hosts=4, rate="1gbit", ours="backyard" in engines) as (_, fleet):
+    with lab_fleet(hosts=4, rate="1gbit", ours="barnraise" in engines) as (_, fleet):
         four = Crew.gather(fleet, [0, 1, 2, 3], contenders(engines), sizes=(2, 4))
         two = four.part(2)
         answers = two.ask("all_reduce", size=32 * MB, rounds=effort.big)

@@ -1,4 +1,4 @@
-"""What the members of a session wrote down after every commit (BACKYARD_TRACE_COMMITS), read and judged."""
+"""What the members of a session wrote down after every commit (BARNRAISE_TRACE_COMMITS), read and judged."""
 
 from __future__ import annotations
 

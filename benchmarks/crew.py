@@ -12,7 +12,7 @@ from benchmarks.hosts import Fleet, Host, Rank, ThisMachine, ask_all, identities
 from lab import Lab, why_unavailable
 
 CONTROL = "gloo"
-STRATEGY = "BACKYARD_COLLECTIVES_STRATEGY"
+STRATEGY = "BARNRAISE_COLLECTIVES_STRATEGY"
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,10 @@ class Inside:
 @contextmanager
 def loopback_crew(engines: Sequence[str], encryption: str) -> Iterator[Crew]:
     """Two ranks on one host of its own, so that no listener of the reader is disturbed; or just here."""
-    settings = {"BACKYARD_NETWORK_ENCRYPTION": encryption}
+    settings = {"BARNRAISE_NETWORK_ENCRYPTION": encryption}
     with ExitStack() as stack:
         host: Host = ThisMachine()
         if why_unavailable() is None:
             host = Inside(stack.enter_context(Lab(hosts=1, rate=None)).hosts[0])
-        fleet = stack.enter_context(fleet_on([host], settings, ours="backyard" in engines))
+        fleet = stack.enter_context(fleet_on([host], settings, ours="barnraise" in engines))
         yield Crew.gather(fleet, [0, 0], contenders(engines), sizes=(2,))

@@ -87,7 +87,7 @@ class Bench:
     def together(self, hosts: int, variables: Mapping[str, str], kills: int = 0) -> tuple[Outcome, int]:
         """On so many hosts; with how many kills it was in fact."""
         final, trace = self._next("final"), self._next("trace")
-        given = {**variables, "FINAL": str(final), "BACKYARD_TRACE_COMMITS": str(trace)}
+        given = {**variables, "FINAL": str(final), "BARNRAISE_TRACE_COMMITS": str(trace)}
         words = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
         on = ",".join(f"h{place}" for place in range(hosts))
         running = self._line.start(0, "run", "--on", on, *words, "train.py", folder=self._folder)

@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.0005
 
 def sent_bytes() -> int:
     """What this rank's mover has sent so far, over all links."""
-    from backyard.collectives.client import current_mover
+    from barnraise.collectives.client import current_mover
 
     return int(current_mover().statistics().values["bytes_sent"])
 

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from backyard.hub.log import Committed, Contribution, Log
+from barnraise.hub.log import Committed, Contribution, Log
 from benchmarks.report import REPOSITORY, environment_line, last_line, table
 from benchmarks.runs import figures_in
 from lab import Host, Lab, LabProcess
@@ -98,8 +98,8 @@ class Village:
     def type(self, host: Host, name: str, *words: str, **more: str) -> LabProcess:
         state = self._room / name
         state.mkdir(exist_ok=True)
-        environment = {**script_environment(self._variables | more), "BACKYARD_STATE_DIRECTORY": str(state)}
-        command = [sys.executable, "-m", "backyard.cli.main", *words]
+        environment = {**script_environment(self._variables | more), "BARNRAISE_STATE_DIRECTORY": str(state)}
+        command = [sys.executable, "-m", "barnraise.cli.main", *words]
         started = host.start(command, env=environment, cwd=self.folder)
         self._started.append(started)
         return started
@@ -110,8 +110,8 @@ class Village:
         address = f"https://{host.address}:{PORT}"
         words = ("--name", RUN, "--address", address, "--round", round_time, "--no-train", SCRIPT)
         hub = self.type(host, "hub", "hub", "up", *words)
-        self.until(lambda: "backyard-invite:" in hub.output(), 200.0, "the hub prints an invite", [hub])
-        found = re.search(r"backyard-invite:\S+", hub.output())
+        self.until(lambda: "barnraise-invite:" in hub.output(), 200.0, "the hub prints an invite", [hub])
+        found = re.search(r"barnraise-invite:\S+", hub.output())
         assert found is not None
         return found[0]
 

@@ -22,17 +22,17 @@ from random import Random
 import msgspec
 import psutil
 
-from backyard.collectives.costs import CostTable
-from backyard.collectives.messages import Failure, Specification, encode_specification
-from backyard.collectives.mover.group import JoinBody
-from backyard.collectives.mover.handshakes import Security, Steps, Want, accept
-from backyard.collectives.mover.reports import decoded
-from backyard.core.errors import BackyardError, IdentityError, ProtocolError
-from backyard.identity import NodeKey, delegate, read_worker
-from backyard.transport import preface
-from backyard.transport.frames import BULK, HEADER_BYTES, Header, Kind, parse_header
-from backyard.transport.memory import MemoryLink
-from backyard.transport.registration import Incoming
+from barnraise.collectives.costs import CostTable
+from barnraise.collectives.messages import Failure, Specification, encode_specification
+from barnraise.collectives.mover.group import JoinBody
+from barnraise.collectives.mover.handshakes import Security, Steps, Want, accept
+from barnraise.collectives.mover.reports import decoded
+from barnraise.core.errors import BarnraiseError, IdentityError, ProtocolError
+from barnraise.identity import NodeKey, delegate, read_worker
+from barnraise.transport import preface
+from barnraise.transport.frames import BULK, HEADER_BYTES, Header, Kind, parse_header
+from barnraise.transport.memory import MemoryLink
+from barnraise.transport.registration import Incoming
 from benchmarks.hostile_peer import Session, mutated
 from benchmarks.report import environment_line, last_line, table
 
@@ -120,8 +120,8 @@ def certificate_cases(random: Random) -> None:
 
 
 def rendezvous_cases(random: Random) -> None:
-    from backyard.collectives.messages import Member
-    from backyard.collectives.rendezvous import _Entry, _read
+    from barnraise.collectives.messages import Member
+    from barnraise.collectives.rendezvous import _Entry, _read
 
     good = msgspec.msgpack.encode(_Entry(Member(bytes(16), 52416, ("192.0.2.1",)), "fresh"))
     for _ in range(_GROUP):
@@ -160,7 +160,7 @@ def _drive(steps: Steps) -> None:
         steps.close()
     except StopIteration as finished:
         finished.value.socket.close()
-    except (BackyardError, OSError):
+    except (BarnraiseError, OSError):
         pass
 
 

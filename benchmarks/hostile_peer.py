@@ -10,8 +10,8 @@ from random import Random
 
 import msgspec
 
-from backyard.collectives.costs import CostTable
-from backyard.collectives.messages import (
+from barnraise.collectives.costs import CostTable
+from barnraise.collectives.messages import (
     CloseGroup,
     Failed,
     Failure,
@@ -26,11 +26,11 @@ from backyard.collectives.messages import (
     Start,
     encode_specification,
 )
-from backyard.collectives.mover.engine import Engine
-from backyard.collectives.mover.group import JoinBody, group_tag, membership_digest
-from backyard.collectives.mover.peers import Clocks
-from backyard.transport.frames import BULK, MAX_CONTROL, MAX_PAYLOAD, Header, Kind
-from backyard.transport.memory import memory_pair
+from barnraise.collectives.mover.engine import Engine
+from barnraise.collectives.mover.group import JoinBody, group_tag, membership_digest
+from barnraise.collectives.mover.peers import Clocks
+from barnraise.transport.frames import BULK, MAX_CONTROL, MAX_PAYLOAD, Header, Kind
+from barnraise.transport.memory import memory_pair
 
 VICTIM, FRIEND, HOSTILE = b"V" * 16, b"F" * 16, b"H" * 16
 RUN = "run"

@@ -211,13 +211,13 @@ class Fleet:
 def prepare_driver() -> None:
     """The reader's own settings must not change a figure, and a driver that is ended cleans up."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    for name in [name for name in os.environ if name.startswith(("BACKYARD_", "GLOO_", "TORCH_"))]:
+    for name in [name for name in os.environ if name.startswith(("BARNRAISE_", "GLOO_", "TORCH_"))]:
         del os.environ[name]
 
 
 def identities(directory: Path, addresses: Sequence[str]) -> list[dict[str, str]]:
     """One environment per machine: keys of their own, and trust in each other."""
-    from backyard.identity.keys import NodeKey
+    from barnraise.identity.keys import NodeKey
 
     secret = directory / "discovery.secret"
     secret.write_text(secrets.token_hex(32) + "\n")
@@ -229,10 +229,10 @@ def identities(directory: Path, addresses: Sequence[str]) -> list[dict[str, str]
         nodes.append(str(NodeKey.load_or_create(state / "node.key").id))
     return [
         {
-            "BACKYARD_STATE_DIRECTORY": str(state),
-            "BACKYARD_NETWORK_ADDRESSES": address,
-            "BACKYARD_TRUST_NODES": ",".join(nodes),
-            "BACKYARD_TRUST_SECRET_FILE": str(secret),
+            "BARNRAISE_STATE_DIRECTORY": str(state),
+            "BARNRAISE_NETWORK_ADDRESSES": address,
+            "BARNRAISE_TRUST_NODES": ",".join(nodes),
+            "BARNRAISE_TRUST_SECRET_FILE": str(secret),
         }
         for state, address in zip(states, addresses, strict=True)
     ]

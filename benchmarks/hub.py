@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from backyard.core.errors import BackyardError
-from backyard.hub.client import HubClient
-from backyard.hub.log import Log
-from backyard.hub.messages import Description, Head, Join, Joined, Step, Terms
-from backyard.hub.vectors import Form, add_vector
-from backyard.identity.keys import NodeKey
+from barnraise.core.errors import BarnraiseError
+from barnraise.hub.client import HubClient
+from barnraise.hub.log import Log
+from barnraise.hub.messages import Description, Head, Join, Joined, Step, Terms
+from barnraise.hub.vectors import Form, add_vector
+from barnraise.identity.keys import NodeKey
 from benchmarks.hosts import prepare_driver, tail, working_directory
 from benchmarks.hub_crowd import Leaf, Round, found, play_round
 from benchmarks.hub_process import HubProcess
@@ -167,14 +167,14 @@ class Witness(threading.Thread):
         self.ended = threading.Event()
 
     def run(self) -> None:
-        with suppress(BackyardError):
+        with suppress(BarnraiseError):
             self.client.patiently("POST", "/v1/members", Joined, Join(token=self._token, name="witness"))
         while not self.ended.is_set():
             newest = max(self.told, default=None)
             query: dict[str, str | int | float] = {} if newest is None else {"after": newest, "wait": 5}
             try:
                 head = self.client.ask("GET", "/v1/head", Head, query=query, wait_s=5.0)
-            except BackyardError:
+            except BarnraiseError:
                 time.sleep(0.05)
                 continue
             self.note(head, newest)

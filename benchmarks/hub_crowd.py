@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 import msgspec
 import torch
 
-from backyard.core.errors import HubRefused
-from backyard.hub.invites import Invite
-from backyard.hub.messages import (
+from barnraise.core.errors import HubRefused
+from barnraise.hub.invites import Invite
+from barnraise.hub.messages import (
     Course,
     Declaration,
     Description,
@@ -37,9 +37,9 @@ from backyard.hub.messages import (
     decode_message,
     encode_message,
 )
-from backyard.hub.signing import sign_request, verify_response
-from backyard.hub.vectors import MAGIC, Form
-from backyard.identity.keys import NodeKey
+from barnraise.hub.signing import sign_request, verify_response
+from barnraise.hub.vectors import MAGIC, Form
+from barnraise.identity.keys import NodeKey
 from benchmarks.hub_process import UNVERIFIED
 
 T = TypeVar("T", bound=msgspec.Struct)

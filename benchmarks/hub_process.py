@@ -19,10 +19,10 @@ from types import TracebackType
 
 import psutil
 
-from backyard.hub.founding import found_hub, invite_to
-from backyard.hub.invites import Invite, invite_text
-from backyard.hub.messages import Role, Terms
-from backyard.identity.keys import NodeKey
+from barnraise.hub.founding import found_hub, invite_to
+from barnraise.hub.invites import Invite, invite_text
+from barnraise.hub.messages import Role, Terms
+from barnraise.identity.keys import NodeKey
 from benchmarks.hosts import PROCESS_ENVIRONMENT, tail
 
 SERVES_S = 120.0
@@ -82,7 +82,7 @@ class HubProcess:
     def start(self, *more: str) -> float:
         """With more options. Seconds until it answers."""
         begin = time.monotonic()
-        argv = [*self._wrapper, sys.executable, "-m", "backyard.hub", str(self.directory)]
+        argv = [*self._wrapper, sys.executable, "-m", "barnraise.hub", str(self.directory)]
         argv += ["--host", "127.0.0.1", "--port", str(self.port), *self._options, *more]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from backyard.core.errors import BackyardError, HubRefused
-from backyard.hub.client import HubClient
-from backyard.hub.contributing import Contributor
-from backyard.hub.invites import Invite
-from backyard.hub.messages import Course, Declaration, Entry, Join, Joined, Layout, Lease, Span
-from backyard.hub.uploads import push
-from backyard.hub.vectors import MAGIC, Form, encode_vector, flatten, spread
-from backyard.identity.keys import NodeKey
+from barnraise.core.errors import BarnraiseError, HubRefused
+from barnraise.hub.client import HubClient
+from barnraise.hub.contributing import Contributor
+from barnraise.hub.invites import Invite
+from barnraise.hub.messages import Course, Declaration, Entry, Join, Joined, Layout, Lease, Span
+from barnraise.hub.uploads import push
+from barnraise.hub.vectors import MAGIC, Form, encode_vector, flatten, spread
+from barnraise.identity.keys import NodeKey
 
 KINDS = ("nan", "sign-flip", "x100", "copied", "stale", "random", "oversize", "malformed")
 _START_S = 120.0
@@ -168,7 +168,7 @@ class Worker(threading.Thread):
     def run(self) -> None:
         try:
             self._work()
-        except BackyardError as error:
+        except BarnraiseError as error:
             self.ended_by = error.message
         except threading.BrokenBarrierError:
             self.ended_by = "not all workers began"

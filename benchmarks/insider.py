@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from backyard.agent import surveyor, wire
-from backyard.core.errors import BackyardError
-from backyard.identity import NodeId, NodeKey, delegate
-from backyard.identity.trust import Admit, Revoke, TrustLog, _signed, decode_entry, encode_entry
-from backyard.membership.agreement import (
+from barnraise.agent import surveyor, wire
+from barnraise.core.errors import BarnraiseError
+from barnraise.identity import NodeId, NodeKey, delegate
+from barnraise.identity.trust import Admit, Revoke, TrustLog, _signed, decode_entry, encode_entry
+from barnraise.membership.agreement import (
     Accept,
     Accepted,
     Ballot,
@@ -30,13 +30,13 @@ from backyard.membership.agreement import (
     Promise,
     Refuse,
 )
-from backyard.membership.messages import Beat, Behind, Decided, Goodbye, Message, Wish
-from backyard.membership.view import Present, View, decide, read_view
-from backyard.topology import LinkFacts
-from backyard.transport.agent_tls import AGENT_RUN, AgentTls
-from backyard.transport.control import ControlLink, dial_agent
-from backyard.transport.control_frames import Kind, encode_control
-from backyard.transport.preface import ROUTE_AGENT, target_of
+from barnraise.membership.messages import Beat, Behind, Decided, Goodbye, Message, Wish
+from barnraise.membership.view import Present, View, decide, read_view
+from barnraise.topology import LinkFacts
+from barnraise.transport.agent_tls import AGENT_RUN, AgentTls
+from barnraise.transport.control import ControlLink, dial_agent
+from barnraise.transport.control_frames import Kind, encode_control
+from barnraise.transport.preface import ROUTE_AGENT, target_of
 from benchmarks.toolbox import READY, Result, attack
 
 _BEAT_S = 0.3
@@ -145,7 +145,7 @@ class Guest:
                     await link.drain(5.0)
                 if link.closed is not None:
                     return
-        except BackyardError:
+        except BarnraiseError:
             await asyncio.sleep(0.05)
 
     async def leave(self) -> None:
@@ -293,7 +293,7 @@ async def guest_links(keep: str, agents: Agents, links: int) -> Result:
     await guest.enter()
     opened: list[ControlLink] = []
     for _ in range(links):
-        with contextlib.suppress(BackyardError):
+        with contextlib.suppress(BarnraiseError):
             opened += await asyncio.gather(*map(guest.dial, guest.agents))
         await guest.live(0.01, 0.01)
     await guest.live(1.5)
@@ -315,7 +315,7 @@ async def guest_measures(keep: str, agents: Agents, crumbs: int) -> Result:
     strange = [surveyor._encode(surveyor.Got(1, 1)), surveyor._encode(surveyor.Told(tuple(facts)))]
     for _ in range(crumbs // 500):
         await guest.say(victim, [crumb] * 500 + strange)
-        with contextlib.suppress(BackyardError):
+        with contextlib.suppress(BarnraiseError):
             await guest.links[victim].ping(5.0)  # no faster than it is taken
         await guest.live(0.001, 0.001)
     await guest.live(0.5)

@@ -6,7 +6,7 @@
 ``worker``, ``machine``, ``coordinator``, ``stopped``, ``cut``: each fault meets a group of all four that has
 trained undisturbed for some seconds; a unit takes a few milliseconds, so computing lost ones again does not
 count.
-``leave``: `backyard down`. ``everyone``: all agents and workers at once, at random moments, also while a
+``leave``: `barnraise down`. ``everyone``: all agents and workers at once, at random moments, also while a
 checkpoint is written; what the run goes on with must be a checkpoint with the hash that its step had.
 The last line is one JSON object of figures.
 """
@@ -58,8 +58,8 @@ class Faults:
             "EPOCHS": "100000",
             "DELAY": "0.01",
             "CHECKPOINT_S": str(CHECKPOINT_S),
-            "BACKYARD_TRACE_COMMITS": str(self.trace),
-            "BACKYARD_LOG": "info",
+            "BARNRAISE_TRACE_COMMITS": str(self.trace),
+            "BARNRAISE_LOG": "info",
         }
         words = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
         told = self.line.run(

@@ -279,7 +279,7 @@ def show(figures: Mapping[str, Any], silent: Sequence[silence.Ended]) -> None:
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kills", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="40 kills, 200 rebuilds: about three minutes")
-    parser.add_argument("--backend", default="backyard")
+    parser.add_argument("--backend", default="barnraise")
     parser.add_argument("--kills", type=int)
     parser.add_argument("--rebuilds", type=int)
     parser.add_argument("--silence", type=float, help="the link's clock in seconds (quick: 2, else 5)")
@@ -298,7 +298,7 @@ def main(given: Sequence[str] | None = None) -> Mapping[str, Any]:
     figures: dict[str, Any] = {}
     silent: list[silence.Ended] = []
     start = time.monotonic()
-    with lab_fleet(hosts=WORLD, rate="1gbit", ours=options.backend == "backyard") as (lab, fleet):
+    with lab_fleet(hosts=WORLD, rate="1gbit", ours=options.backend == "barnraise") as (lab, fleet):
         quartet = Quartet(fleet, options.backend)
         if options.only in (None, "kills"):
             figures |= kill_figures(kills(quartet, wanted, random.Random(options.seed), fleet.directory))
@@ -306,7 +306,7 @@ def main(given: Sequence[str] | None = None) -> Mapping[str, Any]:
             figures |= rebuilds(quartet, times)
     if options.only in (None, "silence"):
         beat = min(1.0, clock / 5)
-        settings = {"BACKYARD_LINK_SILENCE_S": f"{clock:g}", "BACKYARD_LINK_HEARTBEAT_S": f"{beat:g}"}
+        settings = {"BARNRAISE_LINK_SILENCE_S": f"{clock:g}", "BARNRAISE_LINK_HEARTBEAT_S": f"{beat:g}"}
         with lab_fleet(hosts=WORLD, rate="1gbit", settings=settings, ours=True) as (lab, fleet):
             silent = silence.all_kinds(Quartet(fleet, options.backend), lab, clock, 1 if options.quick else 5)
             figures |= silence.figures(silent)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from backyard.compression import Codec, ErrorFeedback, Part, Turn, codec_named
+from barnraise.compression import Codec, ErrorFeedback, Part, Turn, codec_named
 from benchmarks.report import environment_line, last_line, table
 
 sys.path.append(str(Path(__file__).with_name("programs")))

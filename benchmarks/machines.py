@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from backyard.core.errors import BackyardError
-from backyard.local.client import ListenerClient
-from backyard.local.questions import (
+from barnraise.core.errors import BarnraiseError
+from barnraise.local.client import ListenerClient
+from barnraise.local.questions import (
     Done,
     JoinAsk,
     OfferTold,
@@ -27,7 +27,7 @@ from backyard.local.questions import (
     decode_told,
     encode,
 )
-from backyard.local.run_questions import RunQuestion
+from barnraise.local.run_questions import RunQuestion
 from lab import Host, Lab, LabProcess
 
 REPOSITORY = Path(__file__).parents[1]
@@ -65,9 +65,9 @@ class Machines:
         return Path(self._room.name) / str(place)
 
     def environment(self, place: int) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("BACKYARD_")}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")}
         path = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY), *self.more_path])
-        own = {"BACKYARD_STATE_DIRECTORY": str(self.state(place)), "PYTHONPATH": path}
+        own = {"BARNRAISE_STATE_DIRECTORY": str(self.state(place)), "PYTHONPATH": path}
         return {**kept, **own, **self.own[place], **self.extra}
 
     # the agents
@@ -75,7 +75,7 @@ class Machines:
     def launch(self, place: int, *options: str) -> None:
         """Start it, without waiting until it answers."""
         assert self.agents[place] is None
-        command = [sys.executable, "-P", "-m", "backyard.agent", *options]
+        command = [sys.executable, "-P", "-m", "barnraise.agent", *options]
         self.agents[place] = self.hosts[place].start(command, env=self.environment(place))
 
     def start(self, place: int, *options: str) -> None:
@@ -87,7 +87,7 @@ class Machines:
         while True:
             try:
                 return self.status(place)
-            except BackyardError:
+            except BarnraiseError:
                 if time.monotonic() > deadline:
                     raise AssertionError(f"agent {place} does not start:\n{self.words(place)}") from None
                 time.sleep(0.02)
@@ -160,7 +160,7 @@ class Machines:
         """Whether these hold one view, of exactly themselves."""
         try:
             told = [self.status(place) for place in places]
-        except BackyardError:
+        except BarnraiseError:
             return False
         firsts = [row.node for one in told for row in one.nodes if row.coordinator]
         views = {(one.branch, one.view, first) for one, first in zip(told, firsts, strict=False)}

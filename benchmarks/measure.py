@@ -24,8 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 Groups = Mapping[str, Any]
 Times = dict[str, list[list[int]]]
-MOVER = "backyard.collectives.mover"
-LISTENER = "backyard.transport.listener"
+MOVER = "barnraise.collectives.mover"
+LISTENER = "barnraise.transport.listener"
 
 
 def mover_pids() -> list[int]:
@@ -81,7 +81,7 @@ def _turns(names: Sequence[str], turn: int) -> Sequence[str]:
 
 def _strategy_counts() -> dict[str, float]:
     """How often each strategy has carried an all-reduce in this process, by our own metrics."""
-    from backyard.core import metrics
+    from barnraise.core import metrics
 
     return {
         sample.labels["strategy"]: sample.value

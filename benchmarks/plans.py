@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from backyard.local.run_questions import GraphAsk, GraphTold
-from backyard.planning import (
+from barnraise.local.run_questions import GraphAsk, GraphTold
+from barnraise.planning import (
     Calibration,
     Cluster,
     Codec,
@@ -45,9 +45,9 @@ from backyard.planning import (
     observation,
     refit,
 )
-from backyard.topology.graph import Graph, decode_graph
-from backyard.training.choosing import CODECS, cluster_at, sync_of
-from backyard.training.codec_speeds import measured as measured_codecs
+from barnraise.topology.graph import Graph, decode_graph
+from barnraise.training.choosing import CODECS, cluster_at, sync_of
+from barnraise.training.codec_speeds import measured as measured_codecs
 from benchmarks import plot
 from benchmarks.machines import Machines
 from benchmarks.report import environment_line, last_line, table

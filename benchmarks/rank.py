@@ -92,8 +92,8 @@ class Worker:
         return time.monotonic() - start
 
     def _prepare(self, backend: str) -> None:
-        if backend == "backyard" and not self._registered:
-            from backyard.collectives import autoload
+        if backend == "barnraise" and not self._registered:
+            from barnraise.collectives import autoload
 
             autoload.register()
             self._registered = True
@@ -170,7 +170,7 @@ def main(path: str, host: int, log: str, address: str) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed ranks leave no zombies
     with suppress(ImportError):  # what all ranks need, once; runs of Gloo alone do without
-        import backyard.collectives.backend  # noqa: F401
+        import barnraise.collectives.backend  # noqa: F401
     line = _connect(path, {"nursery": host})
     gc.freeze()
     while (request := line.receive(None)) is not None:

@@ -1,4 +1,4 @@
-"""How fast `backyard run` reaches the script, and what a second run sends, on four hosts at 1 Gbit/s.
+"""How fast `barnraise run` reaches the script, and what a second run sends, on four hosts at 1 Gbit/s.
 
     python -m benchmarks.run --quick     about 2 minutes
     python -m benchmarks.run             more rounds

@@ -18,12 +18,12 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from backyard.agent import run_messages, wire
-from backyard.agent.board_proxy import Here, Please
-from backyard.agent.run_messages import HeldWanted, LogTold, LogWanted, RecordTold, ReportTold
-from backyard.core.errors import BackyardError
-from backyard.identity import NodeId, NodeKey
-from backyard.local.board_messages import (
+from barnraise.agent import run_messages, wire
+from barnraise.agent.board_proxy import Here, Please
+from barnraise.agent.run_messages import HeldWanted, LogTold, LogWanted, RecordTold, ReportTold
+from barnraise.core.errors import BarnraiseError
+from barnraise.identity import NodeId, NodeKey
+from barnraise.local.board_messages import (
     LOBBY,
     Count,
     Denied,
@@ -35,7 +35,7 @@ from backyard.local.board_messages import (
     Set,
     Watch,
 )
-from backyard.runs.record import (
+from barnraise.runs.record import (
     _PURPOSE,
     Order,
     Report,
@@ -46,10 +46,10 @@ from backyard.runs.record import (
     read_order,
     sign_order,
 )
-from backyard.shipping import messages as shipping
-from backyard.shipping.manifest import FileEntry, Manifest, manifest_id, piece_hash
-from backyard.shipping.messages import Lacks, ManifestIs, Piece, PieceName, Pieces, Want, WantManifest
-from backyard.transport.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
+from barnraise.shipping import messages as shipping
+from barnraise.shipping.manifest import FileEntry, Manifest, manifest_id, piece_hash
+from barnraise.shipping.messages import Lacks, ManifestIs, Piece, PieceName, Pieces, Want, WantManifest
+from barnraise.transport.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
 from benchmarks import checkpoint_attacks as checkpoint_attacks  # served with these
 from benchmarks.attacks import main
 from benchmarks.insider import Agents
@@ -339,7 +339,7 @@ async def owner_ships(keep: str, agents: Agents, run: str, kind: str, canary: st
         link = owner.routes[node, ROUTE_AGENT_SHIP]
         if isinstance(message, WantManifest):
             served.append("list")
-            with contextlib.suppress(BackyardError):
+            with contextlib.suppress(BarnraiseError):
                 link.send(wire.SHIP + shipping.encode(ManifestIs(message.id, listed)))
         elif isinstance(message, Want):
             served.append("pieces")
@@ -354,7 +354,7 @@ async def owner_ships(keep: str, agents: Agents, run: str, kind: str, canary: st
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while loop.time() < end and owner.records.get(run, record).phase != "ended":
-        with contextlib.suppress(BackyardError):
+        with contextlib.suppress(BarnraiseError):
             await owner.come()
         await asyncio.sleep(0.05)
     now = owner.records.get(run, record)
@@ -428,7 +428,7 @@ async def guest_floods(keep: str, agents: Agents, kind: str, seconds: float, dea
                 sent += 100
                 await link.drain(2.0)
                 await asyncio.sleep(0)
-        except BackyardError:
+        except BarnraiseError:
             await asyncio.sleep(0.05)
     for link in guest.routes.values():
         link.close("over")

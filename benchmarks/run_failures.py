@@ -174,12 +174,12 @@ def shown(case: Case, seen: str) -> str:
     """As the documentation shows it; a flood is cut."""
     lines: list[str] = []
     # Where it was recorded is of no interest to whoever reads it.
-    seen = re.sub(r"/tmp/by-m-\w+/\d", "~/.local/state/backyard", seen).replace(sys.executable, "python")
+    seen = re.sub(r"/tmp/by-m-\w+/\d", "~/.local/state/barnraise", seen).replace(sys.executable, "python")
     for line in seen.splitlines():
         if len(line) > 400 and lines and lines[-1].endswith(" ..."):
             continue
         lines.append(line if len(line) <= 400 else f"{line[:60]} ...")
-    typed = " ".join(["backyard run", *case.options, "train.py"])
+    typed = " ".join(["barnraise run", *case.options, "train.py"])
     return "\n".join([f"# {case.title}", f"mac$ {typed}", *lines, ""])
 
 

@@ -10,16 +10,16 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from backyard.agent import run_messages, wire
-from backyard.agent.board_proxy import Here, Please
-from backyard.agent.run_messages import RecordTold, ReportTold
-from backyard.core.errors import BackyardError
-from backyard.identity import NodeId
-from backyard.runs.record import Report, RunRecord, read_order
-from backyard.shipping import messages as shipping
-from backyard.topology.packages import own_packages
-from backyard.transport.control import ControlLink
-from backyard.transport.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
+from barnraise.agent import run_messages, wire
+from barnraise.agent.board_proxy import Here, Please
+from barnraise.agent.run_messages import RecordTold, ReportTold
+from barnraise.core.errors import BarnraiseError
+from barnraise.identity import NodeId
+from barnraise.runs.record import Report, RunRecord, read_order
+from barnraise.shipping import messages as shipping
+from barnraise.topology.packages import own_packages
+from barnraise.transport.control import ControlLink
+from barnraise.transport.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
 from benchmarks.insider import Agents, Guest, is_closed
 
 _answers: msgspec.msgpack.Decoder[Please | Here] = msgspec.msgpack.Decoder(Please | Here)
@@ -101,7 +101,7 @@ class Insider(Guest):
 
     async def tell(self, message: bytes, route: int = ROUTE_AGENT_BULK) -> None:
         for node in self.agents:
-            with contextlib.suppress(BackyardError):
+            with contextlib.suppress(BarnraiseError):
                 link = await self.call(node, route)
                 link.send(message)
 

@@ -22,13 +22,13 @@ with open(os.path.join(os.environ["MARKS"], "first-" + os.environ["RANK"]), "w")
 
 
 class CommandLine:
-    """``backyard ...`` typed on the hosts of a lab."""
+    """``barnraise ...`` typed on the hosts of a lab."""
 
     def __init__(self, machines: Machines) -> None:
         self.machines = machines
 
     def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "backyard.cli.main", *words]
+        return [sys.executable, "-m", "barnraise.cli.main", *words]
 
     def start(self, place: int, *words: str, folder: Path | None = None) -> LabProcess:
         """In the background; its output is kept."""

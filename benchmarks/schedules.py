@@ -22,8 +22,8 @@ from collections import Counter
 from functools import partial
 from typing import NamedTuple
 
-from backyard.identity.trust import encode_entry
-from backyard.membership.agreement import is_quorum
+from barnraise.identity.trust import encode_entry
+from barnraise.membership.agreement import is_quorum
 from benchmarks.simulated_cluster import Cluster, Node, Violation, keys
 
 _CHAOS_S = 10.0

@@ -4,7 +4,7 @@
     python -m benchmarks.session             more rounds
 
 On four lab hosts at 1 Gbit/s, in turns: the same loop with a session, with DDP on our backend (an unmodified
-program under `backyard run`), and with DDP on Gloo (torchrun, in the clear). Unequal: the hosts wait 1, 1, 2
+program under `barnraise run`), and with DDP on Gloo (torchrun, in the clear). Unequal: the hosts wait 1, 1, 2
 and 4 times as long for each sample, which stands for slower devices; DDP, with equal shares, for comparison.
 Throttled: all are equally fast, until in the middle of the run they become as unequal as that.
 Healing: a worker is killed, returns and gets 500 MB while the others train steps that stand for device work.
@@ -57,8 +57,8 @@ class Bench:
         """Medians of step times, by way, in turns."""
         found: dict[str, list[float]] = {"session": [], "ddp ours": [], "ddp gloo": []}
         for _ in range(rounds):
-            found["session"].append(self._under_backyard("session", STEPS="24")["median"])
-            found["ddp ours"].append(self._under_backyard("ddp", STEPS="24")["median"])
+            found["session"].append(self._under_barnraise("session", STEPS="24")["median"])
+            found["ddp ours"].append(self._under_barnraise("ddp", STEPS="24")["median"])
             found["ddp gloo"].append(self._under_torchrun(STEPS="24")["median"])
         return found
 
@@ -66,22 +66,22 @@ class Bench:
         """Samples per second: of each host alone, of a session on all, and of DDP on all."""
         solos = []
         for place in range(HOSTS):
-            found = self._under_backyard("session", on=f"h{place}", UNIT="8", STEPS="6", WARM="2", **SMALL)
+            found = self._under_barnraise("session", on=f"h{place}", UNIT="8", STEPS="6", WARM="2", **SMALL)
             solos.append(256 / found["median"])
-        ours = self._under_backyard("session", UNIT="4", STEPS="30", WARM="8", **SMALL)
-        ddp = self._under_backyard("ddp", STEPS="12", **SMALL)
+        ours = self._under_barnraise("session", UNIT="4", STEPS="30", WARM="8", **SMALL)
+        ddp = self._under_barnraise("ddp", STEPS="12", **SMALL)
         return solos, 256 / ours["median"], 256 / ddp["median"]
 
     def throttled(self) -> list[float]:
         """Seconds of each step; some hosts become slower after `SLOWS_AT` of them."""
         words = {"UNIT": "4", "STEPS": str(2 * SLOWS_AT), "WARM": "0", "SLOWS_AT": str(SLOWS_AT)}
-        found: list[float] = self._under_backyard("session", **words, **SMALL)["steps"]
+        found: list[float] = self._under_barnraise("session", **words, **SMALL)["steps"]
         return found
 
     def heal(self) -> tuple[float, float, float]:
         """Share of the line, longest pause in steps, and how long the newcomer took to come back."""
         trace = self._room / "heal"
-        words = ["--set", f"BACKYARD_TRACE_COMMITS={trace}", "--set", f"STATE_MB={STATE_MB}"]
+        words = ["--set", f"BARNRAISE_TRACE_COMMITS={trace}", "--set", f"STATE_MB={STATE_MB}"]
         words += ["--set", f"STEP_S={STEP_S}", "--on", "h0,h1,h2", "--all"]
         running = self._line.start(0, "run", *words, "heavy.py", folder=self._folder)
         self._machines.until(lambda: _steps(trace) > 4, 180.0, "training has begun")
@@ -103,7 +103,7 @@ class Bench:
         share = int(line[1]) / float(line[2]) / LINE_BYTES_S
         return share, pause / normal, joined[0].at - killed
 
-    def _under_backyard(self, way: str, on: str = "h0,h1,h2,h3", **variables: str) -> dict[str, Any]:
+    def _under_barnraise(self, way: str, on: str = "h0,h1,h2,h3", **variables: str) -> dict[str, Any]:
         words = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
         words += ["--set", f"WAY={way}", "--set", "OMP_NUM_THREADS=1"]
         done = self._line.run(0, "run", "--on", on, *words, "steps.py", folder=self._folder, timeout=300)

@@ -15,12 +15,12 @@ from functools import lru_cache, partial
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from backyard.identity import NodeKey
-from backyard.identity.trust import Role, TrustLog, decode_entry, encode_entry
-from backyard.membership.agreement import Record, founded
-from backyard.membership.effects import Changed, Effect, Note, Save, Send
-from backyard.membership.member import TICK_S, Member
-from backyard.membership.view import Present, View, decide, first, nowhere
+from barnraise.identity import NodeKey
+from barnraise.identity.trust import Role, TrustLog, decode_entry, encode_entry
+from barnraise.membership.agreement import Record, founded
+from barnraise.membership.effects import Changed, Effect, Note, Save, Send
+from barnraise.membership.member import TICK_S, Member
+from barnraise.membership.view import Present, View, decide, first, nowhere
 from benchmarks.fake_clock import FakeClock
 
 

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from backyard.planning import Codec, Level, Levels, Model, Options, Plan, StepProfile, make_plans
-from backyard.planning.codecs import LOSSY
-from backyard.runs.leases import Course
-from backyard.training.sync import Sync
+from barnraise.planning import Codec, Level, Levels, Model, Options, Plan, StepProfile, make_plans
+from barnraise.planning.codecs import LOSSY
+from barnraise.runs.leases import Course
+from barnraise.training.sync import Sync
 from benchmarks.report import REPOSITORY, environment_line, last_line, table
 from benchmarks.simulation.figures import (
     Figures,

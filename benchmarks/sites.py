@@ -17,9 +17,9 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from backyard.planning import Cluster, Model, Options, StepProfile, make_plans
-from backyard.planning.codecs import EXACT
-from backyard.training.choosing import cluster_at
+from barnraise.planning import Cluster, Model, Options, StepProfile, make_plans
+from barnraise.planning.codecs import EXACT
+from barnraise.training.choosing import cluster_at
 from benchmarks.machines import Machines
 from benchmarks.plans import Bench
 from benchmarks.report import environment_line, last_line, table
@@ -67,7 +67,7 @@ def measure(hosts: int, codec: str) -> list[Found]:
             given = {"PARAMETERS": str(PARAMETERS), "SAMPLE_S": str(SAMPLE_S), "BATCHES": str(batches)}
             given["SYNC"] = EXACT if codec == EXACT else f"1:{codec}"
             before = lab.trunk_bytes()
-            figures = bench.run("planned.py", everybody, BACKYARD_COLLECTIVES_STRATEGY=strategy, **given)
+            figures = bench.run("planned.py", everybody, BARNRAISE_COLLECTIVES_STRATEGY=strategy, **given)
             return figures["step_s"], lab.trunk_bytes() - before
 
         for way, strategy in (("ring", "ring"), ("sites", "auto")) if hosts > 1 else (("ring", "ring"),):

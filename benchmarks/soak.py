@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from backyard.core.errors import BackyardError
+from barnraise.core.errors import BarnraiseError
 from benchmarks.commits import judge, last_commits, read_commits
 from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.report import environment_line, last_line, p95
@@ -64,8 +64,8 @@ class Soak:
         given = {
             "EPOCHS": "100000",
             "DELAY": "0.01",
-            "BACKYARD_TRACE_COMMITS": str(self._trace),
-            "BACKYARD_LOG": "info",
+            "BARNRAISE_TRACE_COMMITS": str(self._trace),
+            "BARNRAISE_LOG": "info",
             "MODEL": "images" if period == 1 else "words",  # with batch norms rounds do not overlap
             "PERIOD": str(period),
             "CODEC": codec,
@@ -146,7 +146,7 @@ class Soak:
         for place in self._others():
             try:
                 told = self._machines.status(place)
-            except BackyardError:
+            except BarnraiseError:
                 continue
             first = next((row.name for row in told.nodes if row.coordinator), None)
             if first is not None:

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from backyard.agent.pairing_desk import join_by
-from backyard.core.errors import BackyardError
-from backyard.discovery.datagrams import Datagram, encode_datagram
-from backyard.discovery.mdns import MdnsFinder
-from backyard.identity import NodeId, NodeKey, delegate
-from backyard.identity.trust import encode_entry
-from backyard.pairing import Introduction, Joiner, offer_tag, parse_code
-from backyard.transport.agent_tls import AGENT_RUN, AgentTls, TlsSession
-from backyard.transport.control import dial_agent
-from backyard.transport.preface import (
+from barnraise.agent.pairing_desk import join_by
+from barnraise.core.errors import BarnraiseError
+from barnraise.discovery.datagrams import Datagram, encode_datagram
+from barnraise.discovery.mdns import MdnsFinder
+from barnraise.identity import NodeId, NodeKey, delegate
+from barnraise.identity.trust import encode_entry
+from barnraise.pairing import Introduction, Joiner, offer_tag, parse_code
+from barnraise.transport.agent_tls import AGENT_RUN, AgentTls, TlsSession
+from barnraise.transport.control import dial_agent
+from barnraise.transport.preface import (
     ANSWER_BYTES,
     ANYBODY,
     PAIRING_KEY,
@@ -54,7 +54,7 @@ async def join(code: str, host: str, port: int, keep: str = "", name: str = "fri
     begin = time.monotonic()
     try:
         joined = await join_by(Joiner(secret, key, me), secret, host, port)
-    except BackyardError as error:
+    except BarnraiseError as error:
         return {"joined": False, "words": error.message, "seconds": time.monotonic() - begin}
     if keep:
         lines = [encode_entry(entry).hex() for entry in joined.log.entries]
@@ -143,7 +143,7 @@ async def come_as_member(
                     )
                     entered += 1
                     link.close("it was let in")
-                except BackyardError as error:
+                except BarnraiseError as error:
                     words[error.message.removeprefix(f"{host}:{port}").strip(": ")] += 1
     return {"entered": entered, "words": dict(words)}
 
@@ -259,7 +259,7 @@ async def flood(host: str, port: int, silent: int, half: int, seconds: float, mo
     more_descriptors()
     READY.get()()
     begin = time.monotonic()
-    words = [b""] * silent + [b"BACKYARD" + bytes(32)] * half
+    words = [b""] * silent + [b"BARNRAIS" + bytes(32)] * half
     connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
     for start in range(0, len(words), 50):
         batch = words[start : start + 50]
@@ -378,7 +378,7 @@ def _mdns_packets(chance: random.Random, number: int, tag: str, own: str) -> lis
     """Noise, a name that points at itself, counts that are not there, and adverts with the cluster's tag."""
     loop = struct.pack(">6H", 0, 0x8400, 0, 1, 0, 0) + b"\xc0\x0c" + struct.pack(">HHIH", 12, 1, 60, 0)
     empty = struct.pack(">6H", 0, chance.getrandbits(16), *[0xFFFF] * 4) + chance.randbytes(40)
-    service = b"\x09_backyard\x04_tcp\x05local\x00"
+    service = b"\x09_barnraise\x04_tcp\x05local\x00"
     instance = b"\x20" + os.urandom(16).hex().encode() + service
     server = b"\x10" + os.urandom(8).hex().encode() + b"\x05local\x00"
     text = b"t=" + tag.encode()

@@ -88,9 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def entrants(engines: Sequence[str]) -> list[Contender]:
-    if "backyard" not in engines:
+    if "barnraise" not in engines:
         return [Contender(name, "gloo", {}) for name in ("auto", "ring", "gloo")]
-    ours = [Contender(name, "backyard", {STRATEGY: name}) for name in ("auto", *STRATEGIES)]
+    ours = [Contender(name, "barnraise", {STRATEGY: name}) for name in ("auto", *STRATEGIES)]
     return [*ours, Contender("gloo", "gloo", {})]
 
 
@@ -98,7 +98,7 @@ def run(engines: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     """All labs one after the other; writes the points and the pictures."""
     sizes = [int(word) for word in options.hosts.split(",")]
     points: list[Point] = []
-    ours = "backyard" in engines
+    ours = "barnraise" in engines
     for rate, delay in product(options.rates.split(","), options.delays.split(",")):
         with lab_fleet(hosts=max(sizes), rate=rate, delay=delay, ours=ours) as (_, fleet):
             crew = Crew.gather(fleet, list(range(max(sizes))), entrants(engines), sizes=())

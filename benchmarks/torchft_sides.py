@@ -66,7 +66,7 @@ class Ours:
         folder.mkdir()
         shutil.copy(PROGRAM, folder / "train.py")
         given = {"MODEL": "words", "EPOCHS": "1000000", "DELAY": str(DELAY_S)}
-        given["BACKYARD_TRACE_COMMITS"] = str(self.trace.path)
+        given["BARNRAISE_TRACE_COMMITS"] = str(self.trace.path)
         words = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
         command = ["run", "--detach", "--restarts", "1000", *words, "train.py"]
         told = CommandLine(machines).run(0, *command, folder=folder)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from backyard.local.starting import AGENT_LOG
+from barnraise.local.starting import AGENT_LOG
 from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.runs import CommandLine
 from lab import Lab, LabProcess
@@ -33,8 +33,8 @@ CLUSTER = REPOSITORY / "docs" / "transcripts" / "first-cluster.txt"
 README = REPOSITORY / "README.md"
 TRAIN = REPOSITORY / "examples" / "train.py"
 NAMES = ("mac", "pc", "nas", "laptop")
-_CODE = re.compile(r"backyard join (\d+-[a-z]+-[a-z]+)")
-_RUN = re.compile(r"backyard: run (\S+)")
+_CODE = re.compile(r"barnraise join (\d+-[a-z]+-[a-z]+)")
+_RUN = re.compile(r"barnraise: run (\S+)")
 _TEN_MINUTES = re.compile(r"(?<=^## Your first ten minutes\n).*?(?=^## )", re.MULTILINE | re.DOTALL)
 _SHOWN = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SCRIPT = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -46,14 +46,14 @@ _SAID_OR_NOT = (
     # where the cluster takes a moment
     r"^The code was used by .* Waiting for the cluster to decide \.\.\.\n",
     # where a machine is busy with something else
-    r"^backyard: \w+: (fetching|waiting|it has not answered yet)\n",
+    r"^barnraise: \w+: (fetching|waiting|it has not answered yet)\n",
     r"^(\w+ )?member \d+ is too slow to be waited for .*\n",
     # where another machine has a newer one
     r"^\w+ going on from the checkpoint of step .*\n",
     # where it takes more than a moment
-    r"^backyard: stopping: .*\n",
+    r"^barnraise: stopping: .*\n",
     # where workers do not end within one moment
-    r"^(backyard: generation \d+: \d+ workers?, because .*\n)+(?=backyard: \d+ files? written by the script)",
+    r"^(barnraise: generation \d+: \d+ workers?, because .*\n)+(?=barnraise: \d+ files? written by the script)",  # noqa: E501
 )
 
 
@@ -77,7 +77,7 @@ class Session:
 
     def open(self, place: int, *words: str) -> Window:
         """Type a command that goes on while others are typed elsewhere."""
-        self.lines += ["", f"{NAMES[place]}$ backyard {' '.join(words)}"]
+        self.lines += ["", f"{NAMES[place]}$ barnraise {' '.join(words)}"]
         return Window(self, self._line.start(place, *words, folder=self._folder))
 
     def pair(self, owner: int, joiner: int, *options: str) -> None:
@@ -102,7 +102,7 @@ class Session:
 
     def shorten(self, first: int, words: str) -> None:
         """What the last command has printed, to so many lines and the one that has these words in it."""
-        begin = max(place for place, line in enumerate(self.lines) if "$ backyard " in line) + 1
+        begin = max(place for place, line in enumerate(self.lines) if "$ barnraise " in line) + 1
         (kept,) = [line for line in self.lines[begin:] if words in line]
         self.lines[begin + first :] = ["...", kept]
 
@@ -333,7 +333,7 @@ def normal(text: str) -> list[str]:
 def _plain(text: str, machines: Machines) -> str:
     """The lab's paths as a reader would have them."""
     for place, name in enumerate(NAMES[: len(machines.hosts)]):
-        text = text.replace(str(machines.state(place)), f"/home/{name}/.local/state/backyard")
+        text = text.replace(str(machines.state(place)), f"/home/{name}/.local/state/barnraise")
     return text
 
 

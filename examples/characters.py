@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-import backyard
+import barnraise
 
 TEXT = (
     "the mac on the desk and the old box in the hall train one model together. "
@@ -66,7 +66,7 @@ def main():
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 16 if small else 400)
     loader = DataLoader(Pieces(256 if small else 3200), batch_size=32, shuffle=True)
 
-    run = backyard.init(seed=2)
+    run = barnraise.init(seed=2)
     run.clip_grad_norm(1.0)
     model, optimizer, batches, schedule = run.prepare(model, optimizer, loader, schedule)
     for epoch in run.epochs(2 if small else 4):

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import backyard
+import barnraise
 
 torch.manual_seed(0)
 points = torch.randn(16384, 2)
@@ -13,7 +13,7 @@ model = nn.Sequential(nn.Linear(2, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 loader = DataLoader(TensorDataset(points, arms), batch_size=512, shuffle=True)
 
-run = backyard.init()
+run = barnraise.init()
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 for epoch in run.epochs(400):
     for x, y in batches:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-import backyard
+import barnraise
 
 SIZE = 16
 
@@ -54,7 +54,7 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader = DataLoader(Shapes(0, 512 if small else 8192), batch_size=64, shuffle=True)
 
-    run = backyard.init(seed=1)
+    run = barnraise.init(seed=1)
     model, optimizer, batches = run.prepare(model, optimizer, loader)
     for epoch in run.epochs(2 if small else 3):
         for images, kinds in batches:

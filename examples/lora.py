@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import backyard
+import barnraise
 
 
 class Thin(nn.Module):
@@ -61,7 +61,7 @@ def main():
     thin = [one for one in model.parameters() if one.requires_grad]
     optimizer = torch.optim.AdamW(thin, lr=1e-2)
 
-    run = backyard.init(seed=3)
+    run = barnraise.init(seed=3)
     loader = DataLoader(data, batch_size=64, shuffle=True)
     model, optimizer, batches = run.prepare(model, optimizer, loader)
     for _ in run.epochs(5 if small else 10):

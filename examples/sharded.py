@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-import backyard
+import barnraise
 
 TEXT = torch.tensor(list(Path(__file__).read_bytes()))
 LENGTH, BATCH, WIDTH, SAVE_EVERY = 64, 12, 64, 10
@@ -86,7 +86,7 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     state = {"training": Training(model, optimizer)}
 
-    done = backyard.load_sharded(state, "checkpoints") or 0
+    done = barnraise.load_sharded(state, "checkpoints") or 0
     for step in range(done, 25 if given.small else given.steps):
         loss = model(*(part.to(device) for part in batch(step, rank, world)))
         loss.backward()
@@ -97,7 +97,7 @@ def main():
         if rank == 0:
             print(f"step {step + 1}: loss {mean.item():.6f} on {world} ranks", flush=True)
         if (step + 1) % SAVE_EVERY == 0:
-            backyard.save_sharded(state, "checkpoints", step + 1, copies=2)
+            barnraise.save_sharded(state, "checkpoints", step + 1, copies=2)
     dist.destroy_process_group()
 
 

@@ -2,7 +2,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import backyard
+import barnraise
 
 torch.manual_seed(0)
 points = torch.randn(32768, 2)  # to learn: on which arm of a spiral each of them lies
@@ -11,7 +11,7 @@ model = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(),
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 loader = DataLoader(TensorDataset(points, arms), batch_size=512, shuffle=True)
 
-run = backyard.init(checkpoint_s=2)  # seconds; the default, 60, is for longer trainings
+run = barnraise.init(checkpoint_s=2)  # seconds; the default, 60, is for longer trainings
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 for epoch in run.epochs(16):
     for x, y in batches:

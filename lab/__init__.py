@@ -1,6 +1,6 @@
 """Real hosts in network namespaces, for tests and benchmarks: rates, delay, loss, cuts and NAT.
 
-Not part of the wheel. Imports the standard library only and nothing of Backyard.
+Not part of the wheel. Imports the standard library only and nothing of Barnraise.
 Linux, root, iproute2 and nsenter; nftables for cuts and NAT. See docs/lab.md.
 """
 

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 PREFIX = "bylab-"
 NETNS = Path("/run/netns")
-RECORDS = Path("/run/backyard-lab")
+RECORDS = Path("/run/barnraise-lab")
 _PATIENCE = 60.0
 
 Mark = tuple[int, int]

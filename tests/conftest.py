@@ -30,13 +30,13 @@ def _own_house() -> Iterator[None]:
 
     The directory's name is short, because the path of a Unix socket may have about a hundred characters only.
     """
-    before = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("BACKYARD_")}
+    before = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("BARNRAISE_")}
     house = Path(tempfile.mkdtemp(prefix="by-"))
     (house / "config.toml").touch()
-    os.environ["BACKYARD_CONFIG"] = str(house / "config.toml")
-    os.environ["BACKYARD_STATE_DIRECTORY"] = str(house / "state")
+    os.environ["BARNRAISE_CONFIG"] = str(house / "config.toml")
+    os.environ["BARNRAISE_STATE_DIRECTORY"] = str(house / "state")
     yield
-    for name in ("BACKYARD_CONFIG", "BACKYARD_STATE_DIRECTORY"):
+    for name in ("BARNRAISE_CONFIG", "BARNRAISE_STATE_DIRECTORY"):
         os.environ.pop(name, None)
     os.environ.update(before)
     shutil.rmtree(house, ignore_errors=True)

@@ -14,7 +14,7 @@ import torch
 from planned import wanted  # type: ignore[import-not-found]  # beside this script
 from torch.utils.data import DataLoader, Dataset
 
-import backyard
+import barnraise
 
 SEED = int(os.environ.get("SEED", "0"))
 BATCHES = int(os.environ.get("BATCHES", "400"))
@@ -73,7 +73,7 @@ def main() -> None:
     model: torch.nn.Module = Characters()
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=BATCHES + 1, pct_start=0.1)
-    run = backyard.init(seed=SEED, unit=4, checkpoint_s=1e6, sync=wanted(os.environ.get("SYNC", "exact")))
+    run = barnraise.init(seed=SEED, unit=4, checkpoint_s=1e6, sync=wanted(os.environ.get("SYNC", "exact")))
     loader = DataLoader(Pieces(whole[:cut], BATCH * BATCHES), batch_size=BATCH)
     model, optimizer, batches, scheduler = run.prepare(model, optimizer, loader, scheduler)
     run.clip_grad_norm(1.0)

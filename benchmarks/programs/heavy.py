@@ -11,7 +11,7 @@ import time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import backyard
+import barnraise
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -23,7 +23,7 @@ def main() -> None:
     model.register_buffer("frozen", torch.zeros(frozen))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = TensorDataset(torch.randn(8 * 4000, 16), torch.randn(8 * 4000, 1))
-    run = backyard.init(unit=1, checkpoint_s=36000)
+    run = barnraise.init(unit=1, checkpoint_s=36000)
     model, optimizer, batches = run.prepare(model, optimizer, DataLoader(data, batch_size=8, shuffle=True))
     if run.healed is not None:
         print("HEALED", run.healed.bytes, f"{run.healed.seconds:.6f}", run.healed.donors, flush=True)

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
-import backyard
-from backyard.planning.codecs import LOSSY
-from backyard.planning.quality import outer_rule
+import barnraise
+from barnraise.planning.codecs import LOSSY
+from barnraise.planning.quality import outer_rule
 
 PARAMETERS = int(os.environ.get("PARAMETERS", "20000000"))
 BATCH = int(os.environ.get("BATCH", "32"))
@@ -41,7 +41,7 @@ class Large(torch.nn.Module):
         return torch.stack([one[: x.numel()].dot(x.reshape(-1)) for one in self.weights]).mean()
 
 
-def wanted(text: str) -> backyard.Sync | Literal["exact", "auto"]:
+def wanted(text: str) -> barnraise.Sync | Literal["exact", "auto"]:
     if text == "exact":
         return "exact"
     if text == "auto":
@@ -49,7 +49,7 @@ def wanted(text: str) -> backyard.Sync | Literal["exact", "auto"]:
     period, _, codec = text.partition(":")
     known = next((one for one in LOSSY if one.name == codec), LOSSY[0])
     outer = outer_rule(known, int(period), is_lora=False)
-    return backyard.Sync(period=int(period), codec=codec, rate=outer.learning_rate, momentum=outer.momentum)
+    return barnraise.Sync(period=int(period), codec=codec, rate=outer.learning_rate, momentum=outer.momentum)
 
 
 def ddp() -> None:
@@ -77,10 +77,10 @@ def main() -> None:
         return
     model = Large()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    run = backyard.init(unit=UNIT, checkpoint_s=1e6, sync=wanted(os.environ.get("SYNC", "exact")))
+    run = barnraise.init(unit=UNIT, checkpoint_s=1e6, sync=wanted(os.environ.get("SYNC", "exact")))
     loader = DataLoader(TensorDataset(torch.randn(BATCH * BATCHES, 4)), batch_size=BATCH)
     model, optimizer, batches = run.prepare(model, optimizer, loader)
-    commits: list[tuple[float, int, backyard.Sync]] = []
+    commits: list[tuple[float, int, barnraise.Sync]] = []
     run.on_commit(lambda one: commits.append((time.monotonic(), one.done, one.sync)))
     for (x,) in batches:
         time.sleep(SAMPLE_S * len(x))

@@ -44,11 +44,11 @@ def compute(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, step: int)
 
 
 def train_with_session(data: TensorDataset) -> tuple[bool, list[float]]:
-    import backyard
+    import barnraise
 
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    run = backyard.init(unit=UNIT, checkpoint_s=3600)
+    run = barnraise.init(unit=UNIT, checkpoint_s=3600)
     loader = DataLoader(data, batch_size=BATCH, shuffle=True)
     model, optimizer, batches = run.prepare(model, optimizer, loader)
     times = [time.monotonic()]

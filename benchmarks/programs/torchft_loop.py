@@ -1,10 +1,10 @@
 """The loop of tests/lab/session_program.py (its transformer) with torchft: a replica group of one process.
 
 GROUP of GROUPS: whose share of the batch this is. ADDRESS: this host's. TRACE: a file that gets a line after
-each commit, as BACKYARD_TRACE_COMMITS does. DELAY: seconds for each unit, which stand for compute. TIMEOUT_S,
+each commit, as BARNRAISE_TRACE_COMMITS does. DELAY: seconds per unit, which stand for compute. TIMEOUT_S,
 QUORUM_TIMEOUT_S, CONNECT_TIMEOUT_S, QUORUM_RETRIES: torchft's own defaults if missing. GLOO_TIMEOUT_S: as
 TIMEOUT_S if it is missing. AVERAGING: manager | ddp (torchft's own DistributedDataParallel; with Gloo its
-survivors end when a peer dies). Needs no Backyard, so that torchft can have an environment of its own.
+survivors end when a peer dies). Needs no Barnraise, so that torchft can have an environment of its own.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from characters import (  # type: ignore[import-not-found]  # beside this script
 )
 from torch.utils.data import DataLoader
 
-import backyard
+import barnraise
 
 STOP = int(os.environ.get("STOP", BATCHES))
 SAMPLE_S = float(os.environ.get("SAMPLE_S", "0"))
@@ -46,7 +46,7 @@ def main() -> None:
     model: torch.nn.Module = Characters()
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, part_of_rate)
-    run = backyard.init(seed=SEED, unit=int(os.environ.get("UNIT", "16")), checkpoint_s=1e6)
+    run = barnraise.init(seed=SEED, unit=int(os.environ.get("UNIT", "16")), checkpoint_s=1e6)
     loader = DataLoader(Pieces(whole[:cut], 2 * BATCH * BATCHES), batch_size=BATCH)  # more than are trained
     model, optimizer, batches, scheduler = run.prepare(model, optimizer, loader, scheduler)
     run.clip_grad_norm(1.0)

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 from typing import NamedTuple
 from unittest import mock
 
-from backyard.planning import Model, StepProfile
-from backyard.planning.codecs import LOSSY
-from backyard.planning.quality import outer_rule
-from backyard.runs.leases import Course
-from backyard.topology.graph import Graph, LinkFacts, NodeFacts, build_graph
-from backyard.training import choosing
-from backyard.training.choosing import Chooser, Seen, Wish
-from backyard.training.sync import Sync
+from barnraise.planning import Model, StepProfile
+from barnraise.planning.codecs import LOSSY
+from barnraise.planning.quality import outer_rule
+from barnraise.runs.leases import Course
+from barnraise.topology.graph import Graph, LinkFacts, NodeFacts, build_graph
+from barnraise.training import choosing
+from barnraise.training.choosing import Chooser, Seen, Wish
+from barnraise.training.sync import Sync
 from benchmarks.simulation.network import Link
 from benchmarks.simulation.training import Committed, Costs, Training
 from benchmarks.simulation.worlds import World

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from backyard.runs.leases import Unit, fingerprint
-from backyard.training.held import Held, read_held
-from backyard.training.sync import Sync
+from barnraise.runs.leases import Unit, fingerprint
+from barnraise.training.held import Held, read_held
+from barnraise.training.sync import Sync
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.network import Network
 from benchmarks.simulation.operations import Operation

@@ -9,13 +9,13 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from backyard.core.errors import ProtocolError
-from backyard.hub.leases import Delivered, Lent
-from backyard.hub.log import Contribution
-from backyard.hub.messages import Course, Declaration, Lease, Step, Terms, decode_message, encode_message
-from backyard.hub.regional import GATHER_S, declared, regional_terms
-from backyard.hub.rounds import Committed, Ended, Refuse, Supplied
-from backyard.hub.waiting import Waiting
+from barnraise.core.errors import ProtocolError
+from barnraise.hub.leases import Delivered, Lent
+from barnraise.hub.log import Contribution
+from barnraise.hub.messages import Course, Declaration, Lease, Step, Terms, decode_message, encode_message
+from barnraise.hub.regional import GATHER_S, declared, regional_terms
+from barnraise.hub.rounds import Committed, Ended, Refuse, Supplied
+from barnraise.hub.waiting import Waiting
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.hubs import Costs, Reach, Server, SimulatedHub, Sizes
 

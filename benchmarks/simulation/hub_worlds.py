@@ -9,13 +9,13 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
-from backyard.hub.client import CONNECT_S
-from backyard.hub.leases import Delivered, Lent
-from backyard.hub.messages import Course, Terms
-from backyard.hub.portions import rounded
-from backyard.hub.regional import regional_terms
-from backyard.hub.rounds import Refuse
-from backyard.hub.waiting import Waiting
+from barnraise.hub.client import CONNECT_S
+from barnraise.hub.leases import Delivered, Lent
+from barnraise.hub.messages import Course, Terms
+from barnraise.hub.portions import rounded
+from barnraise.hub.regional import regional_terms
+from barnraise.hub.rounds import Refuse
+from barnraise.hub.waiting import Waiting
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.hub_members import Habits, Leaf, Region
 from benchmarks.simulation.hubs import Costs, Reach, Server, SimulatedHub, Sizes, begun_with

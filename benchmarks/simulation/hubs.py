@@ -1,6 +1,6 @@
 """A hub without sockets, disk or tensors: its own decisions, and waits in place of the rest.
 
-Who gets which samples, whose update counts and when a round closes is `backyard.hub.rounds` itself, with all
+Who gets which samples, whose update counts and when a round closes is `barnraise.hub.rounds` itself, with all
 that it is made of. What a member asks for passes the hub's event loop, its line, its places for large bodies
 and its log, as in `hub.app`, `hub.intake` and `hub.service`, at the costs that were measured.
 """
@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from backyard.hub.books import Book
-from backyard.hub.leases import Delivered, Lent
-from backyard.hub.log import Contribution
-from backyard.hub.messages import Course, Terms
-from backyard.hub.places import AT_ONCE
-from backyard.hub.pool import trained
-from backyard.hub.rounds import (
+from barnraise.hub.books import Book
+from barnraise.hub.leases import Delivered, Lent
+from barnraise.hub.log import Contribution
+from barnraise.hub.messages import Course, Terms
+from barnraise.hub.places import AT_ONCE
+from barnraise.hub.pool import trained
+from barnraise.hub.rounds import (
     Arrived,
     Asked,
     Close,

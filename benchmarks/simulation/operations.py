@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 
-from backyard.collectives.program import IndexedProgram, Layout
-from backyard.collectives.strategies import compile_program
+from barnraise.collectives.program import IndexedProgram, Layout
+from barnraise.collectives.strategies import compile_program
 from benchmarks.simulation.network import Network
 
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from backyard.collectives.costs import CostTable, choose
-from backyard.collectives.program import MAX_SEGMENT_BYTES, IndexedProgram, Kind, Layout
-from backyard.compression import Codec
-from backyard.compression.shards import PIECE, cut
-from backyard.core.errors import ConfigError
-from backyard.planning.codecs import LOSSY
-from backyard.planning.codecs import Codec as Known
-from backyard.planning.levels import Shape
-from backyard.training.sums import BUCKET_BYTES
-from backyard.training.sync import Sync
+from barnraise.collectives.costs import CostTable, choose
+from barnraise.collectives.program import MAX_SEGMENT_BYTES, IndexedProgram, Kind, Layout
+from barnraise.compression import Codec
+from barnraise.compression.shards import PIECE, cut
+from barnraise.core.errors import ConfigError
+from barnraise.planning.codecs import LOSSY
+from barnraise.planning.codecs import Codec as Known
+from barnraise.planning.levels import Shape
+from barnraise.training.sums import BUCKET_BYTES
+from barnraise.training.sync import Sync
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.network import Network
 from benchmarks.simulation.operations import Operation, compiled

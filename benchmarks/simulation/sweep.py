@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from backyard.collectives.costs import segment_bytes
-from backyard.collectives.program import MAX_SEGMENT_BYTES, Kind, Layout
-from backyard.core.units import parse_rate
+from barnraise.collectives.costs import segment_bytes
+from barnraise.collectives.program import MAX_SEGMENT_BYTES, Kind, Layout
+from barnraise.core.units import parse_rate
 from benchmarks.simulation.operations import Operation, compiled
 from benchmarks.simulation.worlds import lab_world
 

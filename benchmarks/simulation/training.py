@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from backyard.runs.commit import Verdict, Word, conclude
-from backyard.runs.leases import Course, Unit, cut, lease
-from backyard.training.at_hand import AtHand, Deal, may_go_ahead
-from backyard.training.dealing import Leased, deal_to_all
-from backyard.training.held import Held, is_outdated
-from backyard.training.pace import Pace
-from backyard.training.sync import Sync, heard
+from barnraise.runs.commit import Verdict, Word, conclude
+from barnraise.runs.leases import Course, Unit, cut, lease
+from barnraise.training.at_hand import AtHand, Deal, may_go_ahead
+from barnraise.training.dealing import Leased, deal_to_all
+from barnraise.training.held import Held, is_outdated
+from barnraise.training.pace import Pace
+from barnraise.training.sync import Sync, heard
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.flights import Flight, Setting, StepSum
 from benchmarks.simulation.network import Network

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
-from backyard.collectives.costs import CostTable
-from backyard.planning import Cluster, Member, Path, build_cluster
+from barnraise.collectives.costs import CostTable
+from barnraise.planning import Cluster, Member, Path, build_cluster
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.network import Link, Network, Way
 from benchmarks.simulation.sums import Links

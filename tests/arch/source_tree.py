@@ -15,7 +15,7 @@ TORCH_FREE_IN_COLLECTIVES = frozenset(
 
 
 def files() -> list[Path]:
-    return sorted(SOURCE.glob("backyard/**/*.py"))
+    return sorted(SOURCE.glob("barnraise/**/*.py"))
 
 
 def module_name(file: Path) -> str:

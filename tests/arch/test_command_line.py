@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from backyard.cli.main import app
+from barnraise.cli.main import app
 
 _JSON = {"--json"}
 _PLANS = {"--add", "--sync", "--levels", "--picture", *_JSON}

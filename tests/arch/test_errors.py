@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from backyard.core import errors
-from backyard.core.errors import BackyardError
+from barnraise.core import errors
+from barnraise.core.errors import BarnraiseError
 from tests.arch.source_tree import ROOT, files, module_name
 
 PAGES = ROOT / "docs" / "errors"
@@ -19,7 +19,7 @@ SECTIONS = ["What it means", "Common causes", "What to do"]
 # Public names with their codes: scripts and log searches rely on them, so a change here is a breaking one.
 FROZEN = {
     "AgentError": "agent",
-    "BackyardError": "backyard",
+    "BarnraiseError": "barnraise",
     "CollectiveError": "collective",
     "ConfigError": "config",
     "DiscoveryError": "discovery",
@@ -49,13 +49,13 @@ FROZEN = {
 }
 
 
-def _tree(root: type[BackyardError]) -> Iterator[type[BackyardError]]:
+def _tree(root: type[BarnraiseError]) -> Iterator[type[BarnraiseError]]:
     yield root
     for child in root.__subclasses__():
         yield from _tree(child)
 
 
-CLASSES = [cls for cls in _tree(BackyardError) if cls.__module__ == errors.__name__]
+CLASSES = [cls for cls in _tree(BarnraiseError) if cls.__module__ == errors.__name__]
 
 
 def test_names_and_codes_are_frozen() -> None:
@@ -68,7 +68,7 @@ def test_the_module_draws_its_own_tree() -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.code)
-def test_each_class_explains_itself(cls: type[BackyardError]) -> None:
+def test_each_class_explains_itself(cls: type[BarnraiseError]) -> None:
     assert "code" in vars(cls), "a code of its own"
     assert "default_hint" in vars(cls), "a hint of its own"
     assert inspect.getdoc(cls)
@@ -77,7 +77,7 @@ def test_each_class_explains_itself(cls: type[BackyardError]) -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.code)
-def test_each_code_has_a_page(cls: type[BackyardError]) -> None:
+def test_each_code_has_a_page(cls: type[BarnraiseError]) -> None:
     page = PAGES / f"{cls.code}.md"
     assert page.exists(), f"write {page.relative_to(ROOT)}"
     text = page.read_text(encoding="utf-8")

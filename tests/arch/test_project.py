@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import tomllib
 from typing import Any
 
-from backyard import __version__
-from backyard.core import torch_range
+from barnraise import __version__
+from barnraise.core import torch_range
 from tests.arch.source_tree import ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -35,9 +37,49 @@ def test_every_requirement_of_the_checks_is_exact() -> None:
 
 def test_entry_points() -> None:
     project = PROJECT["project"]
-    assert project["scripts"] == {"backyard": "backyard.cli.main:main"}
-    assert project["entry-points"]["torch.backends"] == {"backyard": "backyard.collectives.autoload:register"}
+    assert project["scripts"] == {"barnraise": "barnraise.cli.main:main"}
+    assert project["entry-points"]["torch.backends"] == {
+        "barnraise": "barnraise.collectives.autoload:register"
+    }
 
 
 def test_the_changelog_knows_this_version() -> None:
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+# A word after "pip install" is an option, a local path, or the name of a distribution.
+_PIP_INSTALL = re.compile(r"pip3? install((?: +(?:\"[^\"\n]+\"|'[^'\n]+'|[^\s`'\"),;]+))+)")
+_OTHER_DISTRIBUTIONS = {
+    "flwr",
+    "numpy",
+    "opentelemetry-api",
+    "only_on_the_mac",
+    "opentelemetry-sdk",
+    "torch",
+    "torchft",
+    "uv",
+}
+
+
+def _installed_names(text: str) -> set[str]:
+    """Return the distribution names that a text tells people to install from the package index."""
+    names = set()
+    for match in _PIP_INSTALL.finditer(text):
+        for word in match[1].replace('"', " ").replace("'", " ").split():
+            name = re.match(r"[A-Za-z0-9][A-Za-z0-9_.-]*", word)
+            if name and not word.startswith((".", "/", "-")):
+                names.add(name[0].rstrip(".").lower())
+    return names
+
+
+def test_install_texts_name_no_distribution_of_others() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    wrong = []
+    for name in listed.stdout.splitlines():
+        if not name.endswith((".py", ".md", ".txt", ".toml", ".yml")) or name.startswith("tests/"):
+            continue
+        for line_number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1):
+            # A "{" is a value that is filled in at run time; prose ends at a word such as "in".
+            names = _installed_names(line) - _OTHER_DISTRIBUTIONS
+            wrong += [f"{name}:{line_number}: {found}" for found in names if found != "barnraise"]
+    assert wrong == []

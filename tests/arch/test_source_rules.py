@@ -46,7 +46,7 @@ def test_every_folder_of_modules_is_a_package() -> None:
 
 
 def test_the_package_is_typed_for_its_users() -> None:
-    assert (SOURCE / "backyard" / "py.typed").exists()
+    assert (SOURCE / "barnraise" / "py.typed").exists()
 
 
 def test_nothing_of_ours_pickles() -> None:

@@ -62,8 +62,8 @@ def test_the_command_line_starts_without_torch(arguments: list[str]) -> None:
     program = (
         "import sys, atexit\n"
         "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
-        f"sys.argv = ['backyard', *{arguments!r}]\n"
-        "from backyard.cli.main import main\n"
+        f"sys.argv = ['barnraise', *{arguments!r}]\n"
+        "from barnraise.cli.main import main\n"
         "main()\n"
     )
     done = _python("-c", program)

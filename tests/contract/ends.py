@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from backyard.core.errors import ProtocolError
-from backyard.identity import NodeKey, delegate
-from backyard.transport.link import Header, Link
-from backyard.transport.memory import memory_pair
-from backyard.transport.stream import StreamLink, tune
-from backyard.transport.tls import client_context, server_context
+from barnraise.core.errors import ProtocolError
+from barnraise.identity import NodeKey, delegate
+from barnraise.transport.link import Header, Link
+from barnraise.transport.memory import memory_pair
+from barnraise.transport.stream import StreamLink, tune
+from barnraise.transport.tls import client_context, server_context
 
 
 @dataclass

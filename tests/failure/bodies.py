@@ -20,8 +20,8 @@ _groups: list[Any] = []
 
 def prepare() -> dict[str, Any]:
     """Be ready to join: the backend is registered and the mover runs."""
-    from backyard.collectives.autoload import register
-    from backyard.collectives.client import current_mover
+    from barnraise.collectives.autoload import register
+    from barnraise.collectives.client import current_mover
 
     register()
     mover = current_mover()
@@ -33,7 +33,7 @@ def join(place: str, rank: int, world: int, timeout: float = 60.0) -> float:
     started = time.monotonic()
     prepare()
     dist.init_process_group(
-        "backyard",
+        "barnraise",
         store=dist.FileStore(place, world),
         rank=rank,
         world_size=world,
@@ -213,7 +213,7 @@ def late_operation(seconds: float, missing: bool) -> dict[str, Any]:
 
 def make_group(place: str, rank: int, world: int, generation: int, timeout: float = 30.0) -> dict[str, Any]:
     """A group of a generation, without torch's registry."""
-    from backyard.collectives.backend import create_group
+    from barnraise.collectives.backend import create_group
 
     prepare()
     store = dist.FileStore(place, world)
@@ -251,7 +251,7 @@ def spin(elements: int, seconds: float) -> dict[str, Any]:
 
 
 def held() -> dict[str, list[int]]:
-    from backyard.collectives.client import current_mover
+    from barnraise.collectives.client import current_mover
 
     gc.collect()
     return {"worker": _held_by(os.getpid()), "mover": _held_by(current_mover().pid)}

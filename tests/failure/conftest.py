@@ -16,7 +16,7 @@ if sys.platform == "win32":
 @pytest.fixture(scope="package")
 def crew() -> Iterator[Crew]:
     # a ring for every size: then most survivors are not the dead rank's neighbours
-    made = Crew({**PATIENT_CLOCKS, "BACKYARD_COLLECTIVES_STRATEGY": "ring"})
+    made = Crew({**PATIENT_CLOCKS, "BARNRAISE_COLLECTIVES_STRATEGY": "ring"})
     yield made
     made.close()
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import psutil
 
-from backyard.identity import NodeKey
-from backyard.local.client import ListenerClient
-from backyard.transport.registration import Standing
+from barnraise.identity import NodeKey
+from barnraise.local.client import ListenerClient
+from barnraise.transport.registration import Standing
 from tests.failure.line import Line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -28,9 +28,9 @@ START_SECONDS = 120.0
 ANSWER_SECONDS = 60.0
 # A machine that runs other things beside these tests may let anybody stand still for seconds: where no clock
 # is tested it is long, and where one is, it is longer than that.
-PATIENT_CLOCKS = {"BACKYARD_LINK_SILENCE_S": "25", "BACKYARD_LINK_HEARTBEAT_S": "0.5"}
+PATIENT_CLOCKS = {"BARNRAISE_LINK_SILENCE_S": "25", "BARNRAISE_LINK_HEARTBEAT_S": "0.5"}
 SILENCE_S = 5.0
-QUICK_CLOCKS = {"BACKYARD_LINK_SILENCE_S": f"{SILENCE_S:g}", "BACKYARD_LINK_HEARTBEAT_S": "0.5"}
+QUICK_CLOCKS = {"BARNRAISE_LINK_SILENCE_S": f"{SILENCE_S:g}", "BARNRAISE_LINK_HEARTBEAT_S": "0.5"}
 # How soon every survivor must know: long before a patient clock has run. The promise is 0.5 s, and
 # benchmarks.kills measures it.
 NOTICE_S = 10.0
@@ -179,9 +179,9 @@ class Crew:
         label = f"{label}-{next(self._numbers)}"
         log = self.directory / f"{label}.log"
         settings = {
-            "BACKYARD_STATE_DIRECTORY": str(self.state),
-            "BACKYARD_NETWORK_ADDRESSES": "127.0.0.1",
-            "BACKYARD_TRUST_NODES": str(self.friend.id),
+            "BARNRAISE_STATE_DIRECTORY": str(self.state),
+            "BARNRAISE_NETWORK_ADDRESSES": "127.0.0.1",
+            "BARNRAISE_TRUST_NODES": str(self.friend.id),
             **self.environment,
             **(environment or {}),
         }
@@ -217,7 +217,7 @@ class Crew:
         paths = [str(REPOSITORY / "src"), str(REPOSITORY), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         # here too, because /proc shows a forked worker with its nursery's environment
-        environment["BACKYARD_STATE_DIRECTORY"] = str(self.state)
+        environment["BARNRAISE_STATE_DIRECTORY"] = str(self.state)
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.failure.nursery", str(self.directory / "door")],
             env=environment,
@@ -275,7 +275,7 @@ def living(state: Path) -> list[int]:
     for process in psutil.process_iter():
         try:
             zombie = process.status() == psutil.STATUS_ZOMBIE
-            if not zombie and process.environ().get("BACKYARD_STATE_DIRECTORY") == str(state):
+            if not zombie and process.environ().get("BARNRAISE_STATE_DIRECTORY") == str(state):
                 found.append(process.pid)
         except psutil.Error:
             continue

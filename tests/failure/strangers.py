@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from backyard.identity import NodeKey, delegate
-from backyard.transport import preface, tls
-from backyard.transport.frames import HEADER_BYTES, MAX_CONTROL, Header, Kind
+from barnraise.identity import NodeKey, delegate
+from barnraise.transport import preface, tls
+from barnraise.transport.frames import HEADER_BYTES, MAX_CONTROL, Header, Kind
 
 WAIT_S = 40.0  # much longer than every deadline that a stalled stranger can have
 _HELLO_BYTES = HEADER_BYTES + 16

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from backyard.identity import NodeKey
-from backyard.identity.secret import load_secret
+from barnraise.identity import NodeKey
+from barnraise.identity.secret import load_secret
 from tests.failure.crew import QUICK_CLOCKS, Crew, Worker, answers, ask_all, until
 from tests.failure.strangers import ATTACKS, WAIT_S, Target
 
@@ -36,8 +36,8 @@ class Besieged:
 @pytest.fixture(scope="module")
 def besieged(crew: Crew) -> Iterator[Besieged]:
     # Who says nothing is borne no longer than so; an attacker's own handshake must fit in, too.
-    quick = {**QUICK_CLOCKS, "BACKYARD_NETWORK_CONNECT_TIMEOUT_S": "4"}
-    settings = {"BACKYARD_GENERATION": str(_GENERATION), **quick}
+    quick = {**QUICK_CLOCKS, "BARNRAISE_NETWORK_CONNECT_TIMEOUT_S": "4"}
+    settings = {"BARNRAISE_GENERATION": str(_GENERATION), **quick}
     workers = [crew.fork(settings, label="besieged") for _ in range(3)]
     members = ask_all(workers, "prepare")
     for worker, member in zip(workers, members, strict=True):

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from backyard.local.client import ListenerClient
+from barnraise.local.client import ListenerClient
 from tests.failure.crew import NOTICE_S, REPOSITORY, Crew, Worker, answers, ask_all, is_running, living, until
 from tests.failure.test_deaths import check_named
 
@@ -20,9 +20,10 @@ _LASTING = {"node.key", "secret", "openssl.cnf", "listener.lock", "listener.log"
 _SCRIPT = """
 import sys
 import torch, torch.distributed as dist
-from backyard.collectives.autoload import register
+from barnraise.collectives.autoload import register
 register()
-dist.init_process_group("backyard", store=dist.FileStore(sys.argv[1], 2), rank=int(sys.argv[2]), world_size=2)
+store = dist.FileStore(sys.argv[1], 2)
+dist.init_process_group("barnraise", store=store, rank=int(sys.argv[2]), world_size=2)
 tensor = torch.ones(1000)
 for _ in range(3):
     dist.all_reduce(tensor)
@@ -83,7 +84,7 @@ def house(crew: Crew) -> Path:
 
 
 def _settings(house: Path) -> dict[str, str]:
-    return {"BACKYARD_STATE_DIRECTORY": str(house / "state"), "TMPDIR": str(house / "tmp")}
+    return {"BARNRAISE_STATE_DIRECTORY": str(house / "state"), "TMPDIR": str(house / "tmp")}
 
 
 def _check_nothing_is_left(house: Path, pids: list[int]) -> None:
@@ -96,7 +97,7 @@ def _check_nothing_is_left(house: Path, pids: list[int]) -> None:
     files = {path.name for path in (house / "state").rglob("*")}
     assert files <= _LASTING, files - _LASTING
     assert list((house / "tmp").iterdir()) == []
-    assert not [name for name in os.listdir("/dev/shm") if "backyard" in name]
+    assert not [name for name in os.listdir("/dev/shm") if "barnraise" in name]
 
 
 @pytest.mark.parametrize("how", ["exit", "kill"])

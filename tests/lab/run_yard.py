@@ -14,11 +14,11 @@ from typing import Any
 
 import psutil
 
-from backyard.core.errors import BackyardError
-from backyard.identity.trust import Role, TrustLog, decode_entry
-from backyard.local.questions import OfferTold, PairAsk
-from backyard.local.run_questions import Follow, RunsAsk, RunsTold, WatchAsk, WatchTold
-from backyard.runs.record import RunRecord, decode_record
+from barnraise.core.errors import BarnraiseError
+from barnraise.identity.trust import Role, TrustLog, decode_entry
+from barnraise.local.questions import OfferTold, PairAsk
+from barnraise.local.run_questions import Follow, RunsAsk, RunsTold, WatchAsk, WatchTold
+from barnraise.runs.record import RunRecord, decode_record
 from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.runs import CommandLine, write_folder
 from lab import Lab
@@ -183,7 +183,7 @@ class Yard:
     def _agree(self) -> bool:
         try:
             told = [self.machines.status(place) for place in EVERYBODY]
-        except BackyardError:
+        except BarnraiseError:
             return False
         here = [{row.name for row in one.nodes if row.seniority is not None} for one in told]
         return len({(one.branch, one.view) for one in told}) == 1 and all(

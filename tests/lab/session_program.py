@@ -12,11 +12,11 @@ if os.environ.get("MIXED") and int(os.environ.get("RANK", "0")) % 2:
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import backyard
+import barnraise
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-logging.basicConfig(level=os.environ.get("BACKYARD_LOG", "warning").upper())
+logging.basicConfig(level=os.environ.get("BARNRAISE_LOG", "warning").upper())
 KIND = torch.float32 if os.environ.get("KIND") == "float32" else torch.float64
 
 
@@ -63,8 +63,10 @@ def main() -> None:
     loader = DataLoader(TensorDataset(x, y), batch_size=24, shuffle=True)
     every, copies = float(os.environ.get("CHECKPOINT_S", "60")), int(os.environ.get("COPIES", "2"))
     period, codec = int(os.environ.get("PERIOD", "1")), os.environ.get("CODEC", "exact")
-    sync = backyard.Sync(period=period, codec=codec, momentum=0.3) if period > 1 or codec != "exact" else None
-    run = backyard.init(seed=5, checkpoint_s=every, copies=copies, sync=sync)
+    sync = (
+        barnraise.Sync(period=period, codec=codec, momentum=0.3) if period > 1 or codec != "exact" else None
+    )
+    run = barnraise.init(seed=5, checkpoint_s=every, copies=copies, sync=sync)
     model, optimizer, batches, scheduler = run.prepare(model, optimizer, loader, scheduler)
     delay = float(os.environ.get("DELAY", "0"))
     hold = os.environ.get("HOLD", "")  # as long as this file is there, nothing comes to its end soon

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from backyard.checkpoint import AgentsNotary, Checkpoints, digest
-from backyard.local.run_questions import RunsAsk, RunsTold
-from backyard.runs.checkpoints import step_of
+from barnraise.checkpoint import AgentsNotary, Checkpoints, digest
+from barnraise.local.run_questions import RunsAsk, RunsTold
+from barnraise.runs.checkpoints import step_of
 from benchmarks.commits import read_commits
 from benchmarks.machines import Machines
 from benchmarks.runs import CommandLine

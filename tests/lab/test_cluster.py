@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from backyard.core.errors import AgentError, PairingError
-from backyard.identity.private_file import create_private
-from backyard.local.questions import (
+from barnraise.core.errors import AgentError, PairingError
+from barnraise.identity.private_file import create_private
+from barnraise.local.questions import (
     ContinueAsk,
     Done,
     DownAsk,
@@ -21,7 +21,7 @@ from backyard.local.questions import (
     RenameAsk,
     UnpairAsk,
 )
-from backyard.pairing import new_psk
+from barnraise.pairing import new_psk
 from benchmarks.machines import Machines, named
 from lab import Lab
 

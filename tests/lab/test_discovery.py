@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backyard.discovery import namespace_tag
+from barnraise.discovery import namespace_tag
 from lab import Host, Lab, LabProcess, janitor
 from lab.namespaces import nft
 
@@ -21,9 +21,9 @@ OUR_SECRET, THEIR_SECRET = b"a" * 32, b"b" * 32
 # Looks for its own namespace and can be found under it; prints each sighting and when it came.
 _AGENT = """
 import asyncio, json, sys, time
-from backyard.discovery import Discovery, namespace_tag
-from backyard.discovery.broadcast import BroadcastFinder
-from backyard.discovery.mdns import MdnsFinder
+from barnraise.discovery import Discovery, namespace_tag
+from barnraise.discovery.broadcast import BroadcastFinder
+from barnraise.discovery.mdns import MdnsFinder
 
 async def main():
     secret, patience = bytes.fromhex(sys.argv[1]), float(sys.argv[2])
@@ -59,7 +59,7 @@ class Listener:
     def add_service(self, zc, kind, name): names.add(name)
     update_service = remove_service = add_service
 zeroconf = Zeroconf(interfaces=[sys.argv[1]])
-browser = ServiceBrowser(zeroconf, "_backyard._tcp.local.", listener=Listener())
+browser = ServiceBrowser(zeroconf, "_barnraise._tcp.local.", listener=Listener())
 print("up", flush=True)
 heard, begin = [], time.monotonic()
 while time.monotonic() < begin + (4 if len(names) > 1 else 90):
@@ -67,7 +67,7 @@ while time.monotonic() < begin + (4 if len(names) > 1 else 90):
     except TimeoutError: pass
 found = []
 for name in names:
-    info = zeroconf.get_service_info("_backyard._tcp.local.", name, 30_000)
+    info = zeroconf.get_service_info("_barnraise._tcp.local.", name, 30_000)
     found.append({
         "name": info.name, "server": info.server, "port": info.port, "addresses": info.parsed_addresses(),
         "properties": {key.decode(): value.decode() for key, value in info.properties.items()},

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from backyard.hub.log import Log, Member
+from barnraise.hub.log import Log, Member
 from lab import Host, Lab, LabProcess
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -23,7 +23,7 @@ TRAIN = """\
 import sys, time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-import backyard
+import barnraise
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -32,7 +32,7 @@ y = (x[:, :4].abs() + x[:, 4:8]).argmax(1)
 model = torch.nn.Sequential(torch.nn.Linear(16, 256), torch.nn.ReLU(), torch.nn.Linear(256, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)
-run = backyard.init(seed=1)
+run = barnraise.init(seed=1)
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 for epoch in run.epochs(int(sys.argv[1])):
     for a, b in batches:
@@ -64,11 +64,11 @@ class Fireside:
 
     def type(self, host: Host, name: str, *words: str, answers: str = "") -> LabProcess:
         environment = {
-            "BACKYARD_STATE_DIRECTORY": str(self.state(name)),
+            "BARNRAISE_STATE_DIRECTORY": str(self.state(name)),
             "PYTHONPATH": str(REPOSITORY / "src"),
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", "backyard.cli.main", *words]
+        command = [sys.executable, "-m", "barnraise.cli.main", *words]
         if answers:
             (self.room / "answers").write_text(answers)
             command = ["sh", "-c", 'exec "$@" < "$0"', str(self.room / "answers"), *command]
@@ -82,8 +82,8 @@ class Fireside:
         return self.type(host, "hub", "hub", "up", "--name", "fireside", "--address", address, *words)
 
     def invite(self, hub: LabProcess) -> str:
-        self.until(lambda: "backyard-invite:" in hub.output(), 200.0, "the hub prints an invite", hub)
-        found = re.search(r"backyard-invite:\S+", hub.output())
+        self.until(lambda: "barnraise-invite:" in hub.output(), 200.0, "the hub prints an invite", hub)
+        found = re.search(r"barnraise-invite:\S+", hub.output())
         assert found is not None
         return found[0]
 
@@ -205,14 +205,14 @@ PAGE = REPOSITORY / "docs" / "friends.md"
 def test_the_newcomers_page_is_true(fireside: Fireside) -> None:
     """Its commands, in its order, as it writes them."""
     page = PAGE.read_text(encoding="utf-8")
-    typed = re.findall(r"^(host|friend)\$ (backyard .*?)(?:  +for .*)?$", page, re.M)
+    typed = re.findall(r"^(host|friend)\$ (barnraise .*?)(?:  +for .*)?$", page, re.M)
     host, friends_host = fireside.lab.hosts[0], fireside.lab.nats[0].hosts[0]
     (fireside.project / "train.py").unlink()
     (fireside.project / "friends.py").write_text((REPOSITORY / "examples" / "friends.py").read_text())
     words = [(who, line.split()[1:]) for who, line in typed]
     assert words[:3] == [
         ("host", ["hub", "up", "friends.py"]),
-        ("friend", ["join", "--invite", "backyard-invite:3kYzlZG2aHR0cDov..."]),
+        ("friend", ["join", "--invite", "barnraise-invite:3kYzlZG2aHR0cDov..."]),
         ("host", ["hub", "status"]),
     ]
     hub = fireside.type(host, "hub", *words[0][1])
@@ -233,7 +233,7 @@ def test_the_newcomers_page_is_true(fireside: Fireside) -> None:
         if line[0] != "hub" or line == ["hub", "status"]:
             said = fireside.type(host, "hub", *line)
             assert said.wait(150) == 0, said.output()
-            assert re.search(r"backyard-invite:\S+|friends: version \d+, .*2 members", said.output()), line
+            assert re.search(r"barnraise-invite:\S+|friends: version \d+, .*2 members", said.output()), line
     friend.signal(signal.SIGINT)
     assert friend.wait(120) == 130, friend.output()
     assert [path.name for path in fireside.state("friend").iterdir()] == ["node.key"]

@@ -1,4 +1,4 @@
-"""`backyard plan` and `backyard run --dry-run` on three machines of a lab, typed as a person types them."""
+"""`barnraise plan` and `barnraise run --dry-run` on three machines of a lab, typed as a person types them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backyard.local.run_questions import RunsAsk, RunsTold
+from barnraise.local.run_questions import RunsAsk, RunsTold
 from benchmarks.machines import Machines
 from benchmarks.runs import CommandLine
 from lab import Lab
@@ -22,13 +22,13 @@ TRAIN = """\
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import backyard
+import barnraise
 
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 256))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 data = TensorDataset(torch.randn(4096, 256))
-run = backyard.init(checkpoint_s=0.01)
+run = barnraise.init(checkpoint_s=0.01)
 model, optimizer, batches = run.prepare(model, optimizer, DataLoader(data, batch_size=192))
 print("the script's own words")
 for epoch in run.epochs(100000):
@@ -116,12 +116,12 @@ BY_LEVEL = """\
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import backyard
-from backyard.core import metrics
+import barnraise
+from barnraise.core import metrics
 
 model = torch.nn.Linear(256, 256)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-run = backyard.init()
+run = barnraise.init()
 loader = DataLoader(TensorDataset(torch.randn(1024, 256)), batch_size=64)
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 for (x,) in batches:
@@ -163,7 +163,7 @@ def test_a_script_without_a_session_is_told_what_to_do(line: CommandLine, projec
     done = line.run(0, "run", "--dry-run", "plain.py", folder=project)
     assert done.returncode == 1
     assert "does not train in a session" in done.stderr
-    assert "backyard plan --parameters" in done.stderr
+    assert "barnraise plan --parameters" in done.stderr
 
 
 SLOW = """\
@@ -172,13 +172,13 @@ import time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import backyard
+import barnraise
 
 torch.set_num_threads(1)
 model = torch.nn.Linear(1000, 500)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 loader = DataLoader(TensorDataset(torch.randn(16 * 120, 1000)), batch_size=16)
-run = backyard.init()
+run = barnraise.init()
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 seen = []
 run.on_commit(lambda one: seen.append((time.monotonic(), one.done, one.sync)))
@@ -227,13 +227,13 @@ import time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import backyard
+import barnraise
 
 torch.set_num_threads(1)
 model = torch.nn.Linear(500, 500)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 loader = DataLoader(TensorDataset(torch.randn(16 * 40, 500)), batch_size=16)
-run = backyard.init()
+run = barnraise.init()
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 for (x,) in batches:
     time.sleep((0.25 if os.environ["RANK"] == "2" else 0.01) * len(x))

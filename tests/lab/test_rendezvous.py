@@ -17,7 +17,7 @@ _TRAIN = """
 import sys, time
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-dist.init_process_group("backyard")
+dist.init_process_group("barnraise")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(rank)
 model = DistributedDataParallel(torch.nn.Linear(8, 1))
@@ -67,7 +67,7 @@ def test_the_store_outlives_the_coordinator(tmp_path: Path) -> None:
         machines.form()
         coordinator = int(machines.status(0).coordinator[1:])
         others = [place for place in range(4) if place != coordinator]
-        machines.extra = {"BACKYARD_WORLD": "3"}
+        machines.extra = {"BARNRAISE_WORLD": "3"}
         processes = [_start(machines, place, script, "--stay") for place in others]
         for process in processes:
             seen = ""

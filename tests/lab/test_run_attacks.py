@@ -16,20 +16,20 @@ from typing import Any
 import psutil
 import pytest
 
-from backyard.core.errors import BackyardError
-from backyard.identity import NodeId, NodeKey
-from backyard.local.run_questions import (
+from barnraise.core.errors import BarnraiseError
+from barnraise.identity import NodeId, NodeKey
+from barnraise.local.run_questions import (
     Follow,
     NewestAsk,
     NewestTold,
     StartAsk,
     Started,
 )
-from backyard.runs.checkpoints import MANIFEST, SEAL, STATE, encode, fingerprint, folder_name, sign
-from backyard.runs.checkpoints import Manifest as Checkpoint
-from backyard.runs.record import read_order
-from backyard.shipping import FileEntry, Store, store_directory
-from backyard.shipping.manifest import piece_hash
+from barnraise.runs.checkpoints import MANIFEST, SEAL, STATE, encode, fingerprint, folder_name, sign
+from barnraise.runs.checkpoints import Manifest as Checkpoint
+from barnraise.runs.record import read_order
+from barnraise.shipping import FileEntry, Store, store_directory
+from barnraise.shipping.manifest import piece_hash
 from benchmarks.machines import Machines
 from benchmarks.runs import write_folder
 from lab import Lab
@@ -69,7 +69,7 @@ def test_a_guest_starts_no_run(yard: Yard, tmp_path: Path) -> None:
         assert "this machine is a guest of its cluster and starts no run" in done.stderr
         assert "Traceback" not in done.stderr
         asked = StartAsk(command=("-c", "pass"), folder=bytes(32), on=("h0",))
-        with pytest.raises(BackyardError, match="starts no run"):
+        with pytest.raises(BarnraiseError, match="starts no run"):
             yard.machines.ask(GUEST, asked, Started)
         stopped = yard.line.run(GUEST, "stop", yard.run)
         assert stopped.returncode != 0
@@ -83,7 +83,7 @@ def test_a_guests_worker_starts_no_run(yard: Yard, tmp_path: Path) -> None:
         "import os, subprocess, sys\n"
         "if os.environ['RANK'] == '1':\n"
         "    open('other.py', 'w').write('print(1)')\n"
-        "    command = [sys.executable, '-m', 'backyard.cli.main', 'run', '--on', 'h0', 'other.py']\n"
+        "    command = [sys.executable, '-m', 'barnraise.cli.main', 'run', '--on', 'h0', 'other.py']\n"
         "    done = subprocess.run(command, capture_output=True, text=True)\n"
         "    print('told', done.returncode, done.stderr, flush=True)\n"
     )
@@ -427,7 +427,7 @@ PICKLES = """\
 import os, pickle, sys, torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from backyard.core.errors import UntrustedPickle
+from barnraise.core.errors import UntrustedPickle
 
 class Bomb:
     def __reduce__(self):

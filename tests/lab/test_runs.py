@@ -1,4 +1,4 @@
-"""`backyard run` on four machines of a lab, typed as a person types it."""
+"""`barnraise run` on four machines of a lab, typed as a person types it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backyard.local.run_questions import RunsAsk, RunsTold, WatchAsk, WatchTold
+from barnraise.local.run_questions import RunsAsk, RunsTold, WatchAsk, WatchTold
 from benchmarks.machines import Machines
 from benchmarks.run_failures import left_over
 from benchmarks.runs import MARK, CommandLine, first_lines, write_folder
@@ -32,7 +32,7 @@ def network() -> Iterator[Lab]:
 @pytest.fixture(scope="module")
 def machines(network: Lab) -> Iterator[Machines]:
     with Machines(network.hosts) as formed:
-        formed.extra["BACKYARD_RUNS_STOP_GRACE_S"] = "150"  # longer than we wait for whom Ctrl-C twice ends
+        formed.extra["BARNRAISE_RUNS_STOP_GRACE_S"] = "150"  # longer than we wait for whom Ctrl-C twice ends
         formed.form()
         yield formed
 
@@ -78,7 +78,7 @@ def test_every_machine_works_and_the_result_comes_back(line: CommandLine, tmp_pa
     said = sorted(re.findall(r"h(\d):(\d) rank \2 of 4 \['--lr', '0.1'\]", done.stdout))
     assert len(said) == 4, done.stdout
     assert {host for host, _ in said} == {"0", "1", "2", "3"}
-    results = list((tmp_path / "project" / "backyard-runs").glob("*/model.txt"))
+    results = list((tmp_path / "project" / "barnraise-runs").glob("*/model.txt"))
     assert [path.read_text() for path in results] == ["made by rank 0"]
 
 
@@ -97,7 +97,7 @@ def test_the_first_failure_is_shown_first_with_its_machine(line: CommandLine, tm
     assert "ValueError: the loss is a banana" in last
     assert 'File "' in last
     assert "ended with code 1" in last
-    assert "backyard logs train-" in last
+    assert "barnraise logs train-" in last
 
 
 def test_a_killed_worker_is_started_again(line: CommandLine, machines: Machines, tmp_path: Path) -> None:

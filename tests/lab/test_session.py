@@ -22,8 +22,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from backyard.local.run_questions import RunsAsk, RunsTold
-from backyard.runs.checkpoints import step_of
+from barnraise.local.run_questions import RunsAsk, RunsTold
+from barnraise.runs.checkpoints import step_of
 from benchmarks.commits import judge, read_commits
 from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.runs import CommandLine
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROGRAM = Path(__file__).with_name("session_program.py")
 # Where nobody falls silent: who waits for a clock is found out, even on a busy machine.
-PATIENT = {"BACKYARD_LINK_SILENCE_S": "40"}
+PATIENT = {"BARNRAISE_LINK_SILENCE_S": "40"}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def start(
     folder.mkdir()
     shutil.copy(PROGRAM, folder / "train.py")
     given = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
-    given += ["--set", f"BACKYARD_TRACE_COMMITS={trace}"]
+    given += ["--set", f"BARNRAISE_TRACE_COMMITS={trace}"]
     return line.start(place, "run", "--on", on, *given, "train.py", folder=folder)
 
 
@@ -114,7 +114,7 @@ def workers(machines: Machines, place: int) -> list[int]:
             words = psutil.Process(pid).cmdline()
         except psutil.Error:
             continue
-        if words[-1:] == ["train.py"] and "backyard.cli.main" not in words:
+        if words[-1:] == ["train.py"] and "barnraise.cli.main" not in words:
             found.append(pid)
     return found
 
@@ -170,9 +170,9 @@ def test_rounds_of_local_steps_lose_nothing(line: CommandLine, machines: Machine
 
 
 def test_a_machine_leaves_without_a_gap(line: CommandLine, machines: Machines, tmp_path: Path) -> None:
-    """`backyard down`: the others take it out of the group between two steps."""
+    """`barnraise down`: the others take it out of the group between two steps."""
     trace = tmp_path / "trace"
-    options = {"DELAY": "0.02", "EPOCHS": "100000", "BACKYARD_LOG": "info", **PATIENT}
+    options = {"DELAY": "0.02", "EPOCHS": "100000", "BARNRAISE_LOG": "info", **PATIENT}
     running = start(line, tmp_path / "project", trace, "h0,h1,h2", **options)
     machines.until(lambda: trace.exists() and trace.stat().st_size > 6000, 60.0, "training has begun")
     begin = time.time()

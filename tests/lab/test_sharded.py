@@ -78,7 +78,7 @@ def test_two_go_on_from_what_three_saved(machines: Machines, tmp_path: Path) -> 
             "step-00000010",
             "step-00000020",
         ]
-    assert not list((tmp_path / "backyard-runs").glob("*/checkpoints")), "they are no results"
+    assert not list((tmp_path / "barnraise-runs").glob("*/checkpoints")), "they are no results"
     _check_resumed(CommandLine(machines), run.name, tmp_path)
 
 

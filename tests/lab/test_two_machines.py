@@ -53,7 +53,7 @@ def _running(machines: Machines, tmp_path: Path, world: int, *options: str) -> I
     trace, folder = tmp_path / "trace", tmp_path / "project"
     folder.mkdir()
     shutil.copy(PROGRAM, folder / "train.py")
-    words = ["--set", f"BACKYARD_TRACE_COMMITS={trace}", "--set", "DELAY=0.02", "--set", "EPOCHS=100000"]
+    words = ["--set", f"BARNRAISE_TRACE_COMMITS={trace}", "--set", "DELAY=0.02", "--set", "EPOCHS=100000"]
     line = CommandLine(machines)
     run = line.run(0, "run", "--detach", *options, *words, "train.py", folder=folder).stdout.strip()
     machines.until(lambda: len({one.pid for one in _by(trace, world)}) >= world, 90.0, "all train")

@@ -1,4 +1,4 @@
-"""Programs without a word of Backyard on lab hosts, side by side with torchrun on the same hosts."""
+"""Programs without a word of Barnraise on lab hosts, side by side with torchrun on the same hosts."""
 
 from __future__ import annotations
 
@@ -54,4 +54,4 @@ def test_four_hosts_print_the_same_losses(machines: Machines, tmp_path: Path, sc
     done = CommandLine(machines).run(0, *words, folder=tmp_path / "project", timeout=240)
     assert done.returncode == 0, done.stderr
     assert [float(one) for one in losses(done.stdout)] == pytest.approx(expected, rel=1e-4)
-    assert "uses backyard instead of" in done.stdout
+    assert "uses barnraise instead of" in done.stdout

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from backyard.identity import NodeKey
+from barnraise.identity import NodeKey
 from lab import Host, Lab
 from lab.janitor import NETNS
 from tests.failure.crew import NOTICE_S, QUICK_CLOCKS, SILENCE_S, Crew, Worker, answers, ask_all, until
@@ -67,7 +67,7 @@ def _identity(state: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wire() -> Iterator[Wire]:
-    crew = Crew({**QUICK_CLOCKS, "BACKYARD_COLLECTIVES_STRATEGY": "ring"})
+    crew = Crew({**QUICK_CLOCKS, "BARNRAISE_COLLECTIVES_STRATEGY": "ring"})
     secret = crew.directory / "secret"
     secret.write_text(secrets.token_hex(32) + "\n")
     secret.chmod(0o600)
@@ -87,12 +87,12 @@ def wire() -> Iterator[Wire]:
 
 def _settings(crew: Crew, number: int, address: str, nodes: list[str], secret: Path) -> dict[str, str]:
     return {
-        "BACKYARD_STATE_DIRECTORY": str(crew.directory / f"h{number}"),
-        "BACKYARD_NETWORK_ADDRESSES": address,
-        "BACKYARD_NETWORK_CONNECT_TIMEOUT_S": "4",
-        "BACKYARD_NETWORK_RETRIES": "1",
-        "BACKYARD_TRUST_NODES": ",".join(nodes),
-        "BACKYARD_TRUST_SECRET_FILE": str(secret),
+        "BARNRAISE_STATE_DIRECTORY": str(crew.directory / f"h{number}"),
+        "BARNRAISE_NETWORK_ADDRESSES": address,
+        "BARNRAISE_NETWORK_CONNECT_TIMEOUT_S": "4",
+        "BARNRAISE_NETWORK_RETRIES": "1",
+        "BARNRAISE_TRUST_NODES": ",".join(nodes),
+        "BARNRAISE_TRUST_SECRET_FILE": str(secret),
     }
 
 
@@ -195,7 +195,7 @@ def test_a_machine_with_another_key_is_refused_and_disturbs_nobody(wire: Wire) -
         worker.tell("checked_loop", stop=str(stop))
     node = _identity(crew.directory / "stranger")
     settings = _settings(crew, 3, host.address, [node], crew.directory / "secret")
-    settings["BACKYARD_STATE_DIRECTORY"] = str(crew.directory / "stranger")
+    settings["BARNRAISE_STATE_DIRECTORY"] = str(crew.directory / "stranger")
     stranger = crew.fork(settings, str(NETNS / host.namespace), label="stranger")
     try:
         place = crew.meeting()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.numerics.harness.pool import Pool
 
-BACKENDS = ("gloo", "backyard")
+BACKENDS = ("gloo", "barnraise")
 
 
 _CONTROL_WORLDS = (1, 3)
@@ -36,7 +36,7 @@ def pools() -> Iterator[dict[str, Pool]]:
         pool.close()
 
 
-@pytest.fixture(params=[pytest.param("gloo", marks=pytest.mark.slow), "backyard"])
+@pytest.fixture(params=[pytest.param("gloo", marks=pytest.mark.slow), "barnraise"])
 def pool(request: pytest.FixtureRequest, pools: dict[str, Pool]) -> Pool:
     return pools[request.param]
 
@@ -44,7 +44,7 @@ def pool(request: pytest.FixtureRequest, pools: dict[str, Pool]) -> Pool:
 @pytest.fixture
 def ours(pools: dict[str, Pool]) -> Pool:
     """Only our backend: for what Gloo gets wrong or cannot do."""
-    return pools["backyard"]
+    return pools["barnraise"]
 
 
 @pytest.fixture

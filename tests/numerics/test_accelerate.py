@@ -72,9 +72,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ("before", "group"),
     [
         ([], "gloo"),
-        (["-m", "tests.numerics.harness.launch", "backyard"], "backyard"),
+        (["-m", "tests.numerics.harness.launch", "barnraise"], "barnraise"),
     ],
-    ids=["gloo", "backyard"],
+    ids=["gloo", "barnraise"],
 )
 def test_unmodified_script(before: list[str], group: str, alone: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("accelerate")

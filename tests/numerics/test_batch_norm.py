@@ -1,4 +1,4 @@
-"""backyard.SyncBatchNorm equals ordinary batch normalisation of the whole batch."""
+"""barnraise.SyncBatchNorm equals ordinary batch normalisation of the whole batch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from backyard.collectives.batch_norm import SyncBatchNorm
-from backyard.core.errors import UnsupportedOperation
+from barnraise.collectives.batch_norm import SyncBatchNorm
+from barnraise.core.errors import UnsupportedOperation
 from tests.numerics.harness.pool import Pool
 
 SHAPES: tuple[list[int], ...] = ([], [3], [3, 2], [3, 2, 4])

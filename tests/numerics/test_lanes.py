@@ -13,8 +13,8 @@ from tests.arch.source_tree import ROOT, SOURCE
 _SCRIPT = """
 import sys, time
 import torch, torch.distributed as dist
-from backyard import collectives
-from backyard.collectives.client import statistics
+from barnraise import collectives
+from barnraise.collectives.client import statistics
 rank, path = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 group = collectives.create_group(dist.FileStore(path, 2), rank, 2, 60)
@@ -39,11 +39,11 @@ group.shutdown()
 def test_three_streams_carry_what_one_carries(tmp_path: Path) -> None:
     (tmp_path / "config.toml").touch()
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("BACKYARD_")},
-        "BACKYARD_CONFIG": str(tmp_path / "config.toml"),
-        "BACKYARD_STATE_DIRECTORY": str(tmp_path / "state"),
-        "BACKYARD_NETWORK_PORT": str(free_port()),
-        "BACKYARD_NETWORK_STREAMS": "3",
+        **{name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")},
+        "BARNRAISE_CONFIG": str(tmp_path / "config.toml"),
+        "BARNRAISE_STATE_DIRECTORY": str(tmp_path / "state"),
+        "BARNRAISE_NETWORK_PORT": str(free_port()),
+        "BARNRAISE_NETWORK_STREAMS": "3",
         "PYTHONPATH": os.pathsep.join([str(SOURCE), str(ROOT)]),
         "OMP_NUM_THREADS": "1",
     }

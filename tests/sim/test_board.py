@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from backyard.local.board_messages import (
+from barnraise.local.board_messages import (
     Add,
     Append,
     Denied,
@@ -30,9 +30,9 @@ from backyard.local.board_messages import (
     Set,
     Watch,
 )
-from backyard.runs.leading import Reign
-from backyard.runs.replica import TICK_S, Replica
-from backyard.runs.replication import (
+from barnraise.runs.leading import Reign
+from barnraise.runs.replica import TICK_S, Replica
+from barnraise.runs.replication import (
     Answer,
     Effect,
     Message,

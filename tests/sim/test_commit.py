@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from backyard.core.errors import ProtocolError
-from backyard.runs import commit
-from backyard.runs.commit import Verdict, Word, conclude
-from backyard.runs.leases import Course, lease
+from barnraise.core.errors import ProtocolError
+from barnraise.runs import commit
+from barnraise.runs.commit import Verdict, Word, conclude
+from barnraise.runs.leases import Course, lease
 
 COURSE = Course(samples=64, batch=16, unit=3, seed=5)
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from backyard.collectives.messages import Specification
+from barnraise.collectives.messages import Specification
 from tests.sim.operations import ROOTED, Collective, Message, collective
 from tests.sim.plans import Plan, random_items, random_plans
 from tests.sim.world import Machine, Simulation

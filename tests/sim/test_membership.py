@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator
 import msgspec
 import pytest
 
-from backyard.identity.trust import encode_entry
-from backyard.membership import agreement, history, member
-from backyard.membership.agreement import BRANCH_BITS, Answer, Prepare, Promise, Record
-from backyard.membership.effects import Note
+from barnraise.identity.trust import encode_entry
+from barnraise.membership import agreement, history, member
+from barnraise.membership.agreement import BRANCH_BITS, Answer, Prepare, Promise, Record
+from barnraise.membership.effects import Note
 from benchmarks.schedules import forming_time, message_cost, run_many, run_schedule
 from benchmarks.simulated_cluster import Cluster, keys
 

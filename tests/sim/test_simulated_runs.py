@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from backyard.collectives.program import Kind, Layout
-from backyard.core.errors import ProtocolError, RunError
-from backyard.planning import Model, StepProfile
-from backyard.runs.commit import Verdict, Word, conclude
-from backyard.runs.leases import Course
-from backyard.training.at_hand import AtHand
-from backyard.training.sync import Sync
+from barnraise.collectives.program import Kind, Layout
+from barnraise.core.errors import ProtocolError, RunError
+from barnraise.planning import Model, StepProfile
+from barnraise.runs.commit import Verdict, Word, conclude
+from barnraise.runs.leases import Course
+from barnraise.training.at_hand import AtHand
+from barnraise.training.sync import Sync
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation import training as simulated
 from benchmarks.simulation.figures import (

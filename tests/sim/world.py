@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from backyard.collectives.costs import CostTable
-from backyard.collectives.messages import (
+from barnraise.collectives.costs import CostTable
+from barnraise.collectives.messages import (
     AbortGroup,
     CloseGroup,
     Failed,
@@ -28,10 +28,10 @@ from backyard.collectives.messages import (
     Start,
     Waiting,
 )
-from backyard.collectives.mover.engine import Engine
-from backyard.collectives.mover.peers import Clocks
-from backyard.transport.link import Link
-from backyard.transport.memory import MemoryLink, memory_pair
+from barnraise.collectives.mover.engine import Engine
+from barnraise.collectives.mover.peers import Clocks
+from barnraise.transport.link import Link
+from barnraise.transport.memory import MemoryLink, memory_pair
 from tests.sim.operations import Collective, Message, Region
 
 POISON = 0xDB

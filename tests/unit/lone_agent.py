@@ -11,18 +11,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import backyard
-from backyard.core.errors import BackyardError
-from backyard.local.board import agent_at, ask_cluster
+import barnraise
+from barnraise.core.errors import BarnraiseError
+from barnraise.local.board import agent_at, ask_cluster
 from benchmarks.hub_process import free_port
 
-SOURCE = str(Path(backyard.__file__).parents[1])
+SOURCE = str(Path(barnraise.__file__).parents[1])
 
 
 def unsettled(**variables: str) -> dict[str, str]:
     """This process's environment without what would lead to other agents and groups."""
     kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("BACKYARD_", "MASTER_"))
+        name: value for name, value in os.environ.items() if not name.startswith(("BARNRAISE_", "MASTER_"))
     }
     usual = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     return {**kept, **usual, **variables}
@@ -35,11 +35,11 @@ def lone_agent() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="by-") as directory:
         state = Path(directory) / "state"
         environment = unsettled(
-            BACKYARD_STATE_DIRECTORY=str(state), BACKYARD_NETWORK_PORT=port, BACKYARD_DISCOVERY_METHODS=""
+            BARNRAISE_STATE_DIRECTORY=str(state), BARNRAISE_NETWORK_PORT=port, BARNRAISE_DISCOVERY_METHODS=""
         )
         with open(Path(directory) / "log", "w+") as log:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "backyard.agent"], env=environment, stdout=log, stderr=log
+                [sys.executable, "-P", "-m", "barnraise.agent"], env=environment, stdout=log, stderr=log
             )
             try:
                 deadline = time.monotonic() + 90
@@ -57,5 +57,5 @@ def lone_agent() -> Iterator[Path]:
 def _world(state: Path) -> int:
     try:
         return ask_cluster(agent_at(state)).world
-    except BackyardError:
+    except BarnraiseError:
         return 0

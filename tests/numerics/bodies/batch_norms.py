@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from backyard.collectives.batch_norm import SyncBatchNorm
+from barnraise.collectives.batch_norm import SyncBatchNorm
 from tests.numerics.harness import values
 from tests.numerics.harness.worker import Context
 

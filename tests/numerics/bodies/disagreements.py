@@ -107,7 +107,7 @@ def raises_everywhere(ctx: Context, case: str) -> str:
 
 
 def monitored_barrier_passes(ctx: Context) -> None:
-    from backyard.collectives import monitored_barrier
+    from barnraise.collectives import monitored_barrier
 
     for _ in range(3):
         monitored_barrier(ctx.group, timedelta(seconds=50))
@@ -115,7 +115,7 @@ def monitored_barrier_passes(ctx: Context) -> None:
 
 def monitored_barrier_names(ctx: Context, missing: list[int]) -> str:
     """Everyone but the missing gets an error that names them."""
-    from backyard.collectives import monitored_barrier
+    from barnraise.collectives import monitored_barrier
 
     group = dist.new_group(list(range(ctx.world)), timeout=timedelta(seconds=50))
     dist.barrier(group=ctx.group)

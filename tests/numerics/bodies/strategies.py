@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from backyard.core import metrics
-from backyard.planning import Levels, read_levels
+from barnraise.core import metrics
+from barnraise.planning import Levels, read_levels
 from tests.numerics.harness.worker import Context
 
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 def main() -> None:
     backend, script, *arguments = sys.argv[1:]
-    if backend == "backyard":
-        from backyard.collectives.autoload import register
+    if backend == "barnraise":
+        from barnraise.collectives.autoload import register
 
         register()
     dist.init_process_group(backend)

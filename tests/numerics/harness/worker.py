@@ -84,8 +84,8 @@ def _take_stdout() -> Any:
 
 
 def _join(options: argparse.Namespace) -> dict[int, dist.ProcessGroup]:
-    if options.backend == "backyard":
-        from backyard.collectives.autoload import register
+    if options.backend == "barnraise":
+        from barnraise.collectives.autoload import register
 
         register()
     store = dist.FileStore(options.store, options.world)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from backyard.agent import awake
-from backyard.agent.awake import keep_awake, tool_for
+from barnraise.agent import awake
+from barnraise.agent.awake import keep_awake, tool_for
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="fakes on the path are shell scripts")
 
@@ -54,7 +54,7 @@ def test_a_killed_agent_does_not_keep_the_machine_awake(
 ) -> None:
     trail = tmp_path / "trail"
     _fake(tmp_path, monkeypatch, f"echo held > {trail}; cat; echo let go >> {trail}")
-    program = "import time; from backyard.agent.awake import *\nwith keep_awake('x'): time.sleep(600)"
+    program = "import time; from barnraise.agent.awake import *\nwith keep_awake('x'): time.sleep(600)"
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3] / "src"))
     agent = subprocess.Popen([sys.executable, "-c", program])
     _until(trail, "held")
@@ -93,7 +93,7 @@ def test_macos_and_linux_have_their_own_tools() -> None:
         "systemd-inhibit",
         "--what=idle:sleep",
         "--mode=block",
-        "--who=Backyard",
+        "--who=Barnraise",
         "--why=x",
         "cat",
     ]

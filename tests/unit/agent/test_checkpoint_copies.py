@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from backyard.agent import checkpoint_copies, checkpoint_keeper, run_messages
-from backyard.agent.checkpoint_copies import CheckpointCopies
-from backyard.agent.checkpoint_keeper import CheckpointKeeper
-from backyard.agent.run_book import RunBook
-from backyard.core.config import Settings
-from backyard.core.errors import RunError
-from backyard.identity import NodeId, NodeKey
-from backyard.identity.trust import Role, TrustLog
-from backyard.local.run_questions import BringAsk, BringTold, NewestAsk, NewestTold, SealAsk, SealTold
-from backyard.membership.view import Present
-from backyard.runs.checkpoints import KEPT, Manifest, Seal, encode, fingerprint, folder_name, sign, step_of
-from backyard.runs.record import Order, Slot, sign_order
-from backyard.shipping import Limits, pack
-from backyard.shipping.lending import entry_of
+from barnraise.agent import checkpoint_copies, checkpoint_keeper, run_messages
+from barnraise.agent.checkpoint_copies import CheckpointCopies
+from barnraise.agent.checkpoint_keeper import CheckpointKeeper
+from barnraise.agent.run_book import RunBook
+from barnraise.core.config import Settings
+from barnraise.core.errors import RunError
+from barnraise.identity import NodeId, NodeKey
+from barnraise.identity.trust import Role, TrustLog
+from barnraise.local.run_questions import BringAsk, BringTold, NewestAsk, NewestTold, SealAsk, SealTold
+from barnraise.membership.view import Present
+from barnraise.runs.checkpoints import KEPT, Manifest, Seal, encode, fingerprint, folder_name, sign, step_of
+from barnraise.runs.record import Order, Slot, sign_order
+from barnraise.shipping import Limits, pack
+from barnraise.shipping.lending import entry_of
 from tests.unit.agent.test_shipper import Host, Network
 
 RUN = "train-abcd"

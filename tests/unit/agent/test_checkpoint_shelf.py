@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from backyard.agent.checkpoint_shelf import Shelf
-from backyard.agent.runs import _KEPT_FOLDERS, _out_of_date
-from backyard.checkpoint.files import Checkpoints, Facts
-from backyard.checkpoint.state import dismantle
-from backyard.identity import NodeKey
-from backyard.runs.checkpoints import Held, Seal, sign
-from backyard.shipping import Store
+from barnraise.agent.checkpoint_shelf import Shelf
+from barnraise.agent.runs import _KEPT_FOLDERS, _out_of_date
+from barnraise.checkpoint.files import Checkpoints, Facts
+from barnraise.checkpoint.state import dismantle
+from barnraise.identity import NodeKey
+from barnraise.runs.checkpoints import Held, Seal, sign
+from barnraise.shipping import Store
 
 KEY, WORKER = NodeKey.generate(), NodeKey.generate()
 RUN = "train-abcd"

@@ -27,18 +27,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-import backyard
-from backyard.agent import containers
-from backyard.agent.building import run_to_end
-from backyard.agent.containers import Box, Engine, check_words, engine_of, judge, make_ready, run_command
-from backyard.agent.warden.messages import Ended
-from backyard.core.errors import BackyardError, RunEnvironmentError
-from backyard.local.board import agent_at, ask_cluster
-from backyard.topology.packages import packages_of
+import barnraise
+from barnraise.agent import containers
+from barnraise.agent.building import run_to_end
+from barnraise.agent.containers import Box, Engine, check_words, engine_of, judge, make_ready, run_command
+from barnraise.agent.warden.messages import Ended
+from barnraise.core.errors import BarnraiseError, RunEnvironmentError
+from barnraise.local.board import agent_at, ask_cluster
+from barnraise.topology.packages import packages_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers are for Linux")
 
-SOURCE = str(Path(backyard.__file__).parents[1])
+SOURCE = str(Path(barnraise.__file__).parents[1])
 IMAGE = "me/trainer:1"
 CLIENT = """#!{python} -I
 import json, os, signal, socket, sys
@@ -173,7 +173,7 @@ class StandIn:
         name = given("--name")[0]
         variables = [word if "=" in word else f"{word}={environment[word]}" for word in given("--env")]
         fixed = [f"PATH={self._image}:/usr/bin:/bin", f"PYTHONPATH={SOURCE}"]
-        label = next(one for one in given("--label") if one.startswith("backyard.state="))
+        label = next(one for one in given("--label") if one.startswith("barnraise.state="))
         steps = _mounts(label.partition("=")[2], given("--volume"))
         inside = shlex.join(["exec", "env", "-i", *fixed, *variables, *command])
         steps += [f"cd {shlex.quote(given('--workdir')[0])}", inside]
@@ -232,11 +232,11 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 # What a container is given.
 
 BOX = Box(
-    name="backyard-train-ab12-1-0",
+    name="barnraise-train-ab12-1-0",
     run="train-ab12",
-    state="/home/me/.local/state/backyard",
-    folder="/home/me/.local/state/backyard/runs/train-ab12/folder",
-    room="/home/me/.local/state/backyard/runs/train-ab12/rooms/1-0",
+    state="/home/me/.local/state/barnraise",
+    folder="/home/me/.local/state/barnraise/runs/train-ab12/folder",
+    room="/home/me/.local/state/barnraise/runs/train-ab12/rooms/1-0",
     data=("/data/mnist",),
     variables={"RANK": "0", "API_KEY": "a secret", "PATH": "/opt/bin", "DOCKER_HOST": "tcp://elsewhere"},
     user=1000,
@@ -257,13 +257,13 @@ def test_the_whole_command_line() -> None:
     state = BOX.state
     assert arguments(Engine("/usr/bin/docker")) == (
         *("/usr/bin/docker", "run", "--rm", "--init", "--pull=never", "--network=host", "--ipc=host"),
-        *("--security-opt", "label=disable", "--user", "1000:100", "--name", "backyard-train-ab12-1-0"),
-        *("--label", f"backyard.state={state}", "--label", "backyard.run=train-ab12"),
+        *("--security-opt", "label=disable", "--user", "1000:100", "--name", "barnraise-train-ab12-1-0"),
+        *("--label", f"barnraise.state={state}", "--label", "barnraise.run=train-ab12"),
         *("--workdir", BOX.folder, "--volume", f"{BOX.folder}:{BOX.folder}"),
-        *("--volume", f"{BOX.room}:/run/backyard"),
-        *("--volume", f"{state}/listener.sock:/run/backyard/listener.sock"),
+        *("--volume", f"{BOX.room}:/run/barnraise"),
+        *("--volume", f"{state}/listener.sock:/run/barnraise/listener.sock"),
         *("--volume", "/data/mnist:/data/mnist:ro"),
-        *("--env", "HOME=/run/backyard", "--env", "USER", "--env", "RANK", "--env", "API_KEY"),
+        *("--env", "HOME=/run/barnraise", "--env", "USER", "--env", "RANK", "--env", "API_KEY"),
         *("--env", "PATH=/opt/bin", "--env", "DOCKER_HOST=tcp://elsewhere"),
         *(IMAGE, "python", "train.py", "--name=x"),
     )
@@ -352,19 +352,24 @@ def test_a_signal_in_a_container_is_told_as_one(code: int, expected: tuple[int |
     assert containers.told_end(killed) == killed
 
 
-HERE = f"backyard {backyard.__version__}"
+HERE = f"barnraise {barnraise.__version__}"
 
 
 @pytest.mark.parametrize(
     ("code", "lines", "words", "mend"),
     [
-        (1, ["ModuleNotFoundError: No module named 'backyard'"], "does not have Backyard", "RUN pip install"),
-        (127, ["exec: python: not found"], "does not have Backyard", backyard.__version__),
+        (
+            1,
+            ["ModuleNotFoundError: No module named 'barnraise'"],
+            "does not have Barnraise",
+            "RUN pip install",
+        ),
+        (127, ["exec: python: not found"], "does not have Barnraise", "your copy of this repository"),
         (
             0,
-            ["banner", "backyard 0.0.9", "agent answers"],
-            "has Backyard 0.0.9",
-            "RUN pip install backyard==",
+            ["banner", "barnraise 0.0.9", "agent answers"],
+            "has Barnraise 0.0.9",
+            "RUN pip install /barnraise",
         ),
         (125, ["docker: no space left on device"], "no container of the image", "run again"),
         (125, ["could not select device driver with capabilities: [[gpu]]"], "capabilities", "Toolkit"),
@@ -420,7 +425,7 @@ def test_docker_that_is_not_at_work_gives_way_to_podman(
     podman = engine.path / "podman"
     podman.write_text(f'#!/bin/sh\n[ "$1" = info ] && echo conmon: && exit 0\necho "$@" >> {tmp_path}/said\n')
     podman.chmod(0o755)
-    with pytest.raises(RunEnvironmentError, match="does not have Backyard"):
+    with pytest.raises(RunEnvironmentError, match="does not have Barnraise"):
         ready(tmp_path)
     assert "run --rm --init" in (tmp_path / "said").read_text()
 
@@ -441,10 +446,10 @@ def test_an_image_that_is_not_here_is_pulled_or_named(engine: StandIn, tmp_path:
 def test_the_check_leaves_no_container_even_if_it_takes_too_long(
     engine: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.answer = ("backyard 0.0.1", 0)
-    with pytest.raises(RunEnvironmentError, match=r"has Backyard 0\.0\.1"):
+    engine.answer = ("barnraise 0.0.1", 0)
+    with pytest.raises(RunEnvironmentError, match=r"has Barnraise 0\.0\.1"):
         ready(tmp_path)
-    assert engine.of("rm") == [["rm", "--force", "backyard-r-check"]]
+    assert engine.of("rm") == [["rm", "--force", "barnraise-r-check"]]
     monkeypatch.setattr(containers, "_CHECK_S", 0.0)
     with pytest.raises(RunEnvironmentError, match="took longer"):
         ready(tmp_path)
@@ -456,7 +461,7 @@ def test_only_leftovers_of_this_state_directory_are_removed(engine: StandIn, tmp
     assert not engine.calls, "a machine that never had a container asks no engine"
     for name, state in (("mine", tmp_path), ("others", tmp_path / "other")):
         engine.running[name] = process = subprocess.Popen(["sleep", "60"], start_new_session=True)
-        engine.labels[name] = {f"backyard.state={state}"}
+        engine.labels[name] = {f"barnraise.state={state}"}
 
         def bury(name: str = name, process: subprocess.Popen[bytes] = process) -> None:
             process.wait()
@@ -505,17 +510,17 @@ class Alone:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("BACKYARD_")}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")}
         self.environment = {
             **kept,
             "PYTHONPATH": SOURCE,
             "OF_THE_HOST": "1",
-            "BACKYARD_STATE_DIRECTORY": str(self.state),
-            "BACKYARD_NETWORK_PORT": port,
-            "BACKYARD_DISCOVERY_METHODS": "",
+            "BARNRAISE_STATE_DIRECTORY": str(self.state),
+            "BARNRAISE_NETWORK_PORT": port,
+            "BARNRAISE_DISCOVERY_METHODS": "",
         }
         self.log = open(room / "log", "w+")  # noqa: SIM115  # closed with the agent
-        command = [sys.executable, "-P", "-m", "backyard.agent"]
+        command = [sys.executable, "-P", "-m", "barnraise.agent"]
         self.process = subprocess.Popen(command, env=self.environment, stdout=self.log, stderr=self.log)
         self.until(lambda: _world(self.state) == 1, "the agent answers")
 
@@ -538,7 +543,7 @@ class Alone:
         return self.type("run", "--container", image, *options, "train.py", "--lr", "0.1", folder=folder)
 
     def type(self, *words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "backyard.cli.main", *words]
+        command = [sys.executable, "-m", "barnraise.cli.main", *words]
         try:
             return subprocess.run(
                 command, env=self.environment, cwd=folder, capture_output=True, text=True, timeout=100
@@ -564,7 +569,7 @@ class Alone:
 def _world(state: Path) -> int:
     try:
         return ask_cluster(agent_at(state)).world
-    except BackyardError:
+    except BarnraiseError:
         return 0
 
 
@@ -582,15 +587,15 @@ import torch
 import torch.distributed as dist
 seen = sorted(path.name for path in pathlib.Path(sys.argv[0]).absolute().parents[3].iterdir())
 print("state", seen)
-print("inside", sorted(os.listdir("/run/backyard")))
+print("inside", sorted(os.listdir("/run/barnraise")))
 print("variables", "OF_THE_HOST" in os.environ, os.environ["HOME"], os.environ["GIVEN"], sys.argv[1:])
-data = pathlib.Path(os.environ["BACKYARD_DATA_SET"])
+data = pathlib.Path(os.environ["BARNRAISE_DATA_SET"])
 print("data", (data / "one").read_text())
 try:
     (data / "two").write_text("")
 except OSError as error:
     print("not written:", error.strerror)
-dist.init_process_group("backyard")
+dist.init_process_group("barnraise")
 total = torch.ones(3)
 dist.all_reduce(total)
 print("sum", total.tolist())
@@ -609,11 +614,11 @@ def test_a_run_in_a_container_from_end_to_end(alone: Alone, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr + done.stdout
     assert "state ['runs']" in done.stdout
     assert "inside ['listener.sock']" in done.stdout
-    assert "variables False /run/backyard a secret ['--lr', '0.1']" in done.stdout
+    assert "variables False /run/barnraise a secret ['--lr', '0.1']" in done.stdout
     assert "data 1" in done.stdout
     assert "not written: Read-only file system" in done.stdout
     assert "sum [1.0, 1.0, 1.0]" in done.stdout
-    results = list((alone.state.parent / "project" / "backyard-runs").glob("*/model.txt"))
+    results = list((alone.state.parent / "project" / "barnraise-runs").glob("*/model.txt"))
     assert [path.read_text() for path in results] == ["made in a container"]
     checked, surveyed, worked = alone.engine.of("run")
     assert not any("a secret" in word or "node.key" in word for word in (*checked, *surveyed, *worked))
@@ -625,12 +630,12 @@ def test_a_run_in_a_container_from_end_to_end(alone: Alone, tmp_path: Path) -> N
 @needs_mounts
 @pytest.mark.slow
 def test_what_an_image_lacks_is_told_with_the_machine_before_anything_starts(alone: Alone) -> None:
-    alone.engine.answer = ("ModuleNotFoundError: No module named 'backyard'", 1)
+    alone.engine.answer = ("ModuleNotFoundError: No module named 'barnraise'", 1)
     done = alone.run("print('started')")
     assert done.returncode != 0
     assert "started" not in done.stdout
-    assert re.search(rf"\S+: the image {IMAGE} does not have Backyard", done.stderr), done.stderr
-    assert f"RUN pip install backyard=={backyard.__version__}" in done.stderr
+    assert re.search(rf"\S+: the image {IMAGE} does not have Barnraise", done.stderr), done.stderr
+    assert "RUN pip install /barnraise" in done.stderr
     alone.engine.answer = None
     missing = alone.run("import no_such_package_here")
     assert missing.returncode != 0

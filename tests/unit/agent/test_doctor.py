@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.agent import doctor, knocking, symptoms, wire
-from backyard.agent.interfaces import Interface, hardware_ports, kind_of, leading_to
-from backyard.agent.joining import join
-from backyard.agent.knocking import (
+from barnraise.agent import doctor, knocking, symptoms, wire
+from barnraise.agent.interfaces import Interface, hardware_ports, kind_of, leading_to
+from barnraise.agent.joining import join
+from barnraise.agent.knocking import (
     DialBack,
     DialledBack,
     Knock,
@@ -30,21 +30,21 @@ from backyard.agent.knocking import (
     encode_knocking,
     outcome_of,
 )
-from backyard.agent.links import Place
-from backyard.agent.node import Agent
-from backyard.agent.symptoms import Here, PeerFacts, Way
-from backyard.core.config import Network, Settings, State
-from backyard.core.errors import ProtocolError, TransportError
-from backyard.discovery import Sighting, namespace_tag
-from backyard.identity import NodeId, NodeKey, delegate
-from backyard.identity.trust import TrustLog
-from backyard.local.questions import CheckRow, JoinAsk
-from backyard.membership.agreement import founded
-from backyard.membership.effects import Note
-from backyard.membership.member import Member
-from backyard.membership.view import Present, first
-from backyard.transport import doorkeeper
-from backyard.transport.control import AGENT_RUN, AgentTls, ControlLink
+from barnraise.agent.links import Place
+from barnraise.agent.node import Agent
+from barnraise.agent.symptoms import Here, PeerFacts, Way
+from barnraise.core.config import Network, Settings, State
+from barnraise.core.errors import ProtocolError, TransportError
+from barnraise.discovery import Sighting, namespace_tag
+from barnraise.identity import NodeId, NodeKey, delegate
+from barnraise.identity.trust import TrustLog
+from barnraise.local.questions import CheckRow, JoinAsk
+from barnraise.membership.agreement import founded
+from barnraise.membership.effects import Note
+from barnraise.membership.member import Member
+from barnraise.membership.view import Present, first
+from barnraise.transport import doorkeeper
+from barnraise.transport.control import AGENT_RUN, AgentTls, ControlLink
 from tests.unit.transport.machines import Machine, Street
 
 HERE = Here("here", 52416, "linux", "0.1.0", "2.13.0")
@@ -86,9 +86,9 @@ def peer(*there: Knock, **facts: Any) -> PeerFacts:
         (peer(SILENT, back=(SILENT,)), "warn", "no new connection", "Try again"),
         (peer(SILENT, linked=False), "warn", "off, asleep, on another network", "Wake it"),
         (peer(linked=False), "warn", "no address of it is known", "Wake it"),
-        (peer(REFUSED, linked=False), "warn", "no agent listens there", "On pc: backyard up"),
-        (peer(STRANGE, linked=False), "warn", "is not it, or does not know", "backyard pair"),
-        (peer(GOOD, linked=False), "warn", "there is no link to it yet", "backyard status"),
+        (peer(REFUSED, linked=False), "warn", "no agent listens there", "On pc: barnraise up"),
+        (peer(STRANGE, linked=False), "warn", "is not it, or does not know", "barnraise pair"),
+        (peer(GOOD, linked=False), "warn", "there is no link to it yet", "barnraise status"),
         (peer(SILENT, linked=False, heard_by=("mac",)), "fail", "mac can reach pc, this machine", "On pc: "),
     ],
 )

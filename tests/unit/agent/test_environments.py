@@ -16,13 +16,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-import backyard
-from backyard.agent import environments
-from backyard.agent.building import failure
-from backyard.agent.environments import EnvironmentPlan, Mode, build, plan_environment
-from backyard.core.errors import RunEnvironmentError
-from backyard.topology.packages import Package, packages_of
-from backyard.topology.torch_choice import TorchChoice
+import barnraise
+from barnraise.agent import environments
+from barnraise.agent.building import failure
+from barnraise.agent.environments import EnvironmentPlan, Mode, build, plan_environment
+from barnraise.core.errors import RunEnvironmentError
+from barnraise.topology.packages import Package, packages_of
+from barnraise.topology.torch_choice import TorchChoice
 
 unix = pytest.mark.skipif(os.name == "nt", reason="the stand-in for uv is a script with a first line")
 
@@ -116,7 +116,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wheel(folder, "tiny_need", "1.2", "value = 7")
     # The agent has one too, and the lock's must win.
     wheel(folder, "click", "99.0", "who = 'the lock'")
-    wheel(folder, "backyard", "0.0.1", "__version__ = '0.0.1'")
+    wheel(folder, "barnraise", "0.0.1", "__version__ = '0.0.1'")
     return folder
 
 
@@ -150,9 +150,11 @@ def test_a_built_environment_has_the_lock_first_then_the_agents(tmp_path: Path) 
     assert root in python.parents
     assert said[0] == "building an environment from requirements.txt with venv and pip"
     assert any("Installing" in line for line in said)
-    code = "import backyard, click, msgspec, tiny_need as t; print(backyard.__version__, click.who, t.value)"
-    assert output_of(python, code) == f"{backyard.__version__} the lock 7"
-    assert Path(output_of(python, "import backyard; print(backyard.__file__)")) == Path(backyard.__file__)
+    code = (
+        "import barnraise, click, msgspec, tiny_need as t; print(barnraise.__version__, click.who, t.value)"
+    )
+    assert output_of(python, code) == f"{barnraise.__version__} the lock 7"
+    assert Path(output_of(python, "import barnraise; print(barnraise.__file__)")) == Path(barnraise.__file__)
     found = asyncio.run(packages_of(python, ["tiny_need", "click", "numpy", "no_such"]))
     assert found.package("tiny_need") == Package("tiny_need", "tiny_need", "1.2")
     assert found.package("click") == Package("click", "click", "99.0")
@@ -251,7 +253,7 @@ def test_uv_builds_from_requirements_with_the_index_of_torch_added(
     assert variables["UV_INDEX_STRATEGY"] == "unsafe-best-match"
     assert cwd == str(folder)
     assert "Resolved 3 packages in 1ms" in said
-    assert output_of(python, "import backyard; print(backyard.__version__)") == backyard.__version__
+    assert output_of(python, "import barnraise; print(barnraise.__version__)") == barnraise.__version__
 
 
 def test_pip_gets_the_index_of_torch_as_an_extra(tmp_path: Path) -> None:
@@ -276,18 +278,18 @@ def test_uv_builds_from_its_lock_and_leaves_torch_to_it(
 
 
 @unix
-def test_a_lock_that_names_another_backyard_is_refused(
+def test_a_lock_that_names_another_barnraise_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheels: Path
 ) -> None:
     unpack = (
         "import glob, zipfile; place = glob.glob(str(Path(sys.argv[4]).parents[1] / 'lib/*/site-packages'))"
     )
-    wheel_file = wheels / "backyard-0.0.1-py3-none-any.whl"
+    wheel_file = wheels / "barnraise-0.0.1-py3-none-any.whl"
     fake_uv(monkeypatch, tmp_path, f"{unpack}; zipfile.ZipFile({str(wheel_file)!r}).extractall(place[0])")
-    folder, its_plan = folder_with(tmp_path, requirements_txt="backyard==0.0.1\n")
-    with pytest.raises(RunEnvironmentError, match=r"requirements\.txt brings backyard 0\.0\.1") as raised:
+    folder, its_plan = folder_with(tmp_path, requirements_txt="barnraise==0.0.1\n")
+    with pytest.raises(RunEnvironmentError, match=r"requirements\.txt brings barnraise 0\.0\.1") as raised:
         asyncio.run(build(its_plan, folder, tmp_path / "environments", nothing))
-    assert "Remove backyard" in raised.value.hint
+    assert "Remove barnraise" in raised.value.hint
 
 
 SLEEP = (

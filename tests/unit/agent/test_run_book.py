@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from backyard.agent.run_book import RunBook
-from backyard.identity import NodeId
-from backyard.runs.record import WorkerState, sign_order
+from barnraise.agent.run_book import RunBook
+from barnraise.identity import NodeId
+from barnraise.runs.record import WorkerState, sign_order
 from tests.unit.runs.test_keeping import KEY, A, B, order, report
 
 

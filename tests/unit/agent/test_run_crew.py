@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from backyard.agent.run_crew import Crew
-from backyard.identity import NodeKey
-from backyard.local.run_questions import CircleAsk
-from backyard.runs.record import RunRecord, Slot
+from barnraise.agent.run_crew import Crew
+from barnraise.identity import NodeKey
+from barnraise.local.run_questions import CircleAsk
+from barnraise.runs.record import RunRecord, Slot
 
 
 def test_a_question_that_waited_long_takes_nothing_back() -> None:

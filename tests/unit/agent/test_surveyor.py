@@ -8,9 +8,9 @@ from unittest import mock
 
 import pytest
 
-from backyard.agent import surveyor
-from backyard.agent.surveyor import Surveyor
-from backyard.topology.devices import DeviceSpeed, ProbeReport
+from barnraise.agent import surveyor
+from barnraise.agent.surveyor import Surveyor
+from barnraise.topology.devices import DeviceSpeed, ProbeReport
 
 SPEED = DeviceSpeed(kind="cpu", index=0, name="x", memory_bytes=1, tflops_fp32=0.1)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from backyard.agent.warden.messages import (
+from barnraise.agent.warden.messages import (
     MOST_TAIL_BYTES,
     QUIET,
     AllEnded,
@@ -22,8 +22,8 @@ from backyard.agent.warden.messages import (
     Note,
     Started,
 )
-from backyard.agent.wardens import read_log
-from backyard.core.errors import RunError
+from barnraise.agent.wardens import read_log
+from barnraise.core.errors import RunError
 from tests.unit.agent.warden_crew import DAEMONISE, Crew, is_alive, is_gone_within, order, said, worker
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and sessions are Unix's")
@@ -373,7 +373,7 @@ print(sorted(set(os.environ) - {"LC_CTYPE"}))
             "['0', '1', '2'] 4",
             "True True",
             "'' True",
-            "['BACKYARD_WARDEN', 'PYTHONUNBUFFERED']",
+            "['BARNRAISE_WARDEN', 'PYTHONUNBUFFERED']",
         ]
 
     asyncio.run(run())
@@ -381,7 +381,7 @@ print(sorted(set(os.environ) - {"LC_CTYPE"}))
 
 def test_a_warden_imports_little() -> None:
     program = (
-        "import sys, backyard.agent.warden.__main__\n"
+        "import sys, barnraise.agent.warden.__main__\n"
         "print({'asyncio', 'psutil', 'numpy', 'torch', 'cryptography', 'logging'} & set(sys.modules))"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}

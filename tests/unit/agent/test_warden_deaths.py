@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from backyard.agent import wardens
-from backyard.agent.warden.messages import AllEnded, Ended, Note, Started
-from backyard.agent.warden.records import Record, Seen, write_record
-from backyard.agent.wardens import Leftover, leftovers
+from barnraise.agent import wardens
+from barnraise.agent.warden.messages import AllEnded, Ended, Note, Started
+from barnraise.agent.warden.records import Record, Seen, write_record
+from barnraise.agent.wardens import Leftover, leftovers
 from tests.unit.agent.warden_crew import DAEMONISE, Crew, is_alive, is_gone_within, order, said, worker
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and sessions are Unix's")

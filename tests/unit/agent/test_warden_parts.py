@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.agent.warden import linux
-from backyard.agent.warden.decisions import (
+from barnraise.agent.warden import linux
+from barnraise.agent.warden.decisions import (
     STUCK_S,
     Effect,
     Happening,
@@ -27,8 +27,8 @@ from backyard.agent.warden.decisions import (
     decide,
     next_deadline,
 )
-from backyard.agent.warden.limits import chosen_cpus
-from backyard.agent.warden.messages import (
+from barnraise.agent.warden.limits import chosen_cpus
+from barnraise.agent.warden.messages import (
     QUIET,
     AllEnded,
     Ended,
@@ -43,9 +43,9 @@ from backyard.agent.warden.messages import (
     read_order,
     read_stop,
 )
-from backyard.agent.warden.windows_job import Job
-from backyard.core.config import load_settings
-from backyard.core.errors import ProtocolError
+from barnraise.agent.warden.windows_job import Job
+from barnraise.core.config import load_settings
+from barnraise.core.errors import ProtocolError
 
 _WORKER = WorkerOrder(0, 0, ("python", "train.py"), "/tmp", {"A": "b"}, "/tmp/log")
 _ORDER = Order("run-1", 1, (_WORKER,), "/tmp/records", QUIET)
@@ -162,7 +162,7 @@ def test_the_kernels_count_of_killed_processes(tmp_path: Path) -> None:
 def test_adopted_orphans_are_buried_and_own_children_left_alone() -> None:
     program = """
 import os, subprocess, sys, time
-from backyard.agent.warden import linux
+from barnraise.agent.warden import linux
 linux.adopt_orphans()
 own = subprocess.Popen(["sleep", "600"])
 parent = subprocess.Popen(["sh", "-c", "sleep 0.1 & echo $!"], stdout=subprocess.PIPE)
@@ -188,7 +188,7 @@ assert linux._descendants(os.getpid()) == []
 
 def test_the_mark_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every worker has it in its environment, where settings are read from too."""
-    monkeypatch.setenv("BACKYARD_WARDEN", "0" * 32)
+    monkeypatch.setenv("BARNRAISE_WARDEN", "0" * 32)
     load_settings()
 
 

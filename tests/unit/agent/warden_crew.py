@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import psutil
 
-from backyard.agent.warden.messages import Ended, Event, Note, Order, Started, WorkerOrder
-from backyard.agent.wardens import Warden, read_log
+from barnraise.agent.warden.messages import Ended, Event, Note, Order, Started, WorkerOrder
+from barnraise.agent.wardens import Warden, read_log
 
 Kind = TypeVar("Kind")
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from backyard.checkpoint import sharded
-from backyard.checkpoint.shard_files import (
+from barnraise.checkpoint import sharded
+from barnraise.checkpoint.shard_files import (
     Found,
     ShardFile,
     ShardManifest,
@@ -30,12 +30,12 @@ from backyard.checkpoint.shard_files import (
     missing_files,
     neighbours_copies,
 )
-from backyard.checkpoint.sharded import guests_of, load_sharded, save_sharded
-from backyard.checkpoint.state import as_bytes
-from backyard.collectives.autoload import register
-from backyard.core.errors import BackyardError, RunError
-from backyard.local.questions import NodeRow, StatusTold
-from backyard.local.run_questions import RunRow, WatchTold, WorkerRow
+from barnraise.checkpoint.sharded import guests_of, load_sharded, save_sharded
+from barnraise.checkpoint.state import as_bytes
+from barnraise.collectives.autoload import register
+from barnraise.core.errors import BarnraiseError, RunError
+from barnraise.local.questions import NodeRow, StatusTold
+from barnraise.local.run_questions import RunRow, WatchTold, WorkerRow
 
 RANKS = 3
 Digests = dict[str, str]
@@ -114,7 +114,7 @@ def serve(rank: int, line: Connection) -> None:
         )
         try:
             line.send(globals()[name](**arguments))
-        except BackyardError as error:
+        except BarnraiseError as error:
             line.send(error.message)
         finally:
             dist.destroy_process_group()
@@ -204,9 +204,9 @@ def test_any_machine_may_be_lost(
 
 def test_on_our_own_backend(crew: Crew, saved: tuple[Path, Digests, Digests], tmp_path: Path) -> None:
     folders = [tmp_path / str(rank) for rank in range(RANKS)]
-    assert crew.call("save", folders, "backyard", steps=[6])[0] == saved[2]
+    assert crew.call("save", folders, "barnraise", steps=[6])[0] == saved[2]
     shutil.rmtree(folders[0])
-    assert crew.call("load", folders[1:], "backyard") == [(6, saved[2])] * 2
+    assert crew.call("load", folders[1:], "barnraise") == [(6, saved[2])] * 2
 
 
 def test_who_has_only_its_neighbours_files_gets_what_it_reads(
@@ -319,7 +319,7 @@ def test_without_a_group(tmp_path: Path) -> None:
 def test_in_a_run_a_plain_name_is_a_folder_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BACKYARD_CHECKPOINTS", str(tmp_path / "run" / "checkpoints"))
+    monkeypatch.setenv("BARNRAISE_CHECKPOINTS", str(tmp_path / "run" / "checkpoints"))
     assert load_sharded({}, "mine") is None
     assert (tmp_path / "run" / "checkpoints" / "sharded" / "mine").is_dir()
     assert load_sharded({}, tmp_path / "elsewhere") is None
@@ -328,8 +328,8 @@ def test_in_a_run_a_plain_name_is_a_folder_of_the_run(
 
 def test_a_run_goes_on_with_those_of_the_run_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def in_run(run: str, *earlier: str) -> None:
-        monkeypatch.setenv("BACKYARD_CHECKPOINTS", str(tmp_path / run / "checkpoints"))
-        monkeypatch.setenv("BACKYARD_RESUMES", ",".join(earlier))
+        monkeypatch.setenv("BARNRAISE_CHECKPOINTS", str(tmp_path / run / "checkpoints"))
+        monkeypatch.setenv("BARNRAISE_RESUMES", ",".join(earlier))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -388,8 +388,8 @@ def test_who_is_a_guest() -> None:
 
 
 def test_a_group_with_a_guest_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BACKYARD_LAUNCHED", "1")
-    monkeypatch.setenv("BACKYARD_RUN", "train-abcd")
+    monkeypatch.setenv("BARNRAISE_LAUNCHED", "1")
+    monkeypatch.setenv("BARNRAISE_RUN", "train-abcd")
     told = (run_on("mac", "lap"), cluster(mac="owner", lap="guest"))
     monkeypatch.setattr(sharded, "_ask_agent", lambda run: told)
     for call in (lambda: save_sharded({}, tmp_path / "x", 1), lambda: load_sharded({}, tmp_path / "x")):

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.checkpoint.state import assemble, digest, dismantle, shapes
-from backyard.core.errors import ProtocolError, RunError
+from barnraise.checkpoint.state import assemble, digest, dismantle, shapes
+from barnraise.core.errors import ProtocolError, RunError
 
 plain = (
     st.none()

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from backyard import __version__
-from backyard.cli.main import main
-from backyard.core.config import Settings
-from backyard.core.errors import ListenerError
+from barnraise import __version__
+from barnraise.cli.main import main
+from barnraise.core.config import Settings
+from barnraise.core.errors import ListenerError
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["backyard", *arguments])
+    monkeypatch.setattr(sys, "argv", ["barnraise", *arguments])
     with pytest.raises(SystemExit) as caught:
         main()
     code = caught.value.code
@@ -29,23 +29,23 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, bool]]:
         calls.append((settings, until_idle))
         return 0
 
-    monkeypatch.setattr("backyard.cli.listen.serve", serve)
+    monkeypatch.setattr("barnraise.cli.listen.serve", serve)
     return calls
 
 
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "--version") == 0
-    assert capsys.readouterr().out == f"backyard {__version__}\n"
+    assert capsys.readouterr().out == f"barnraise {__version__}\n"
 
 
 def test_settings_print_valid_toml_with_origins(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("BACKYARD_NETWORK_PORT", "6000")
-    monkeypatch.setenv("BACKYARD_TRUST_NODES", 'a,b"c\\d')
+    monkeypatch.setenv("BARNRAISE_NETWORK_PORT", "6000")
+    monkeypatch.setenv("BARNRAISE_TRUST_NODES", 'a,b"c\\d')
     assert run(monkeypatch, "settings") == 0
     out = capsys.readouterr().out
-    assert "port = 6000  # from $BACKYARD_NETWORK_PORT" in out
+    assert "port = 6000  # from $BARNRAISE_NETWORK_PORT" in out
     assert "links: encrypted" in out
     shown = tomllib.loads(out)
     assert shown["network"]["port"] == 6000
@@ -57,7 +57,7 @@ def test_plaintext_is_shown(
     capsys: pytest.CaptureFixture[str],
     listener: list[tuple[Settings, bool]],
 ) -> None:
-    monkeypatch.setenv("BACKYARD_NETWORK_ENCRYPTION", "plaintext")
+    monkeypatch.setenv("BARNRAISE_NETWORK_ENCRYPTION", "plaintext")
     assert run(monkeypatch, "settings") == 0
     assert "PLAINTEXT" in capsys.readouterr().out
     assert run(monkeypatch, "listen") == 0
@@ -67,7 +67,7 @@ def test_plaintext_is_shown(
 def test_an_error_is_a_sentence_and_a_hint_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("BACKYARD_NETWORK_PORT", "many")
+    monkeypatch.setenv("BARNRAISE_NETWORK_PORT", "many")
     assert run(monkeypatch, "settings") == 1
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -84,7 +84,7 @@ def test_a_wrong_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_listen_passes_its_options_on(
     monkeypatch: pytest.MonkeyPatch, listener: list[tuple[Settings, bool]]
 ) -> None:
-    monkeypatch.setenv("BACKYARD_TRUST_NODES", "from-the-environment")
+    monkeypatch.setenv("BARNRAISE_TRUST_NODES", "from-the-environment")
     assert run(monkeypatch, "listen", "--port", "6001", "--trust", "a", "--trust", "b", "--until-idle") == 0
     assert run(monkeypatch, "listen") == 0
     (given, until_idle), (plain, plain_until_idle) = listener
@@ -114,7 +114,7 @@ def test_a_failing_listener_prints_its_error(
     def serve(settings: Settings, *, until_idle: bool = False) -> int:
         raise ListenerError(f"port {settings.network.port} is taken")
 
-    monkeypatch.setattr("backyard.cli.listen.serve", serve)
+    monkeypatch.setattr("barnraise.cli.listen.serve", serve)
     assert run(monkeypatch, "listen") == 1
     assert "[listener] port 52416 is taken" in capsys.readouterr().err
 
@@ -127,7 +127,7 @@ def test_ctrl_c_ends_the_listener_quietly(
     def serve(settings: Settings, *, until_idle: bool = False) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("backyard.cli.listen.serve", serve)
+    monkeypatch.setattr("barnraise.cli.listen.serve", serve)
     assert run(monkeypatch, "listen") == 130
     assert "Traceback" not in capsys.readouterr().err
 
@@ -135,7 +135,7 @@ def test_ctrl_c_ends_the_listener_quietly(
 def test_id_is_the_same_every_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(tmp_path / "state"))
     assert run(monkeypatch, "id") == 0
     first = capsys.readouterr().out
     assert run(monkeypatch, "id") == 0

@@ -20,12 +20,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard import __version__
-from backyard.agent import symptoms
-from backyard.agent.running import NOT_FOUND
-from backyard.cli import doctor
-from backyard.cli.examining import CHECKS, gathering, hubs, machine, network, reading
-from backyard.cli.examining.facts import (
+from barnraise import __version__
+from barnraise.agent import symptoms
+from barnraise.agent.running import NOT_FOUND
+from barnraise.cli import doctor
+from barnraise.cli.examining import CHECKS, gathering, hubs, machine, network, reading
+from barnraise.cli.examining.facts import (
     Bridge,
     Disk,
     Firewall,
@@ -39,12 +39,12 @@ from backyard.cli.examining.facts import (
     Torch,
     Wsl,
 )
-from backyard.cli.later import Later
-from backyard.cli.main import main
-from backyard.core.errors import AgentError, ConfigError
-from backyard.core.torch_range import TESTED_FIRST
-from backyard.local.questions import CheckAsk, CheckRow, CheckTold
-from backyard.transport.registration import Standing
+from barnraise.cli.later import Later
+from barnraise.cli.main import main
+from barnraise.core.errors import AgentError, ConfigError
+from barnraise.core.torch_range import TESTED_FIRST
+from barnraise.local.questions import CheckAsk, CheckRow, CheckTold
+from barnraise.transport.registration import Standing
 
 PAGES = Path(__file__).parents[3] / "docs" / "doctor"
 GOOD_TORCH = Torch(f"{TESTED_FIRST[0]}.{TESTED_FIRST[1]}.0+cu130", cuda="13.0")
@@ -65,9 +65,9 @@ CASES: list[Case] = [
     (lambda: machine.python((3, 10, 9), 64), "fail", "too old"),
     (lambda: machine.python((3, 12, 4), 32), "fail", "32-bit"),
     (lambda: machine.python((3, 14, 0), 64), "warn", "not tested"),
-    (lambda: machine.backyard("0.1.0", "0.1.0"), "ok", "0.1.0"),
-    (lambda: machine.backyard("0.1.0", None), "ok", "0.1.0"),
-    (lambda: machine.backyard("0.2.0", "0.1.0"), "warn", "did not finish"),
+    (lambda: machine.barnraise("0.1.0", "0.1.0"), "ok", "0.1.0"),
+    (lambda: machine.barnraise("0.1.0", None), "ok", "0.1.0"),
+    (lambda: machine.barnraise("0.2.0", "0.1.0"), "warn", "did not finish"),
     (lambda: machine.torch(GOOD_TORCH, "linux", "x86_64"), "ok", GOOD_TORCH.version),
     (lambda: machine.torch(Torch(), "linux", "x86_64"), "warn", "not installed"),
     (lambda: machine.torch(Torch(), "macos", "x86_64"), "warn", "Intel Macs"),
@@ -104,7 +104,7 @@ CASES: list[Case] = [
     (lambda: network.port(Port(52416, ours=True)), "ok", "ours"),
     (lambda: network.port(Port(52416, free=False, holder="nginx (pid 7)")), "fail", "nginx (pid 7)"),
     (lambda: network.agent(Running("1", 7, True), "1"), "ok", "pid 7"),
-    (lambda: network.agent(Running("1", 7, True), "2"), "warn", "Backyard 1, this command is 2"),
+    (lambda: network.agent(Running("1", 7, True), "2"), "warn", "Barnraise 1, this command is 2"),
     (lambda: network.agent(Running("1", 7, False), "1"), "warn", "listener without an agent"),
     (lambda: network.agent(Running(), "1"), "warn", "no agent runs"),
     (lambda: network.agent(Running(trouble="another user"), "1"), "fail", "another user"),
@@ -185,7 +185,7 @@ def test_a_hub_whose_address_means_nothing_elsewhere() -> None:
     for address in ("http://127.0.0.1:52480", "https://localhost:52480", "https://[::1]:52480"):
         (alone,) = judge(address)
         assert alone.sentence == f"only this machine itself reaches {address} (the hub of friends)"
-        assert "backyard hub up --plain --address" in alone.mend
+        assert "barnraise hub up --plain --address" in alone.mend
     assert judge(HOME, OUTSIDE) == []
     assert judge("https://8.8.8.8:52480") == judge("https://[2606:4700::1]") == []
     assert judge("https://100.64.0.7")[0].state == "warn", "an address that a provider shares among homes"
@@ -474,7 +474,7 @@ def test_the_disk_of_a_real_directory(tmp_path: Path) -> None:
 
 
 def test_a_port_is_free_ours_or_somebody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from backyard.transport.port import open_port
+    from barnraise.transport.port import open_port
 
     with open_port(0, any_port=False) as door:
         number = door.getsockname()[1]
@@ -619,7 +619,7 @@ def _agent(*rows: CheckRow) -> Callable[..., CheckTold]:
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["backyard", "doctor", *words])
+    monkeypatch.setattr(sys, "argv", ["barnraise", "doctor", *words])
     with pytest.raises(SystemExit) as caught:
         main()
     return int(caught.value.code or 0)
@@ -632,7 +632,7 @@ def test_without_an_agent_it_says_what_was_left_out(
     assert command(monkeypatch) == 0
     out = capsys.readouterr().out
     assert "warn  agent" in out
-    assert "-> backyard up --detach" in out
+    assert "-> barnraise up --detach" in out
     left = next(line for line in out.splitlines() if line.startswith("left out: "))
     assert "reach" in left
     assert "no agent runs on this machine" in left
@@ -645,7 +645,7 @@ def test_failures_come_last_with_the_peer_and_the_mend(
 ) -> None:
     rows = (
         CheckRow("reach", "fail", "gaming-pc cannot be dialled", "On gaming-pc: open it", "gaming-pc"),
-        CheckRow("versions", "ok", "Backyard 0.1.0", peer="mac"),
+        CheckRow("versions", "ok", "Barnraise 0.1.0", peer="mac"),
         CheckRow("quorum", "warn", "careful", "be careful"),
     )
     monkeypatch.setattr(doctor, "ask", _agent(*rows))
@@ -656,7 +656,7 @@ def test_failures_come_last_with_the_peer_and_the_mend(
     last = next(index for index, line in enumerate(lines) if line.startswith("FAIL"))
     assert "gaming-pc cannot be dialled" in lines[last]
     assert lines[last + 1].strip() == "-> On gaming-pc: open it"
-    assert any("versions" in line and "mac: Backyard 0.1.0" in line for line in lines)
+    assert any("versions" in line and "mac: Barnraise 0.1.0" in line for line in lines)
     assert "1 failure" in "\n".join(lines)
     assert "docs/doctor/reach.md" in lines[-1]
 
@@ -685,7 +685,7 @@ def test_who_came_in_proves_the_firewall(
 
 
 def _linked_both_ways() -> symptoms.PeerFacts:
-    from backyard.agent.knocking import Knock
+    from barnraise.agent.knocking import Knock
 
     knock = Knock("192.168.1.7", "answered", rtt_ms=0.4)
     return symptoms.PeerFacts("mac", ways=(symptoms.Way(knock),), back=(knock,))
@@ -709,7 +709,7 @@ def test_hubs_are_shown_where_there_are_some(
 def test_wrong_settings_are_a_finding_not_an_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("BACKYARD_NETWORK_PORT", "many")
+    monkeypatch.setenv("BARNRAISE_NETWORK_PORT", "many")
     assert command(monkeypatch) == 1
     out = capsys.readouterr().out
     assert "FAIL  settings" in out

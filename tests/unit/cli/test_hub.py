@@ -1,4 +1,4 @@
-"""What `backyard hub` refuses before it makes anything."""
+"""What `barnraise hub` refuses before it makes anything."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from backyard.cli.friend import SEAT, _check_free, room
-from backyard.cli.hub import Wishes, up
-from backyard.cli.hub_mirror import hand_over, take_over
-from backyard.cli.hub_owner import expel, pardon
-from backyard.cli.hub_places import top_folder, write_addresses, write_local_address
-from backyard.cli.hub_status import status
-from backyard.cli.identity import machine_key
-from backyard.cli.later import begun
-from backyard.core.config import load_settings
-from backyard.core.errors import HubError
-from backyard.hub.follow import make_succession
-from backyard.hub.founding import FOLLOWS, found_hub, hub_key
-from backyard.hub.invites import make_invite
-from backyard.hub.log import Log, Member, change
-from backyard.hub.messages import Course, Terms
-from backyard.hub.seating import Seat, member_key, write_seat
-from backyard.identity import NodeKey
+from barnraise.cli.friend import SEAT, _check_free, room
+from barnraise.cli.hub import Wishes, up
+from barnraise.cli.hub_mirror import hand_over, take_over
+from barnraise.cli.hub_owner import expel, pardon
+from barnraise.cli.hub_places import top_folder, write_addresses, write_local_address
+from barnraise.cli.hub_status import status
+from barnraise.cli.identity import machine_key
+from barnraise.cli.later import begun
+from barnraise.core.config import load_settings
+from barnraise.core.errors import HubError
+from barnraise.hub.follow import make_succession
+from barnraise.hub.founding import FOLLOWS, found_hub, hub_key
+from barnraise.hub.invites import make_invite
+from barnraise.hub.log import Log, Member, change
+from barnraise.hub.messages import Course, Terms
+from barnraise.hub.seating import Seat, member_key, write_seat
+from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess
 
 
@@ -55,7 +55,7 @@ def wishes(script: Path, codec: str = "int8", store: str = "", endpoint: str = "
 
 @pytest.fixture
 def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(tmp_path / "state"))
 
 
 @pytest.mark.parametrize("codec", ["nonsense", "powersgd"])
@@ -165,7 +165,7 @@ def test_a_taken_port_ends_the_command_at_once(
 ) -> None:
     """Not when whoever waits for the hub's answer gives up."""
     ends = threading.Event()
-    monkeypatch.setattr("backyard.cli.hub._begin_own", lambda *_: ends.wait(120))
+    monkeypatch.setattr("barnraise.cli.hub._begin_own", lambda *_: ends.wait(120))
     script = tmp_path / "train.py"
     script.touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -224,7 +224,7 @@ def test_the_status_says_whom_a_round_waits_for(capsys: pytest.CaptureFixture[st
         for friend in friends:
             friend.close()
     assert status(name="", as_json=False) == 0
-    assert "backyard hub up --name fireside" in capsys.readouterr().out
+    assert "barnraise hub up --name fireside" in capsys.readouterr().out
 
 
 def test_a_machine_trains_once_in_a_run() -> None:

@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from backyard.cli.examining import hubs, network
-from backyard.cli.examining.facts import Hub
-from backyard.cli.friend import SEAT
-from backyard.cli.hub_places import top_folder, top_room, write_addresses
-from backyard.core.config import load_settings
-from backyard.hub.founding import hub_key
-from backyard.hub.messages import Terms
-from backyard.hub.seating import Seat, write_seat
-from backyard.identity import NodeId, NodeKey
+from barnraise.cli.examining import hubs, network
+from barnraise.cli.examining.facts import Hub
+from barnraise.cli.friend import SEAT
+from barnraise.cli.hub_places import top_folder, top_room, write_addresses
+from barnraise.core.config import load_settings
+from barnraise.hub.founding import hub_key
+from barnraise.hub.messages import Terms
+from barnraise.hub.seating import Seat, write_seat
+from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import HubProcess
 
 
 @pytest.fixture(autouse=True)
 def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(tmp_path / "state"))
 
 
 @pytest.fixture

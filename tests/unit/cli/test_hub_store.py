@@ -1,4 +1,4 @@
-"""`backyard hub up --store` and `backyard join`, typed: what a friend trains with comes from the bucket."""
+"""`barnraise hub up --store` and `barnraise join`, typed: what a friend trains with comes from the bucket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from backyard.hub.log import Log
+from barnraise.hub.log import Log
 from benchmarks.hub_process import free_port
 from tests.arch.source_tree import ROOT
 from tests.unit.hub.s3_server import BUCKET, ENVIRONMENT, S3Process, until
@@ -25,13 +25,13 @@ def typed(room: Path, *words: str) -> Iterator[Path]:
     room.mkdir()
     said = room / "said"
     environment = os.environ | {
-        "BACKYARD_STATE_DIRECTORY": str(room / "state"),
+        "BARNRAISE_STATE_DIRECTORY": str(room / "state"),
         "PYTHONPATH": os.pathsep.join(sys.path),
         "OMP_NUM_THREADS": "1",
     }
     with said.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "backyard.cli.main", *words],
+            [sys.executable, "-m", "barnraise.cli.main", *words],
             cwd=room,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -75,8 +75,8 @@ def test_a_friend_trains_with_what_the_store_gives(tmp_path: Path, monkeypatch: 
     try:
         s3.begin_anew()
         with typed(tmp_path / "host", *hub, "--folder", str(folder), str(folder / "friends.py")) as host:
-            until(lambda: "--invite backyard-invite:" in host.read_text(), "the hub", 90.0)
-            found = re.search(r"backyard-invite:\S+", host.read_text())
+            until(lambda: "--invite barnraise-invite:" in host.read_text(), "the hub", 90.0)
+            found = re.search(r"barnraise-invite:\S+", host.read_text())
             assert found is not None
             until(lambda: len(s3.names()) >= 4, "the hub, which puts code, base and a delta there")
             assert s3.fetched() == [], "the hub's own machine needs no store"

@@ -1,4 +1,4 @@
-"""`backyard plan` as it is typed, and what it shows: text, one JSON object, a picture."""
+"""`barnraise plan` as it is typed, and what it shows: text, one JSON object, a picture."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.cli import plan as planning
-from backyard.cli.main import main
-from backyard.cli.plan_options import Wishes
-from backyard.cli.plan_picture import picture
-from backyard.cli.plan_text import Answer, describe, shown_plans
-from backyard.cli.plan_words import parse_count
-from backyard.core.errors import ConfigError
-from backyard.local.profiles import Measured, Profile
-from backyard.local.run_questions import GraphTold
-from backyard.planning import Model, Options, StepProfile, advise, make_plans
-from backyard.topology import Device, LinkFacts, Machine, NodeFacts, build_graph
-from backyard.topology.graph import encode_graph
+from barnraise.cli import plan as planning
+from barnraise.cli.main import main
+from barnraise.cli.plan_options import Wishes
+from barnraise.cli.plan_picture import picture
+from barnraise.cli.plan_text import Answer, describe, shown_plans
+from barnraise.cli.plan_words import parse_count
+from barnraise.core.errors import ConfigError
+from barnraise.local.profiles import Measured, Profile
+from barnraise.local.run_questions import GraphTold
+from barnraise.planning import Model, Options, StepProfile, advise, make_plans
+from barnraise.topology import Device, LinkFacts, Machine, NodeFacts, build_graph
+from barnraise.topology.graph import encode_graph
 from tests.unit.planning.clusters import clusters, mesh
 
 IMAGINED = ("--add", "4090@1gbit", "--add", "3090@1gbit")
@@ -33,12 +33,12 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(autouse=True)
 def nobody_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(tmp_path / "state"))
     monkeypatch.setenv("COLUMNS", "100")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["backyard", *arguments])
+    monkeypatch.setattr(sys, "argv", ["barnraise", *arguments])
     with pytest.raises(SystemExit) as caught:
         main()
     return int(caught.value.code or 0)
@@ -183,7 +183,7 @@ def test_levels_are_read(
             "--picture plan.svg",
         ),
         (["--parameters", "1M"], "no agent runs", "--add 4090@1gbit"),
-        (["--parameters", "1M", "--on", "mac", *IMAGINED], "no agent runs", "backyard up --detach"),
+        (["--parameters", "1M", "--on", "mac", *IMAGINED], "no agent runs", "barnraise up --detach"),
     ],
 )
 def test_wrong_words_end_in_what_to_do(
@@ -211,7 +211,7 @@ def test_what_is_about_plans_needs_a_dry_run(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("print(1)\n")
     assert run(monkeypatch, "run", "--picture", "p.svg", "train.py") == 1
-    assert "backyard run --dry-run" in capsys.readouterr().err
+    assert "barnraise run --dry-run" in capsys.readouterr().err
     (tmp_path / "levels.toml").write_text('[inside]\nall_reduce = "rign"\n')
     assert run(monkeypatch, "run", "--levels", "levels.toml", "train.py") == 1
     assert "Did you mean 'ring'?" in capsys.readouterr().err, "before anything is sent"
@@ -223,7 +223,7 @@ def test_what_is_about_plans_needs_a_dry_run(
     assert run(monkeypatch, "run", "--dry-run", "train.py") == 1
     shown = capsys.readouterr().err
     assert "train.py does not train in a session" in shown
-    assert "backyard plan --parameters" in shown
+    assert "barnraise plan --parameters" in shown
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def machine(tflops: float | None) -> Machine:
         memory_bytes=16 << 30,
         python="",
         torch=None,
-        backyard="",
+        barnraise="",
         devices=(device,),
     )
 

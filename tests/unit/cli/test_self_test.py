@@ -1,4 +1,4 @@
-"""`backyard self-test`, as a newcomer runs it."""
+"""`barnraise self-test`, as a newcomer runs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 @pytest.mark.timeout(300)
 def test_it_proves_what_it_says() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "backyard.cli.main", "self-test"], capture_output=True, text=True, timeout=280
+        [sys.executable, "-m", "barnraise.cli.main", "self-test"], capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()

@@ -16,28 +16,28 @@ from pathlib import Path
 
 import pytest
 
-from backyard.agent.running import NOT_FOUND, TOO_SLOW, runner
-from backyard.cli import service
-from backyard.cli.main import main
-from backyard.cli.services import Launch, Manager, keeper, launchd, systemd, windows
-from backyard.cli.services.launchd import Launchd
-from backyard.cli.services.systemd import Systemd
-from backyard.cli.services.windows import LogonTask
-from backyard.core.errors import AgentError
-from backyard.transport.registration import Standing
+from barnraise.agent.running import NOT_FOUND, TOO_SLOW, runner
+from barnraise.cli import service
+from barnraise.cli.main import main
+from barnraise.cli.services import Launch, Manager, keeper, launchd, systemd, windows
+from barnraise.cli.services.launchd import Launchd
+from barnraise.cli.services.systemd import Systemd
+from barnraise.cli.services.windows import LogonTask
+from barnraise.core.errors import AgentError
+from barnraise.transport.registration import Standing
 
 GOLDEN = Path(__file__).parent / "golden"
 UNIX = Launch(
     python="/home/anna/my tools/bin/python",
     directory="/home/anna",
-    log="/home/anna/.local/state/backyard/agent.log",
-    environment=(("BACKYARD_NETWORK_PEERS", 'a,"b" 100%'), ("BACKYARD_NETWORK_PORT", "6000")),
+    log="/home/anna/.local/state/barnraise/agent.log",
+    environment=(("BARNRAISE_NETWORK_PEERS", 'a,"b" 100%'), ("BARNRAISE_NETWORK_PORT", "6000")),
 )
 WINDOWS = Launch(
     python=r"C:\Users\anna b\venv\Scripts\python.exe",
     directory=r"C:\Users\anna b",
-    log=r"C:\Users\anna b\AppData\Local\backyard\agent.log",
-    environment=(("BACKYARD_NETWORK_PEERS", "a & b"), ("BACKYARD_NETWORK_PORT", "6000")),
+    log=r"C:\Users\anna b\AppData\Local\barnraise\agent.log",
+    environment=(("BARNRAISE_NETWORK_PEERS", "a & b"), ("BARNRAISE_NETWORK_PORT", "6000")),
 )
 
 
@@ -72,21 +72,21 @@ def check_golden(name: str, content: bytes) -> None:
 
 
 def test_the_unit_of_systemd() -> None:
-    check_golden("backyard.service", systemd.render(UNIX).encode())
+    check_golden("barnraise.service", systemd.render(UNIX).encode())
 
 
 def test_the_property_list_of_launchd() -> None:
     content = launchd.render(UNIX)
-    check_golden("backyard.agent.plist", content)
+    check_golden("barnraise.agent.plist", content)
     read = plistlib.loads(content)
-    assert read["ProgramArguments"] == [UNIX.python, "-P", "-m", "backyard.agent"]
+    assert read["ProgramArguments"] == [UNIX.python, "-P", "-m", "barnraise.agent"]
     assert read["EnvironmentVariables"] == dict(UNIX.environment)
     assert read["KeepAlive"] == {"SuccessfulExit": False}
 
 
 def test_the_task_of_windows() -> None:
     text = windows.render(WINDOWS, r"HOME\anna")
-    check_golden("backyard-task.xml", text.encode())
+    check_golden("barnraise-task.xml", text.encode())
     names = {"t": "http://schemas.microsoft.com/windows/2004/02/mit/task"}
     root = ElementTree.fromstring(text.encode("utf-16"))
     assert root.findtext(".//t:LogonTrigger/t:UserId", namespaces=names) == r"HOME\anna"
@@ -94,7 +94,7 @@ def test_the_task_of_windows() -> None:
     command = root.findtext(".//t:Command", namespaces=names)
     assert command == r"C:\Users\anna b\venv\Scripts\pythonw.exe"
     arguments = root.findtext(".//t:Arguments", namespaces=names) or ""
-    assert arguments.endswith('--set "BACKYARD_NETWORK_PEERS=a & b" --set BACKYARD_NETWORK_PORT=6000')
+    assert arguments.endswith('--set "BARNRAISE_NETWORK_PEERS=a & b" --set BARNRAISE_NETWORK_PORT=6000')
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs systemd's own checker")
@@ -103,10 +103,10 @@ def test_systemd_itself_accepts_the_unit(tmp_path: Path) -> None:
     if done.returncode != 0:
         pytest.skip("systemd-analyze is not here")
     launch = Launch(sys.executable, str(tmp_path), "", UNIX.environment)
-    unit = tmp_path / "backyard.service"
+    unit = tmp_path / "barnraise.service"
     unit.write_text(systemd.render(launch), encoding="utf-8")
     done = runner(10.0)(["systemd-analyze", "--user", "verify", "--man=no", str(unit)])
-    ours = [line for line in (done.stdout + done.stderr).splitlines() if "backyard.service" in line]
+    ours = [line for line in (done.stdout + done.stderr).splitlines() if "barnraise.service" in line]
     assert [line for line in ours if "RestartSteps" not in line and "RestartMaxDelaySec" not in line] == []
 
 
@@ -117,14 +117,14 @@ def test_systemd_is_installed_shown_and_removed(tmp_path: Path) -> None:
     manager, system = linux(tmp_path, is_active=(0, "active\n"), is_enabled=(0, "enabled\n"))
     assert not manager.status().installed
     told = manager.install(UNIX)
-    file = tmp_path / "systemd" / "user" / "backyard.service"
+    file = tmp_path / "systemd" / "user" / "barnraise.service"
     assert file.read_text() == systemd.render(UNIX)
     assert told.wrote == (str(file),)
     assert told.ran == (
         "systemctl --user daemon-reload",
-        "systemctl --user enable --now backyard.service",
+        "systemctl --user enable --now barnraise.service",
     )
-    assert told.undo == "backyard service remove"
+    assert told.undo == "barnraise service remove"
     assert "loginctl enable-linger anna" in told.hints[0]
     assert not any("enable-linger" in command for command in system.ran), "offered, never run silently"
     shown = manager.status()
@@ -133,7 +133,7 @@ def test_systemd_is_installed_shown_and_removed(tmp_path: Path) -> None:
     gone = manager.remove()
     assert not file.exists()
     assert gone.deleted == (str(file),)
-    assert gone.ran == ("systemctl --user disable --now backyard.service", "systemctl --user daemon-reload")
+    assert gone.ran == ("systemctl --user disable --now barnraise.service", "systemctl --user daemon-reload")
     assert not manager.status().installed
 
 
@@ -165,7 +165,7 @@ def test_without_systemd_there_is_another_way(tmp_path: Path, code: int, text: s
     with pytest.raises(AgentError) as caught:
         manager.install(UNIX)
     assert words in caught.value.message
-    assert "backyard up --detach" in caught.value.hint
+    assert "barnraise up --detach" in caught.value.hint
     assert list(tmp_path.rglob("*.service")) == []
     assert system.ran == ["systemctl --user is-system-running"]
 
@@ -194,18 +194,18 @@ def test_twice_is_refused_with_a_clear_word(tmp_path: Path, which: int) -> None:
     manager.install(launch)
     with pytest.raises(AgentError, match="installed already") as caught:
         manager.install(launch)
-    assert "backyard service remove" in caught.value.hint
+    assert "barnraise service remove" in caught.value.hint
 
 
 def test_launchd_is_installed_shown_and_removed(tmp_path: Path) -> None:
-    printed = "gui/501/backyard.agent = {\n\tactive count = 1\n\tstate = running\n\n\tprogram = x\n}\n"
+    printed = "gui/501/barnraise.agent = {\n\tactive count = 1\n\tstate = running\n\n\tprogram = x\n}\n"
     system = System(print=(0, printed))
     manager = Launchd(system, tmp_path, 501)
     told = manager.install(UNIX)
-    file = tmp_path / "Library" / "LaunchAgents" / "backyard.agent.plist"
+    file = tmp_path / "Library" / "LaunchAgents" / "barnraise.agent.plist"
     assert file.read_bytes() == launchd.render(UNIX)
     assert told.ran == (
-        "launchctl enable gui/501/backyard.agent",
+        "launchctl enable gui/501/barnraise.agent",
         f"launchctl bootstrap gui/501 {file}",
     )
     assert "Local Network" in told.hints[0]
@@ -214,7 +214,7 @@ def test_launchd_is_installed_shown_and_removed(tmp_path: Path) -> None:
     assert not manager.status().running
     system.answers["print"] = (113, "Could not find service")
     assert f"launchctl bootstrap gui/501 {file}" in manager.status().hints[0]
-    assert manager.remove().ran == ("launchctl bootout gui/501/backyard.agent",)
+    assert manager.remove().ran == ("launchctl bootout gui/501/barnraise.agent",)
     assert not file.exists()
 
 
@@ -231,7 +231,7 @@ def test_the_task_is_installed_shown_and_removed(tmp_path: Path) -> None:
     manager = LogonTask(system, tmp_path, r"HOME\anna", "python.exe")
     assert not manager.status().installed
     told = manager.install(WINDOWS)
-    file = tmp_path / "backyard-task.xml"
+    file = tmp_path / "barnraise-task.xml"
     text = file.read_bytes().decode("utf-16").replace("\r\n", "\n")
     assert text == windows.render(WINDOWS, r"HOME\anna")
     assert [command.split()[:2] for command in told.ran] == [["schtasks", "/Create"], ["schtasks", "/Run"]]
@@ -240,10 +240,10 @@ def test_the_task_is_installed_shown_and_removed(tmp_path: Path) -> None:
     system.answers["powershell"] = (0, "3\r\n")
     assert not manager.status().running
     removed = manager.remove()
-    assert removed.ran[0] == "python.exe -P -m backyard.cli.main down", "goodbye before the end by force"
+    assert removed.ran[0] == "python.exe -P -m barnraise.cli.main down", "goodbye before the end by force"
     assert removed.ran[1:] == (
-        "schtasks /End /TN 'Backyard agent'",
-        "schtasks /Delete /TN 'Backyard agent' /F",
+        "schtasks /End /TN 'Barnraise agent'",
+        "schtasks /Delete /TN 'Barnraise agent' /F",
     )
     assert not file.exists()
 
@@ -253,7 +253,7 @@ def test_a_task_that_windows_denies_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(AgentError, match="Access is denied") as caught:
         LogonTask(system, tmp_path, r"HOME\anna", "python").install(WINDOWS)
     assert "administrator" in caught.value.hint
-    assert not (tmp_path / "backyard-task.xml").exists()
+    assert not (tmp_path / "barnraise-task.xml").exists()
 
 
 # what a service may know
@@ -263,15 +263,15 @@ def test_only_our_settings_are_kept_and_paths_become_whole(tmp_path: Path) -> No
     environ = {
         "PATH": "/bin",
         "PYTHONPATH": "src",
-        "BACKYARD_NETWORK_PORT": "6000",
-        "BACKYARD_STATE_DIRECTORY": "state",
-        "BACKYARD_CONFIG": str(tmp_path / "c.toml"),
-        "BACKYARD_TEST_TOKEN": "of somebody else",
+        "BARNRAISE_NETWORK_PORT": "6000",
+        "BARNRAISE_STATE_DIRECTORY": "state",
+        "BARNRAISE_CONFIG": str(tmp_path / "c.toml"),
+        "BARNRAISE_TEST_TOKEN": "of somebody else",
     }
     assert service.kept_environment(environ, tmp_path) == (
-        ("BACKYARD_CONFIG", str(tmp_path / "c.toml")),
-        ("BACKYARD_NETWORK_PORT", "6000"),
-        ("BACKYARD_STATE_DIRECTORY", str(tmp_path / "state")),
+        ("BARNRAISE_CONFIG", str(tmp_path / "c.toml")),
+        ("BARNRAISE_NETWORK_PORT", "6000"),
+        ("BARNRAISE_STATE_DIRECTORY", str(tmp_path / "state")),
     )
 
 
@@ -307,7 +307,7 @@ def house(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> System:
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["backyard", "service", *words])
+    monkeypatch.setattr(sys, "argv", ["barnraise", "service", *words])
     with pytest.raises(SystemExit) as caught:
         main()
     return int(caught.value.code or 0)
@@ -320,10 +320,10 @@ def test_the_commands_say_exactly_what_they_did(
     assert "not installed" in capsys.readouterr().out
     assert command(monkeypatch, "install") == 0
     out = capsys.readouterr().out
-    file = tmp_path / "systemd" / "user" / "backyard.service"
+    file = tmp_path / "systemd" / "user" / "barnraise.service"
     assert f"  wrote    {file}\n" in out
-    assert "  ran      systemctl --user enable --now backyard.service\n" in out
-    assert "  undo     backyard service remove\n" in out
+    assert "  ran      systemctl --user enable --now barnraise.service\n" in out
+    assert "  undo     barnraise service remove\n" in out
     assert command(monkeypatch, "install") == 1
     assert "installed already" in capsys.readouterr().err
     assert command(monkeypatch, "status", "--json") == 0
@@ -340,7 +340,7 @@ def test_a_running_agent_must_end_first(
     assert command(monkeypatch, "install") == 1
     err = capsys.readouterr().err
     assert "4711" in err
-    assert "backyard down" in err
+    assert "barnraise down" in err
     assert list(tmp_path.rglob("*.service")) == []
 
 
@@ -378,20 +378,20 @@ def test_the_keeper_starts_the_agent_with_the_settings(
     seen: list[tuple[list[str], str, Path]] = []
 
     def start(command: list[str], environment: dict[str, str], log: Path) -> int:
-        seen.append((command, environment["BACKYARD_NETWORK_PEERS"], log))
+        seen.append((command, environment["BARNRAISE_NETWORK_PEERS"], log))
         return 0
 
     monkeypatch.setattr(keeper, "start_once", start)
-    arguments = ["--log", str(tmp_path / "log"), "--set", "BACKYARD_NETWORK_PEERS=a=b"]
+    arguments = ["--log", str(tmp_path / "log"), "--set", "BARNRAISE_NETWORK_PEERS=a=b"]
     assert keeper.main(arguments) == 0
-    assert seen == [([sys.executable, "-P", "-m", "backyard.agent"], "a=b", tmp_path / "log")]
+    assert seen == [([sys.executable, "-P", "-m", "barnraise.agent"], "a=b", tmp_path / "log")]
 
 
 # the seam itself
 
 
 def test_a_command_that_is_missing_or_slow_is_no_error() -> None:
-    assert runner(60.0)(["backyard-no-such-command"]).returncode == NOT_FOUND
+    assert runner(60.0)(["barnraise-no-such-command"]).returncode == NOT_FOUND
     done = runner(0.2)([sys.executable, "-c", "import time; time.sleep(30)"])
     assert done.returncode == TOO_SLOW
     assert "0.2 s" in done.stderr

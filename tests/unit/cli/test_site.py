@@ -1,4 +1,4 @@
-"""`backyard join --invite --site`, as it is typed: two machines of one home, a hub, and somebody else."""
+"""`barnraise join --invite --site`, as it is typed: two machines of one home, a hub, and somebody else."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import pytest
 
-from backyard.cli.self_test import Node
-from backyard.hub.log import Log, Member
-from backyard.local.questions import Done, JoinAsk, OfferTold, PairAsk, RenameAsk, StatusAsk, StatusTold
+from barnraise.cli.self_test import Node
+from barnraise.hub.log import Log, Member
+from barnraise.local.questions import Done, JoinAsk, OfferTold, PairAsk, RenameAsk, StatusAsk, StatusTold
 from benchmarks.hub_process import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -27,12 +27,12 @@ TRAIN = """\
 import json, os, sys, time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-import backyard
+import barnraise
 
 room = sys.argv[1]
-site = "BACKYARD_SITE" in os.environ
+site = "BARNRAISE_SITE" in os.environ
 if site:
-    os.environ["BACKYARD_TRACE_COMMITS"] = os.path.join(room, "trace")
+    os.environ["BARNRAISE_TRACE_COMMITS"] = os.path.join(room, "trace")
 torch.set_num_threads(1)
 torch.manual_seed(0)
 x = torch.randn(2048, 16)
@@ -40,7 +40,7 @@ y = (x[:, :4].abs() + x[:, 4:8]).argmax(1)
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)
-run = backyard.init(seed=1)
+run = barnraise.init(seed=1)
 
 
 def note(run):
@@ -102,7 +102,7 @@ class Fireside:
 
     def type(self, name: str, environment: dict[str, str], *words: str) -> subprocess.Popen[bytes]:
         with open(self.room / f"{name}.said", "wb") as said:
-            command = [sys.executable, "-m", "backyard.cli.main", *words]
+            command = [sys.executable, "-m", "barnraise.cli.main", *words]
             started = subprocess.Popen(
                 command,
                 cwd=self.project,
@@ -116,15 +116,15 @@ class Fireside:
 
     def hub(self) -> str:
         """Begins it, with the host's own machine as a member; the invite."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("BACKYARD_")}
-        environment = {**kept, "BACKYARD_CONFIG": str(self.room / "config.toml")}
-        environment["BACKYARD_STATE_DIRECTORY"] = str(self.room / "host")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")}
+        environment = {**kept, "BARNRAISE_CONFIG": str(self.room / "config.toml")}
+        environment["BARNRAISE_STATE_DIRECTORY"] = str(self.room / "host")
         (self.room / "host").mkdir(mode=0o700)
         port = str(free_port())
         place = ("--plain", "--host", "127.0.0.1", "--port", port, "--address", f"http://127.0.0.1:{port}")
         self.type("hub", environment, "hub", "up", *place, "--round", "5s", "train.py", str(self.room))
-        self.until(lambda: "backyard-invite:" in self.said("hub"), "the hub prints an invite")
-        found = re.search(r"backyard-invite:\S+", self.said("hub"))
+        self.until(lambda: "barnraise-invite:" in self.said("hub"), "the hub prints an invite")
+        found = re.search(r"barnraise-invite:\S+", self.said("hub"))
         assert found is not None
         return found[0]
 

@@ -1,9 +1,9 @@
-"""`backyard ps RUN` says for whom a worker waits."""
+"""`barnraise ps RUN` says for whom a worker waits."""
 
 from __future__ import annotations
 
-from backyard.cli.runs import describe
-from backyard.local.run_questions import RunRow, WatchTold, WorkerRow
+from barnraise.cli.runs import describe
+from barnraise.local.run_questions import RunRow, WatchTold, WorkerRow
 
 
 def test_who_waits_says_for_whom() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from backyard.cli import watching
-from backyard.core.errors import AgentError
-from backyard.local.questions import Done
-from backyard.local.run_questions import RunRow, StopAsk, WatchAsk, WatchTold
+from barnraise.cli import watching
+from barnraise.core.errors import AgentError
+from barnraise.local.questions import Done
+from barnraise.local.run_questions import RunRow, StopAsk, WatchAsk, WatchTold
 
 
 def told(phase: str) -> WatchTold:

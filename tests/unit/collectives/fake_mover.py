@@ -6,11 +6,11 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 
-from backyard.collectives.client import MoverClient
-from backyard.collectives.messages import Command, Failed, Failure, Finished
-from backyard.collectives.segments import SharedSegment
-from backyard.core.config import Settings
-from backyard.core.errors import MoverLost
+from barnraise.collectives.client import MoverClient
+from barnraise.collectives.messages import Command, Failed, Failure, Finished
+from barnraise.collectives.segments import SharedSegment
+from barnraise.core.config import Settings
+from barnraise.core.errors import MoverLost
 
 
 class FakeMover(MoverClient):

@@ -19,15 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.rendezvous import _rendezvous_handlers, rendezvous
 
-import backyard
-from backyard.collectives import cluster_store
-from backyard.collectives.autoload import register
-from backyard.collectives.cluster_store import ClusterStore, _given
-from backyard.collectives.messages import Member
-from backyard.collectives.rendezvous import exchange_members
-from backyard.core.errors import ConfigError, ListenerError, OperationTimeout
-from backyard.local.board import BoardClient, agent_at
-from backyard.local.board_messages import Scope
+import barnraise
+from barnraise.collectives import cluster_store
+from barnraise.collectives.autoload import register
+from barnraise.collectives.cluster_store import ClusterStore, _given
+from barnraise.collectives.messages import Member
+from barnraise.collectives.rendezvous import exchange_members
+from barnraise.core.errors import ConfigError, ListenerError, OperationTimeout
+from barnraise.local.board import BoardClient, agent_at
+from barnraise.local.board_messages import Scope
 from tests.unit.runs.board_server import BoardServers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
@@ -189,9 +189,9 @@ USUAL = (
     "MASTER_PORT",
     "RANK",
     "WORLD_SIZE",
-    "BACKYARD_RUN",
-    "BACKYARD_WORLD",
-    "BACKYARD_GENERATION",
+    "BARNRAISE_RUN",
+    "BARNRAISE_WORLD",
+    "BARNRAISE_GENERATION",
 )
 
 
@@ -208,9 +208,9 @@ def test_what_was_given(clean: pytest.MonkeyPatch) -> None:
     assert _given("env://") == ("train.py", None, None, None)
     assert _given("env://?rank=1&world_size=4") == ("train.py", 1, 4, None)
     assert _given("env://?world_size=-1") == ("train.py", None, None, None)
-    assert _given("backyard://my%20run?generation=5") == ("my run", None, None, 5)
-    clean.setenv("BACKYARD_RUN", "mnist")
-    clean.setenv("BACKYARD_WORLD", "3")
+    assert _given("barnraise://my%20run?generation=5") == ("my run", None, None, 5)
+    clean.setenv("BARNRAISE_RUN", "mnist")
+    clean.setenv("BARNRAISE_WORLD", "3")
     clean.setenv("RANK", "2")
     assert _given("env://") == ("mnist", 2, 3, None)
     clean.setenv("WORLD_SIZE", "many")
@@ -219,15 +219,15 @@ def test_what_was_given(clean: pytest.MonkeyPatch) -> None:
 
 
 def test_without_an_agent_torch_says_what_it_always_said(clean: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    clean.setenv("BACKYARD_STATE_DIRECTORY", str(tmp_path))
+    clean.setenv("BARNRAISE_STATE_DIRECTORY", str(tmp_path))
     with pytest.raises(ValueError, match="environment variable RANK expected, but not set"):
         next(rendezvous("env://"))
     with pytest.raises(ListenerError, match="no listener answers"):
-        next(rendezvous("backyard://"))
+        next(rendezvous("barnraise://"))
 
 
 def test_with_an_address_nothing_of_ours_is_asked(clean: pytest.MonkeyPatch, servers: BoardServers) -> None:
-    clean.setenv("BACKYARD_STATE_DIRECTORY", str(servers.directories[0]))
+    clean.setenv("BARNRAISE_STATE_DIRECTORY", str(servers.directories[0]))
     clean.setattr(cluster_store, "ask_cluster", lambda *_: pytest.fail("it was asked"))
     clean.setenv("MASTER_ADDR", "127.0.0.1")
     with pytest.raises(ValueError, match="environment variable RANK expected"):
@@ -240,12 +240,12 @@ def test_with_an_address_nothing_of_ours_is_asked(clean: pytest.MonkeyPatch, ser
 def test_ranks_of_a_launcher_are_kept_and_only_the_address_is_ours(
     clean: pytest.MonkeyPatch, servers: BoardServers
 ) -> None:
-    clean.setenv("BACKYARD_STATE_DIRECTORY", str(servers.directories[0]))
-    clean.setenv("BACKYARD_GENERATION", "6")
+    clean.setenv("BARNRAISE_STATE_DIRECTORY", str(servers.directories[0]))
+    clean.setenv("BARNRAISE_GENERATION", "6")
     store, rank, world = next(rendezvous("env://", 2, 3))
     assert isinstance(store, ClusterStore)
     assert (rank, world, store.scope.generation) == (2, 3, 6)
-    store, rank, world = next(rendezvous("backyard://named", 0, 1))
+    store, rank, world = next(rendezvous("barnraise://named", 0, 1))
     assert isinstance(store, ClusterStore)
     assert (rank, world, store.scope) == (0, 1, Scope("named", 6))
 
@@ -262,11 +262,11 @@ from datetime import timedelta
 import torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from backyard.collectives.autoload import register
-from backyard.collectives.cluster_store import ClusterStore
+from barnraise.collectives.autoload import register
+from barnraise.collectives.cluster_store import ClusterStore
 register()
 for again in range(2):
-    dist.init_process_group("backyard", timeout=timedelta(seconds=60))
+    dist.init_process_group("barnraise", timeout=timedelta(seconds=60))
     rank, world = dist.get_rank(), dist.get_world_size()
     inner = dist.distributed_c10d._get_default_store()
     while isinstance(inner, dist.PrefixStore):
@@ -292,11 +292,11 @@ def test_two_processes_become_a_group_with_no_address_rank_or_port(
     servers: BoardServers, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    source = str(Path(backyard.__file__).parents[1])
+    source = str(Path(barnraise.__file__).parents[1])
     environment = {name: value for name, value in os.environ.items() if name not in USUAL}
     environment |= {
-        "BACKYARD_STATE_DIRECTORY": str(servers.directories[0]),
-        "BACKYARD_WORLD": "2",
+        "BARNRAISE_STATE_DIRECTORY": str(servers.directories[0]),
+        "BARNRAISE_WORLD": "2",
         "PYTHONPATH": source,
         "OMP_NUM_THREADS": "1",
     }

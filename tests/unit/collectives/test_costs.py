@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.collectives.costs import TIE, Choice, CostTable, choose, merge, predict, segment_bytes
-from backyard.collectives.program import MAX_SEGMENT_BYTES, Kind, Layout
-from backyard.collectives.strategies import STRATEGIES, compile_program, strategies_for
-from backyard.core.errors import ConfigError, UnsupportedOperation
+from barnraise.collectives.costs import TIE, Choice, CostTable, choose, merge, predict, segment_bytes
+from barnraise.collectives.program import MAX_SEGMENT_BYTES, Kind, Layout
+from barnraise.collectives.strategies import STRATEGIES, compile_program, strategies_for
+from barnraise.core.errors import ConfigError, UnsupportedOperation
 
 LAN = CostTable.default()
 PAIRS = [(kind, name) for kind, names in STRATEGIES.items() for name in names]

@@ -11,23 +11,23 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from backyard.collectives import announcements, calls, pieces, reducing
-from backyard.collectives.backend import BackyardGroup, monitored_barrier
-from backyard.collectives.costs import CostTable
-from backyard.collectives.issue import Issuer
-from backyard.collectives.messages import AbortGroup, Failure, ReceiveFrom, SendTo, Start
-from backyard.collectives.staging import Arena
-from backyard.collectives.torch_version import warn_if_untested
-from backyard.core import metrics
-from backyard.core.config import Collectives, Settings
-from backyard.core.errors import (
+from barnraise.collectives import announcements, calls, pieces, reducing
+from barnraise.collectives.backend import BarnraiseGroup, monitored_barrier
+from barnraise.collectives.costs import CostTable
+from barnraise.collectives.issue import Issuer
+from barnraise.collectives.messages import AbortGroup, Failure, ReceiveFrom, SendTo, Start
+from barnraise.collectives.staging import Arena
+from barnraise.collectives.torch_version import warn_if_untested
+from barnraise.core import metrics
+from barnraise.core.config import Collectives, Settings
+from barnraise.core.errors import (
     CollectiveError,
     MoverLost,
     OperationTimeout,
     PeerLost,
     UnsupportedOperation,
 )
-from backyard.core.torch_range import is_tested
+from barnraise.core.torch_range import is_tested
 from tests.unit.collectives.fake_mover import FakeMover
 
 SUM = dist.ReduceOp(dist.ReduceOp.SUM)
@@ -66,7 +66,7 @@ def test_sequences_are_taken_in_the_order_of_calls(mover: FakeMover, issuer: Iss
 def test_the_window_bounds_what_is_staged(
     mover: FakeMover, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backyard.collectives.issue._WINDOW_BYTES", 12 * MB)
+    monkeypatch.setattr("barnraise.collectives.issue._WINDOW_BYTES", 12 * MB)
     work = issuer.collective(reducing.all_reduce(torch.ones(10 * MB), SUM, 2), 60)
     assert _sequences(mover) == [0, 1, 2]
     mover.finish()
@@ -89,7 +89,7 @@ def test_a_full_arena_lets_every_operation_have_one_piece() -> None:
 def test_later_pieces_get_what_is_left_of_the_time(
     mover: FakeMover, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backyard.collectives.issue._WINDOW_BYTES", 0)
+    monkeypatch.setattr("barnraise.collectives.issue._WINDOW_BYTES", 0)
     issuer.collective(reducing.all_reduce(torch.ones(4 * MB), SUM, 2), 60)
     first = mover.pending[0][0]
     time.sleep(0.1)
@@ -106,7 +106,7 @@ def test_pieces_start_in_order_whoever_launches_them(
 ) -> None:
     """Replies are handled by another thread while the caller still starts pieces."""
     monkeypatch.setattr(pieces, "PIECE_BYTES", 4096)
-    monkeypatch.setattr("backyard.collectives.issue._WINDOW_BYTES", 3 * 4096)
+    monkeypatch.setattr("barnraise.collectives.issue._WINDOW_BYTES", 3 * 4096)
     issuer, order, lock = _issuer(mover), [], threading.Lock()
 
     def note() -> None:
@@ -147,7 +147,7 @@ def test_a_lost_mover_fails_the_work_without_a_lock_on_itself(mover: FakeMover, 
 def test_a_failure_ends_the_work_and_starts_no_more(
     mover: FakeMover, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backyard.collectives.issue._WINDOW_BYTES", 0)
+    monkeypatch.setattr("barnraise.collectives.issue._WINDOW_BYTES", 0)
     tensor = torch.ones(5 * MB)
     work = issuer.collective(reducing.all_reduce(tensor, SUM, 2), 60)
     assert len(mover.pending) == 2
@@ -230,10 +230,10 @@ def test_figures_are_kept(mover: FakeMover, issuer: Issuer) -> None:
 
     def figures() -> list[float]:
         return [
-            value("backyard_collective_bytes_total", kind="broadcast", direction="both"),
-            value("backyard_collective_failures_total", kind="broadcast", code="peer-lost"),
+            value("barnraise_collective_bytes_total", kind="broadcast", direction="both"),
+            value("barnraise_collective_failures_total", kind="broadcast", code="peer-lost"),
             sum(
-                value("backyard_collective_duration_seconds_count", kind="broadcast", strategy=strategy)
+                value("barnraise_collective_duration_seconds_count", kind="broadcast", strategy=strategy)
                 for strategy in ("ring", "tree", "star", "doubling", "direct", "exchange")
             ),
         ]
@@ -252,7 +252,7 @@ def test_choices_are_explained_once(
     issuer: Issuer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(announcements, "_said", set())
-    with caplog.at_level(logging.INFO, "backyard.collectives"):
+    with caplog.at_level(logging.INFO, "barnraise.collectives"):
         for _ in range(3):
             issuer.collective(reducing.all_reduce(torch.ones(1000), SUM, 2), 60)
         issuer.collective(reducing.all_reduce(torch.ones(1 * MB), SUM, 2), 60)
@@ -275,9 +275,9 @@ def test_an_untested_torch_is_mentioned_once(
 
 
 def test_the_command_line_and_the_backend_know_one_range() -> None:
-    from backyard.cli import torch_install
-    from backyard.collectives import torch_version
-    from backyard.core import torch_range
+    from barnraise.cli import torch_install
+    from barnraise.collectives import torch_version
+    from barnraise.core import torch_range
 
     assert torch_version.is_tested is torch_install.is_tested is torch_range.is_tested
     assert torch_version.TESTED_FIRST == torch_range.TESTED_FIRST
@@ -288,10 +288,10 @@ def test_a_group_is_left_once_and_forgotten_without_locks(mover: FakeMover, issu
     forgotten: list[int] = []
     mover.close_group = left.append  # type: ignore[method-assign]
     mover.forget_group = forgotten.append  # type: ignore[method-assign]
-    closed = BackyardGroup(0, 2, 60, issuer, ())
+    closed = BarnraiseGroup(0, 2, 60, issuer, ())
     closed.shutdown()
     del closed
-    dropped = BackyardGroup(0, 2, 60, issuer, ())
+    dropped = BarnraiseGroup(0, 2, 60, issuer, ())
     del dropped
     assert left == [77]
     assert forgotten == [77]
@@ -299,7 +299,7 @@ def test_a_group_is_left_once_and_forgotten_without_locks(mover: FakeMover, issu
 
 def test_bare_tensors_and_operations_are_taken_too(mover: FakeMover, issuer: Issuer) -> None:
     """As DDP's join gives them."""
-    group = BackyardGroup(0, 2, 60, issuer, ())
+    group = BarnraiseGroup(0, 2, 60, issuer, ())
     group.allreduce(torch.ones(2))  # type: ignore[arg-type]
     group.allreduce([torch.ones(2)], dist.ReduceOp(dist.ReduceOp.MAX))
     reductions = [c.specification.reduction for c, _, _ in mover.pending if isinstance(c, Start)]
@@ -308,7 +308,7 @@ def test_bare_tensors_and_operations_are_taken_too(mover: FakeMover, issuer: Iss
 
 
 def test_coalesced_operations_are_waited_for_as_one(mover: FakeMover, issuer: Issuer) -> None:
-    group = BackyardGroup(0, 2, 60, issuer, ())
+    group = BarnraiseGroup(0, 2, 60, issuer, ())
     device = torch.device("cpu")
     group._start_coalescing(device)
     group.allreduce([torch.ones(2)])
@@ -323,7 +323,7 @@ def test_coalesced_operations_are_waited_for_as_one(mover: FakeMover, issuer: Is
 
 
 def test_a_monitored_barrier_wants_one_of_our_groups() -> None:
-    with pytest.raises(UnsupportedOperation, match="backyard"):
+    with pytest.raises(UnsupportedOperation, match="barnraise"):
         monitored_barrier()
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from backyard.collectives.costs import CostTable, choose
-from backyard.collectives.levels import setting_for, shapes_of
-from backyard.collectives.program import SHAPES, Kind, Shapes
-from backyard.collectives.strategies import named, read_name
-from backyard.planning import Level, Levels
+from barnraise.collectives.costs import CostTable, choose
+from barnraise.collectives.levels import setting_for, shapes_of
+from barnraise.collectives.program import SHAPES, Kind, Shapes
+from barnraise.collectives.strategies import named, read_name
+from barnraise.planning import Level, Levels
 
 FREE = Levels()
 STAR = Levels(inside=Level(all_reduce="star", broadcast="tree"))

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.collectives.costs import CostTable
-from backyard.collectives.dtypes import by_name
-from backyard.collectives.messages import (
+from barnraise.collectives.costs import CostTable
+from barnraise.collectives.dtypes import by_name
+from barnraise.collectives.messages import (
     MAX_MESSAGE,
     AskStatistics,
     CloseGroup,

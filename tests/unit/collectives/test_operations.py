@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from backyard.collectives.messages import Specification
-from backyard.collectives.operations import compile_operation
-from backyard.core.errors import ConfigError
+from barnraise.collectives.messages import Specification
+from barnraise.collectives.operations import compile_operation
+from barnraise.core.errors import ConfigError
 
 FLOAT32 = 8
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import backyard
-from backyard.core.errors import ConfigError
-from backyard.identity import NodeKey
-from backyard.runs.company import VARIABLE, Company
-from backyard.runs.record import Order, RunRecord, Slot
-from backyard.runs.worker_environment import worker_environment
+import barnraise
+from barnraise.core.errors import ConfigError
+from barnraise.identity import NodeKey
+from barnraise.runs.company import VARIABLE, Company
+from barnraise.runs.record import Order, RunRecord, Slot
+from barnraise.runs.worker_environment import worker_environment
 
 OWNERS = (b"\1" * 32, b"\2" * 32)
 GUEST = b"\7" * 32
@@ -53,7 +53,7 @@ import io, pickle, sys
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d, rpc
-from backyard.core.errors import UntrustedPickle
+from barnraise.core.errors import UntrustedPickle
 
 class Group(dist.ProcessGroup):
     def __init__(self, world, **known):
@@ -111,8 +111,8 @@ except ValueError as error:
 
 @pytest.mark.slow
 def test_torch_reads_nothing_of_a_guest(tmp_path: Path) -> None:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("BACKYARD_")}
-    environment = {**kept, "PYTHONPATH": str(Path(backyard.__file__).parents[1]), VARIABLE: COMPANY.encode()}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")}
+    environment = {**kept, "PYTHONPATH": str(Path(barnraise.__file__).parents[1]), VARIABLE: COMPANY.encode()}
     canary = tmp_path / "canary"
     done = subprocess.run(
         [sys.executable, "-P", "-c", TRIES, str(canary), "all"],

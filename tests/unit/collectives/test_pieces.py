@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.collectives import calls, gathering, pieces, reducing
-from backyard.collectives.calls import Call
-from backyard.collectives.pieces import Dense, cut_blocks, ranges, write_back
-from backyard.collectives.tensors import blocks_of, check_blocks, element_of, only, rows_of
-from backyard.core.errors import OperationMismatch, UnsupportedOperation
+from barnraise.collectives import calls, gathering, pieces, reducing
+from barnraise.collectives.calls import Call
+from barnraise.collectives.pieces import Dense, cut_blocks, ranges, write_back
+from barnraise.collectives.tensors import blocks_of, check_blocks, element_of, only, rows_of
+from barnraise.core.errors import OperationMismatch, UnsupportedOperation
 
 SUM = torch.distributed.ReduceOp(torch.distributed.ReduceOp.SUM)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.collectives.program import (
+from barnraise.collectives.program import (
     Layout,
     Program,
     ProgramBuilder,
@@ -21,7 +21,7 @@ from backyard.collectives.program import (
     indexed,
     segments,
 )
-from backyard.collectives.strategies import compile_program
+from barnraise.collectives.strategies import compile_program
 from tests.unit.collectives.strategy_simulator import Simulation, prove_free_of_races
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from backyard.collectives.dtypes import by_name
-from backyard.collectives.reductions import Reduction, reduction_of
-from backyard.core.errors import UnsupportedOperation
+from barnraise.collectives.dtypes import by_name
+from barnraise.collectives.reductions import Reduction, reduction_of
+from barnraise.core.errors import UnsupportedOperation
 
 
 def _of(op: dist.ReduceOp.RedOpType, name: str, world: int = 4) -> Reduction:

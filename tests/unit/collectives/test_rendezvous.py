@@ -8,9 +8,9 @@ import msgspec
 import pytest
 import torch.distributed as dist
 
-from backyard.collectives.messages import Member
-from backyard.collectives.rendezvous import exchange_members
-from backyard.core.errors import OperationTimeout, ProtocolError
+from barnraise.collectives.messages import Member
+from barnraise.collectives.rendezvous import exchange_members
+from barnraise.core.errors import OperationTimeout, ProtocolError
 
 MEMBERS = [Member(bytes([rank]) * 16, 52416 + rank, ("10.0.0.1",)) for rank in range(3)]
 
@@ -56,7 +56,7 @@ def test_the_missing_are_named() -> None:
 )
 def test_a_place_that_cannot_be_is_refused(entry: bytes) -> None:
     store = dist.HashStore()
-    store.set("backyard/1", entry)
+    store.set("barnraise/1", entry)
     with pytest.raises(ProtocolError, match="rank 1"):
         exchange_members(store, 0, 2, MEMBERS[0], 5)
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import torch
 
-from backyard.collectives import staging
-from backyard.collectives.staging import Arena, copy_context
-from backyard.core.config import Collectives, Settings
-from backyard.core.errors import UnsupportedOperation
+from barnraise.collectives import staging
+from barnraise.collectives.staging import Arena, copy_context
+from barnraise.core.config import Collectives, Settings
+from barnraise.core.errors import UnsupportedOperation
 from tests.unit.collectives.fake_mover import FakeMover
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda", 0), torch.device("mps")
@@ -79,7 +79,7 @@ def test_memory_made_in_inference_mode_serves_everyone() -> None:
 
 def test_staging_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
     arena, _ = _arena()
-    with caplog.at_level(logging.WARNING, "backyard.collectives"):
+    with caplog.at_level(logging.WARNING, "barnraise.collectives"):
         for _ in range(3):
             arena.check_device(CPU)
             arena.check_device(MPS)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.collectives.program import EMPTY, SHAPES, Kind, Layout, Program, Shapes, block_bounds
-from backyard.collectives.strategies import STRATEGIES, compile_program, resolve_strategy, strategies_for
-from backyard.core.errors import ConfigError, UnsupportedOperation
+from barnraise.collectives.program import EMPTY, SHAPES, Kind, Layout, Program, Shapes, block_bounds
+from barnraise.collectives.strategies import STRATEGIES, compile_program, resolve_strategy, strategies_for
+from barnraise.core.errors import ConfigError, UnsupportedOperation
 from tests.unit.collectives.strategy_simulator import Causes, Simulation, matched, prove_free_of_races
 
 WORLDS = range(1, 10)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.collectives.strategies import tree
+from barnraise.collectives.strategies import tree
 
 
 @st.composite

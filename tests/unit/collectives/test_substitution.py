@@ -1,4 +1,4 @@
-"""Unmodified scripts, started as `backyard run` starts them, beside a real agent; torchrun is the measure."""
+"""Unmodified scripts, started as `barnraise run` starts them, beside a real agent; compared with torchrun."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from types import SimpleNamespace
 
 import pytest
 
-import backyard
-from backyard.collectives.substitution import NO_HOST, Launch
-from backyard.core.errors import ConfigError, ListenerError, MembershipError
-from backyard.runs.worker_environment import MASTER_ADDR
-from backyard.worker.peers import wait_for_peers
+import barnraise
+from barnraise.collectives.substitution import NO_HOST, Launch
+from barnraise.core.errors import ConfigError, ListenerError, MembershipError
+from barnraise.runs.worker_environment import MASTER_ADDR
+from barnraise.worker.peers import wait_for_peers
 from benchmarks.hub_process import free_port
 from tests.unit.lone_agent import lone_agent, unsettled
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
 
 SCRIPTS = Path(__file__).parents[2] / "numerics" / "scripts"
-INSTEAD = "backyard: the group of 2 ranks on 2 machines uses backyard instead of"
+INSTEAD = "barnraise: the group of 2 ranks on 2 machines uses barnraise instead of"
 _numbers = count(1)
 
 
@@ -51,16 +51,16 @@ def _launched(state: Path, rank: int, machines: str, **variables: str) -> dict[s
         TORCHELASTIC_RESTART_COUNT="0",
         TORCHELASTIC_MAX_RESTARTS="3",
         TORCHELASTIC_USE_AGENT_STORE="False",
-        MASTER_ADDR="backyard.invalid",
+        MASTER_ADDR="barnraise.invalid",
         MASTER_PORT="52416",
-        BACKYARD_LAUNCHED="1",
-        BACKYARD_STATE_DIRECTORY=str(state),
-        BACKYARD_DEVICE="cpu",
+        BARNRAISE_LAUNCHED="1",
+        BARNRAISE_STATE_DIRECTORY=str(state),
+        BARNRAISE_DEVICE="cpu",
         **{
-            "BACKYARD_MACHINES": machines,
-            "BACKYARD_ENGINE": "auto",
-            "BACKYARD_FABRIC": "untrusted",
-            "BACKYARD_GENERATION": "1",
+            "BARNRAISE_MACHINES": machines,
+            "BARNRAISE_ENGINE": "auto",
+            "BARNRAISE_FABRIC": "untrusted",
+            "BARNRAISE_GENERATION": "1",
             **variables,
         },
     )
@@ -76,7 +76,7 @@ def launch(
         processes.append(
             subprocess.Popen(
                 [sys.executable, *command],
-                env=_launched(state, rank, machines, BACKYARD_RUN=run, **variables),
+                env=_launched(state, rank, machines, BARNRAISE_RUN=run, **variables),
                 cwd=folder,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -144,11 +144,11 @@ def test_an_unmodified_script_prints_what_it_prints_under_torchrun(
     assert len(expected) == lines, torchrun.stderr[-3000:]
     together = launch(agent, folders[1], command, "0,0")
     assert _losses(together[0][0]) == expected
-    assert "backyard:" not in together[0][1]
+    assert "barnraise:" not in together[0][1]
     apart = launch(agent, folders[2], command, "0,1")
     assert _losses(apart[0][0]) == expected
     assert f"{INSTEAD} {engine}: Gloo and NCCL send plaintext" in apart[0][1]
-    assert "backyard:" not in apart[1][1], "only rank 0 says it"
+    assert "barnraise:" not in apart[1][1], "only rank 0 says it"
 
 
 # which engine, and where the ranks meet
@@ -192,13 +192,13 @@ dist.destroy_process_group()
 @pytest.mark.slow
 def test_each_group_gets_its_engine_and_the_ranks_meet_by_any_address(agent: Path, tmp_path: Path) -> None:
     outputs = _run(agent, tmp_path, GROUPS, "0,0,1,1")
-    line = "backyard:4 gloo:2 backyard:2 backyard:2 gloo:2 backyard:2 gloo:1"
+    line = "barnraise:4 gloo:2 barnraise:2 barnraise:2 gloo:2 barnraise:2 gloo:1"
     for out, _ in outputs:
         assert out.splitlines() == [line, line, "came 4", "own v"]
-    told = [line for line in outputs[0][1].splitlines() if line.startswith("backyard:")]
+    told = [line for line in outputs[0][1].splitlines() if line.startswith("barnraise:")]
     assert [line.split(" uses ")[0] for line in told] == [
-        "backyard: the group of 4 ranks on 2 machines",
-        "backyard: the group of 2 ranks on 2 machines",
+        "barnraise: the group of 4 ranks on 2 machines",
+        "barnraise: the group of 2 ranks on 2 machines",
     ]
 
 
@@ -218,13 +218,13 @@ dist.destroy_process_group()
 @pytest.mark.parametrize(
     ("machines", "asked", "variables", "backend", "said"),
     [
-        ("0,1", "gloo", {"BACKYARD_ENGINE": "gloo"}, "gloo", "forced with --engine; it sends plaintext"),
-        ("0,1", "gloo", {"BACKYARD_FABRIC": "trusted"}, "gloo", "is trusted; it sends plaintext"),
-        ("0,1", "gloo", {"BACKYARD_FABRIC": "trusted", "DIFFERENT": "1"}, "backyard", "different engines"),
-        ("0,0", "gloo", {"BACKYARD_ENGINE": "backyard"}, "backyard", "instead of gloo"),
-        ("0,0", "nccl", {}, "backyard", "instead of nccl: NCCL needs CUDA"),
+        ("0,1", "gloo", {"BARNRAISE_ENGINE": "gloo"}, "gloo", "forced with --engine; it sends plaintext"),
+        ("0,1", "gloo", {"BARNRAISE_FABRIC": "trusted"}, "gloo", "is trusted; it sends plaintext"),
+        ("0,1", "gloo", {"BARNRAISE_FABRIC": "trusted", "DIFFERENT": "1"}, "barnraise", "different engines"),
+        ("0,0", "gloo", {"BARNRAISE_ENGINE": "barnraise"}, "barnraise", "instead of gloo"),
+        ("0,0", "nccl", {}, "barnraise", "instead of nccl: NCCL needs CUDA"),
         ("0,0", "", {}, "undefined", ""),
-        ("0,1", "", {}, "backyard", "instead of the default of torch"),
+        ("0,1", "", {}, "barnraise", "instead of the default of torch"),
     ],
 )
 def test_what_was_asked_and_what_was_given(
@@ -239,7 +239,7 @@ def test_what_was_asked_and_what_was_given(
     outputs = _run(agent, tmp_path, ASKING, machines, ASKED=asked, **variables)
     assert [out.split() for out, _ in outputs] == [[backend, "2"]] * 2
     assert said in outputs[0][1]
-    assert bool(said) == ("backyard:" in outputs[0][1])
+    assert bool(said) == ("barnraise:" in outputs[0][1])
 
 
 ALONE = """
@@ -268,13 +268,13 @@ def test_what_does_not_fit_is_left_out_and_torch_refuses_in_its_own_words(
     agent: Path, tmp_path: Path
 ) -> None:
     ((out, errors),) = _run(agent, tmp_path, ALONE, "0")
-    assert "device_id is left out: the group uses backyard instead of nccl" in out
-    assert "pg_options is left out: the group uses backyard instead of nccl" in out
-    assert "backyard backyard\n" in out
+    assert "device_id is left out: the group uses barnraise instead of nccl" in out
+    assert "pg_options is left out: the group uses barnraise instead of nccl" in out
+    assert "barnraise barnraise\n" in out
     assert "trying to initialize the default process group twice!" in out
     assert "Rank 5 is out of range" in out
     assert "unexpected keyword argument 'no_such_argument'" in out
-    assert errors.count("backyard: the group of 1 rank on 1 machine uses backyard instead of nccl") == 1
+    assert errors.count("barnraise: the group of 1 rank on 1 machine uses barnraise instead of nccl") == 1
 
 
 def test_a_rank_that_does_not_come_is_named(agent: Path, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ except Exception as error:
     (tmp_path / "train.py").write_text("import torch, torch.distributed as dist" + program)
     done = subprocess.run(
         [sys.executable, "train.py"],
-        env=_launched(agent, 0, "0,0", BACKYARD_RUN="lonely"),
+        env=_launched(agent, 0, "0,0", BARNRAISE_RUN="lonely"),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -330,7 +330,7 @@ for name in names:
     print(name, getattr(dist, name).__module__)
 originals = {getattr(getattr(dist, name), "__wrapped__", None) for name in names} - {None}
 originals.add(torch._C._distributed_c10d.TCPStore)
-if "backyard.collectives.substitution" in sys.modules:
+if "barnraise.collectives.substitution" in sys.modules:
     print([
         (module, name)
         for module, one in list(sys.modules.items())
@@ -346,9 +346,9 @@ else:
 def test_all_places_of_torch_are_covered_and_without_a_launch_none(agent: Path, tmp_path: Path) -> None:
     ((out, _),) = _run(agent, tmp_path, SCAN, "0")
     assert out.splitlines()[-1] == "[]"
-    assert "TCPStore backyard.collectives.substitution" in out
-    environment = _launched(agent, 0, "0", BACKYARD_RUN="plain")
-    del environment["BACKYARD_LAUNCHED"]
+    assert "TCPStore barnraise.collectives.substitution" in out
+    environment = _launched(agent, 0, "0", BARNRAISE_RUN="plain")
+    del environment["BARNRAISE_LAUNCHED"]
     plain = subprocess.run(
         [sys.executable, "train.py"],
         env=environment,
@@ -359,13 +359,13 @@ def test_all_places_of_torch_are_covered_and_without_a_launch_none(agent: Path, 
         check=True,
     )
     assert plain.stdout.splitlines()[-1] == "nothing of ours"
-    assert "backyard" not in plain.stdout.rpartition("\n")[0].replace("nothing of ours", "")
+    assert "barnraise" not in plain.stdout.rpartition("\n")[0].replace("nothing of ours", "")
 
 
 @pytest.mark.parametrize("machines", ["", "0;1", "0"])
 def test_a_place_that_cannot_be(machines: str) -> None:
     with pytest.raises(ConfigError, match="this process has no place in a run"):
-        Launch.read({"RANK": "1", "BACKYARD_MACHINES": machines})
+        Launch.read({"RANK": "1", "BARNRAISE_MACHINES": machines})
 
 
 def test_the_launcher_gives_the_address_that_is_known_here() -> None:
@@ -376,12 +376,12 @@ def test_the_launcher_gives_the_address_that_is_known_here() -> None:
 
 
 def test_waiting_for_machines(agent: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(agent))
-    assert backyard.wait_for_peers is wait_for_peers
+    monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(agent))
+    assert barnraise.wait_for_peers is wait_for_peers
     assert wait_for_peers(1, timeout=5) == 1
     with pytest.raises(MembershipError, match=r"1 of 2 machines were here after 0\.5 s"):
         wait_for_peers(2, timeout=0.5)
-    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(tmp_path))
     with pytest.raises(ListenerError):
         wait_for_peers(1, timeout=5)
 
@@ -389,11 +389,11 @@ def test_waiting_for_machines(agent: Path, monkeypatch: pytest.MonkeyPatch, tmp_
 def test_it_says_for_what_it_waits(
     agent: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(agent))
-    monkeypatch.setattr("backyard.worker.peers._SAY_S", 0.2)
+    monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(agent))
+    monkeypatch.setattr("barnraise.worker.peers._SAY_S", 0.2)
     looks = count()
     clock = SimpleNamespace(monotonic=lambda: 0.3 * next(looks), sleep=lambda seconds: None)
-    monkeypatch.setattr("backyard.worker.peers.time", clock)
+    monkeypatch.setattr("barnraise.worker.peers.time", clock)
     with pytest.raises(MembershipError):
         wait_for_peers(3, timeout=timedelta(seconds=1))
     assert "waiting for machines: 1 of 3 are here" in caplog.text

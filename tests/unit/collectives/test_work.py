@@ -9,13 +9,13 @@ from datetime import timedelta
 import pytest
 import torch
 
-from backyard.collectives.settling import Settler
-from backyard.collectives.work import BackyardWork, together
-from backyard.core.errors import CollectiveError, OperationTimeout, PeerLost
+from barnraise.collectives.settling import Settler
+from barnraise.collectives.work import BarnraiseWork, together
+from barnraise.core.errors import CollectiveError, OperationTimeout, PeerLost
 
 
-def _work(pieces: int = 1) -> BackyardWork:
-    return BackyardWork([torch.ones(2)], pieces, "all_reduce")
+def _work(pieces: int = 1) -> BarnraiseWork:
+    return BarnraiseWork([torch.ones(2)], pieces, "all_reduce")
 
 
 def test_it_ends_with_its_last_piece() -> None:
@@ -36,7 +36,7 @@ def test_it_ends_with_its_last_piece() -> None:
 
 def test_what_is_left_is_done_before_anyone_sees_the_end() -> None:
     seen: list[bool] = []
-    work = BackyardWork([], 1, "all_reduce", lambda: seen.append(work.is_completed()))
+    work = BarnraiseWork([], 1, "all_reduce", lambda: seen.append(work.is_completed()))
     work.piece_done(1)
     assert seen == [False]
 
@@ -45,7 +45,7 @@ def test_a_failing_last_step_fails_the_work() -> None:
     def finish() -> None:
         raise RuntimeError("device on fire")
 
-    work = BackyardWork([], 1, "all_reduce", finish)
+    work = BarnraiseWork([], 1, "all_reduce", finish)
     work.piece_done(1)
     with pytest.raises(CollectiveError, match="device on fire"):
         work.wait()
@@ -105,7 +105,7 @@ def test_many_threads_see_one_end() -> None:
     works = [_work(4) for _ in range(50)]
     results: list[list[float]] = []
 
-    def look(work: BackyardWork) -> None:
+    def look(work: BarnraiseWork) -> None:
         results.append(work.get_future().wait()[0].tolist())
         results.append([1.0, 1.0] if work.wait() else [])
 
@@ -166,7 +166,7 @@ def test_idle_threads_end_and_a_failing_job_does_not_end_its_thread() -> None:
 
 def test_a_reply_that_the_waiter_reads_is_read_through_the_whole_too() -> None:
     """One of several coalesced operations may have its reply where only its own waiter looks."""
-    first, second = BackyardWork([], 1, "first"), BackyardWork([], 1, "second")
+    first, second = BarnraiseWork([], 1, "first"), BarnraiseWork([], 1, "second")
     first.read_reply = lambda ended, seconds: first.piece_done(7)
     whole = together([first, second], [])
     second.piece_done(5)

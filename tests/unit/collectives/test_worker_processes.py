@@ -18,8 +18,8 @@ from tests.arch.source_tree import ROOT, SOURCE
 _PRELUDE = """
 import gc, os, signal, sys, time
 import torch, torch.distributed as dist
-from backyard import collectives
-from backyard.collectives.client import current_mover
+from barnraise import collectives
+from barnraise.collectives.client import current_mover
 torch.set_num_threads(1)
 group = collectives.create_group(dist.HashStore(), 0, 1, 60)
 mover = current_mover().pid
@@ -41,10 +41,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A machine of its own: state, settings and port."""
     directory = tmp_path_factory.mktemp("b")
     return {
-        **{name: value for name, value in os.environ.items() if not name.startswith("BACKYARD_")},
-        "BACKYARD_CONFIG": str(_touch(directory / "config.toml")),
-        "BACKYARD_STATE_DIRECTORY": str(directory),
-        "BACKYARD_NETWORK_PORT": str(free_port()),
+        **{name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")},
+        "BARNRAISE_CONFIG": str(_touch(directory / "config.toml")),
+        "BARNRAISE_STATE_DIRECTORY": str(directory),
+        "BARNRAISE_NETWORK_PORT": str(free_port()),
         "PYTHONPATH": os.pathsep.join([str(SOURCE), str(ROOT)]),
         "OMP_NUM_THREADS": "1",
     }
@@ -142,14 +142,14 @@ print([future.wait()[0].item() for future in futures] == [2.0 * i for i in range
 collectives.monitored_barrier(group, 60)
 counters = collectives.statistics()["counters"]
 print(counters["operations"] >= 17, "bytes_sent" in counters)
-from backyard.core import metrics
-print(b'backyard_links_open 0.0' in metrics.render(), b'backyard_groups_open 1.0' in metrics.render())
+from barnraise.core import metrics
+print(b'barnraise_links_open 0.0' in metrics.render(), b'barnraise_groups_open 1.0' in metrics.render())
 del group, work, futures
 gc.collect()
 give_up = time.monotonic() + 60
-while b'backyard_groups_open 0.0' not in metrics.render() and time.monotonic() < give_up:
+while b'barnraise_groups_open 0.0' not in metrics.render() and time.monotonic() < give_up:
     time.sleep(0.05)
-print(b'backyard_groups_open 0.0' in metrics.render())
+print(b'barnraise_groups_open 0.0' in metrics.render())
 """,
     )
     assert err == ""

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from backyard.compression import (
+from barnraise.compression import (
     ErrorFeedback,
     Part,
     PowerSGD,
@@ -29,7 +29,7 @@ from backyard.compression import (
     shards,
     sum_over,
 )
-from backyard.core.errors import BackyardError
+from barnraise.core.errors import BarnraiseError
 from tests.unit.forked import fork_all
 
 WORLD = 4
@@ -195,7 +195,7 @@ def refusals(groups: Groups, rank: int) -> dict[str, Any]:
         try:
             sum_over(groups[3], bad, codec_named(name), Turn("g"), parts=PARTS)
             found[name] = "no error"
-        except BackyardError as error:
+        except BarnraiseError as error:
             found[name] = f"{error.code}: {error.message}"
         turn = Turn("g", 1)
         nan = sum_over(groups[3], bad, codec_named(name), turn, parts=PARTS, if_not_finite="nan")
@@ -204,21 +204,21 @@ def refusals(groups: Groups, rank: int) -> dict[str, Any]:
         found[f"{name}/after"] = digest(good.values)
         try:
             sum_over(groups[3], bad, codec_named(name), turn, parts=PARTS, sites=[[0], [1, 2]])
-        except BackyardError as error:
+        except BarnraiseError as error:
             found[f"{name}/sites"] = f"{error.code}: {error.message}"
     large = torch.full((500,), 3e38)
     try:
         sum_over(groups[3], large, codec_named("bf16"), Turn("large"))
-    except BackyardError as error:
+    except BarnraiseError as error:
         found["large"] = error.message
     try:
         sum_over(groups[3], large, codec_named("bf16"), Turn("large"), sites=[[0], [1, 2]])
-    except BackyardError as error:
+    except BarnraiseError as error:
         found["large/sites"] = error.message
     power = PowerSGD(rank=2, seed=rank)
     try:
         sum_over(groups[3], gradient(rank), power, Turn("g"), parts=PARTS)
-    except BackyardError as error:
+    except BarnraiseError as error:
         found["factors"] = error.code
     return found
 
@@ -255,8 +255,8 @@ def training(groups: Groups, rank: int) -> dict[str, Any]:
 
 def member(backend: str, rank: int, room: Path) -> None:
     torch.set_num_threads(1)
-    if backend == "backyard":
-        from backyard.collectives.autoload import register
+    if backend == "barnraise":
+        from barnraise.collectives.autoload import register
 
         register()
     store = dist.FileStore(str(room / "store"), WORLD)

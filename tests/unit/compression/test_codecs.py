@@ -8,8 +8,8 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.compression import Codec, PowerSGD, Turn, codec_named
-from backyard.core.errors import CollectiveError, ProtocolError, UnsupportedOperation
+from barnraise.compression import Codec, PowerSGD, Turn, codec_named
+from barnraise.core.errors import CollectiveError, ProtocolError, UnsupportedOperation
 
 NAMES = (
     *("fp32", "fp16", "bf16", "int8", "int8:block=6", "int4", "int4:block=10", "topk", "topk:k=3,block=17"),

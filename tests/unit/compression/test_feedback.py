@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from backyard.compression import Codec, ErrorFeedback, Part, PowerSGD, Turn, codec_named
-from backyard.core.errors import ConfigError, RunError
+from barnraise.compression import Codec, ErrorFeedback, Part, PowerSGD, Turn, codec_named
+from barnraise.core.errors import ConfigError, RunError
 
 LOSSY = ("fp16", "bf16", "int8", "int4", "topk:k=32,block=512", "randomk:every=16", "int4+zlib")
 

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from backyard.compression import ErrorFeedback, GradientHook, Part, Turn, codec_named, sum_over
-from backyard.compression.exchange import Exchange
-from backyard.compression.shards import cut
-from backyard.compression.sites import lanes_of
-from backyard.core.errors import CollectiveError, OperationMismatch, ProtocolError, RunError
+from barnraise.compression import ErrorFeedback, GradientHook, Part, Turn, codec_named, sum_over
+from barnraise.compression.exchange import Exchange
+from barnraise.compression.shards import cut
+from barnraise.compression.sites import lanes_of
+from barnraise.core.errors import CollectiveError, OperationMismatch, ProtocolError, RunError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 MEMBERS = Path(__file__).with_name("members.py")
@@ -27,7 +27,7 @@ Found = list[dict[str, Any]]
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(one, marks=pytest.mark.slow) for one in ("gloo", "backyard")]
+    scope="module", params=[pytest.param(one, marks=pytest.mark.slow) for one in ("gloo", "barnraise")]
 )
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each of the four members found."""

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.compression import Part, PowerSGD
-from backyard.compression.folding import sum_rows
-from backyard.compression.powersgd import Matrix, fingerprint, orthonormal, require_equal, restore
-from backyard.core.errors import ConfigError, OperationMismatch, RunError
+from barnraise.compression import Part, PowerSGD
+from barnraise.compression.folding import sum_rows
+from barnraise.compression.powersgd import Matrix, fingerprint, orthonormal, require_equal, restore
+from barnraise.core.errors import ConfigError, OperationMismatch, RunError
 
 MATRIX = Matrix("w", 0, 60, 40)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.compression import NAMES, codec_named
-from backyard.core.errors import ConfigError
+from barnraise.compression import NAMES, codec_named
+from barnraise.core.errors import ConfigError
 
 GOOD = (
     *(

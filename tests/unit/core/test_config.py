@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.core import config
-from backyard.core.config import Settings, load_settings, resolve_settings, setting_names, state_directory
-from backyard.core.errors import ConfigError
+from barnraise.core import config
+from barnraise.core.config import Settings, load_settings, resolve_settings, setting_names, state_directory
+from barnraise.core.errors import ConfigError
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "settings.md"
 
@@ -42,20 +42,20 @@ def test_argument_beats_environment_beats_file_beats_default(tmp_path: Path) -> 
     file = write(tmp_path, "[network]\nport = 1001\nretries = 7\nstreams = 2\n")
     resolved = resolve_settings(
         file,
-        {"BACKYARD_NETWORK_PORT": "1002", "BACKYARD_NETWORK_RETRIES": "8"},
+        {"BARNRAISE_NETWORK_PORT": "1002", "BARNRAISE_NETWORK_RETRIES": "8"},
         {"network.port": 1003},
     )
     network = resolved.settings.network
     assert (network.port, network.retries, network.streams, network.min_peers) == (1003, 8, 2, 1)
     assert resolved.origins["network.port"] == "argument"
-    assert resolved.origins["network.retries"] == "$BACKYARD_NETWORK_RETRIES"
+    assert resolved.origins["network.retries"] == "$BARNRAISE_NETWORK_RETRIES"
     assert resolved.origins["network.streams"] == str(file)
     assert resolved.origins["network.min_peers"] == "default"
 
 
 def test_the_environment_can_name_the_file(tmp_path: Path) -> None:
     file = write(tmp_path, "[link]\nsilence_s = 9\n")
-    assert load_settings(environ={"BACKYARD_CONFIG": str(file)}).link.silence_s == 9.0
+    assert load_settings(environ={"BARNRAISE_CONFIG": str(file)}).link.silence_s == 9.0
 
 
 def test_overrides_may_be_nested() -> None:
@@ -65,12 +65,12 @@ def test_overrides_may_be_nested() -> None:
 @pytest.mark.parametrize(
     ("variable", "text", "section", "key", "value"),
     [
-        ("BACKYARD_TRUST_NODES", "a, b,", "trust", "nodes", ("a", "b")),
-        ("BACKYARD_TRUST_NODES", "", "trust", "nodes", ()),
-        ("BACKYARD_NETWORK_ADDRESSES", "10.0.0.1", "network", "addresses", ("10.0.0.1",)),
-        ("BACKYARD_TRUST_SECRET_FILE", "", "trust", "secret_file", None),
-        ("BACKYARD_LINK_SILENCE_S", " 7.5 ", "link", "silence_s", 7.5),
-        ("BACKYARD_NETWORK_ENCRYPTION", "plaintext", "network", "encryption", "plaintext"),
+        ("BARNRAISE_TRUST_NODES", "a, b,", "trust", "nodes", ("a", "b")),
+        ("BARNRAISE_TRUST_NODES", "", "trust", "nodes", ()),
+        ("BARNRAISE_NETWORK_ADDRESSES", "10.0.0.1", "network", "addresses", ("10.0.0.1",)),
+        ("BARNRAISE_TRUST_SECRET_FILE", "", "trust", "secret_file", None),
+        ("BARNRAISE_LINK_SILENCE_S", " 7.5 ", "link", "silence_s", 7.5),
+        ("BARNRAISE_NETWORK_ENCRYPTION", "plaintext", "network", "encryption", "plaintext"),
     ],
 )
 def test_text_of_the_environment_becomes_typed(
@@ -119,12 +119,12 @@ def test_a_fault_in_the_file_is_named_with_the_file(tmp_path: Path, text: str, s
 @pytest.mark.parametrize(
     ("variable", "text"),
     [
-        ("BACKYARD_NETWORK_PORT", "many"),
-        ("BACKYARD_NETWORK_PORT", ""),
-        ("BACKYARD_NETWORK_PRT", "1"),
-        ("BACKYARD_NETWROK_PORT", "1"),
-        ("BACKYARD_COLLECTIVES_ARITY", "1"),
-        ("BACKYARD_LINK_SILENCE_S", "nan"),
+        ("BARNRAISE_NETWORK_PORT", "many"),
+        ("BARNRAISE_NETWORK_PORT", ""),
+        ("BARNRAISE_NETWORK_PRT", "1"),
+        ("BARNRAISE_NETWROK_PORT", "1"),
+        ("BARNRAISE_COLLECTIVES_ARITY", "1"),
+        ("BARNRAISE_LINK_SILENCE_S", "nan"),
     ],
 )
 def test_a_fault_in_the_environment_is_named_with_the_variable(variable: str, text: str) -> None:
@@ -133,7 +133,7 @@ def test_a_fault_in_the_environment_is_named_with_the_variable(variable: str, te
 
 
 def test_variables_that_are_no_settings_are_left_alone() -> None:
-    assert load_settings(environ={"BACKYARD_SWING": "red", "PATH": "/bin"}) == Settings()
+    assert load_settings(environ={"BARNRAISE_SWING": "red", "PATH": "/bin"}) == Settings()
 
 
 def test_an_unknown_override_is_refused() -> None:
@@ -155,12 +155,12 @@ def test_a_relative_path_in_a_file_is_meant_from_that_file(tmp_path: Path) -> No
 
 
 def test_a_home_directory_is_expanded() -> None:
-    settings = load_settings(environ={"BACKYARD_STATE_DIRECTORY": "~/by"})
+    settings = load_settings(environ={"BARNRAISE_STATE_DIRECTORY": "~/by"})
     assert settings.state.directory == str(Path.home() / "by")
 
 
 def test_the_state_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
-    settings = load_settings(environ={"BACKYARD_STATE_DIRECTORY": str(tmp_path / "a" / "b")})
+    settings = load_settings(environ={"BARNRAISE_STATE_DIRECTORY": str(tmp_path / "a" / "b")})
     directory = state_directory(settings)
     assert directory == tmp_path / "a" / "b"
     assert directory.is_dir()
@@ -171,14 +171,14 @@ def test_the_state_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None
 
 def test_a_state_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    settings = load_settings(environ={"BACKYARD_STATE_DIRECTORY": str(tmp_path / "file" / "state")})
+    settings = load_settings(environ={"BARNRAISE_STATE_DIRECTORY": str(tmp_path / "file" / "state")})
     with pytest.raises(ConfigError, match="cannot be made"):
         state_directory(settings)
 
 
 @given(st.sampled_from(setting_names()), st.text(st.characters(exclude_characters="\0"), max_size=20))
 def test_any_text_in_a_variable_gives_settings_or_a_config_error(name: str, text: str) -> None:
-    variable = "BACKYARD_" + name.replace(".", "_").upper()
+    variable = "BARNRAISE_" + name.replace(".", "_").upper()
     said = ""
     try:
         load_settings(environ={variable: text})

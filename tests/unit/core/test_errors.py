@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from backyard.core.errors import CollectiveError, ConfigError, OperationTimeout, PeerLost
+from barnraise.core.errors import CollectiveError, ConfigError, OperationTimeout, PeerLost
 
 
 def test_an_error_prints_code_sentence_and_hint() -> None:

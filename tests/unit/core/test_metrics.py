@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from prometheus_client import REGISTRY
 
-from backyard.core import metrics
+from barnraise.core import metrics
 
 
 def test_a_collective_shows_up_in_the_text() -> None:
@@ -14,14 +14,14 @@ def test_a_collective_shows_up_in_the_text() -> None:
     metrics.link_latency_seconds.observe(0.0004)
     text = metrics.render().decode()
     assert (
-        'backyard_collective_duration_seconds_bucket{kind="all_reduce",le="0.0025",strategy="ring"}' in text
+        'barnraise_collective_duration_seconds_bucket{kind="all_reduce",le="0.0025",strategy="ring"}' in text
     )
-    assert 'backyard_collective_bytes_total{direction="sent",kind="all_reduce"}' in text
-    assert 'backyard_collective_failures_total{code="peer-lost",kind="all_reduce"}' in text
-    assert "backyard_links_open 3.0" in text
-    assert "backyard_groups_open 1.0" in text
-    assert "backyard_link_latency_seconds_count" in text
+    assert 'barnraise_collective_bytes_total{direction="sent",kind="all_reduce"}' in text
+    assert 'barnraise_collective_failures_total{code="peer-lost",kind="all_reduce"}' in text
+    assert "barnraise_links_open 3.0" in text
+    assert "barnraise_groups_open 1.0" in text
+    assert "barnraise_link_latency_seconds_count" in text
 
 
 def test_nothing_lands_in_the_registry_of_the_host_program() -> None:
-    assert not [metric.name for metric in REGISTRY.collect() if metric.name.startswith("backyard")]
+    assert not [metric.name for metric in REGISTRY.collect() if metric.name.startswith("barnraise")]

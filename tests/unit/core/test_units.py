@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.core.errors import ConfigError
-from backyard.core.units import (
+from barnraise.core.errors import ConfigError
+from barnraise.core.units import (
     format_duration,
     format_rate,
     format_size,

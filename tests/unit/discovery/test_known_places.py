@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.core.errors import ConfigError
-from backyard.discovery import UNTAGGED, remembered, static
-from backyard.discovery.pacing import Backoff
-from backyard.discovery.remembered import Remembered, RememberedFinder
-from backyard.discovery.static import StaticFinder, StaticPeer, parse_peer
+from barnraise.core.errors import ConfigError
+from barnraise.discovery import UNTAGGED, remembered, static
+from barnraise.discovery.pacing import Backoff
+from barnraise.discovery.remembered import Remembered, RememberedFinder
+from barnraise.discovery.static import StaticFinder, StaticPeer, parse_peer
 from tests.unit.discovery.ways import OURS, Notebook, until
 
 

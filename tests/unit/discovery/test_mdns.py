@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from backyard.discovery import mdns
-from backyard.discovery.mdns import MdnsFinder
+from barnraise.discovery import mdns
+from barnraise.discovery.mdns import MdnsFinder
 from tests.unit.discovery.ways import OURS, THEIRS, Notebook, loopback, until
 
 

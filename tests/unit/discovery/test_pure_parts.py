@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.discovery import UNTAGGED, Sighting, namespace_tag
-from backyard.discovery.datagrams import DATAGRAM_BYTES, Datagram, decode_datagram, encode_datagram
-from backyard.discovery.namespace import is_tag
-from backyard.discovery.pacing import Allowance, Backoff, Searches
-from backyard.discovery.places import Places
-from backyard.discovery.port import is_dialable, only_loopback
+from barnraise.discovery import UNTAGGED, Sighting, namespace_tag
+from barnraise.discovery.datagrams import DATAGRAM_BYTES, Datagram, decode_datagram, encode_datagram
+from barnraise.discovery.namespace import is_tag
+from barnraise.discovery.pacing import Allowance, Backoff, Searches
+from barnraise.discovery.places import Places
+from barnraise.discovery.port import is_dialable, only_loopback
 
 TAG = namespace_tag(b"s" * 32)
 TAGS = st.binary(min_size=16, max_size=16).map(bytes.hex)
 
 
 def test_a_tag_is_a_hash_of_purpose_and_secret() -> None:
-    whole = hashlib.sha3_256(b"backyard discovery namespace 1\0" + b"s" * 32).hexdigest()
+    whole = hashlib.sha3_256(b"barnraise discovery namespace 1\0" + b"s" * 32).hexdigest()
     assert whole[:32] == TAG
     assert namespace_tag(b"t" * 32) != TAG
     assert is_tag(TAG)

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from backyard.core.errors import DiscoveryError
-from backyard.discovery import UNTAGGED, Discovery, Finder, Sighting
-from backyard.discovery.port import OnSighting
+from barnraise.core.errors import DiscoveryError
+from barnraise.discovery import UNTAGGED, Discovery, Finder, Sighting
+from barnraise.discovery.port import OnSighting
 from tests.unit.discovery.ways import OURS, THEIRS, Notebook
 
 

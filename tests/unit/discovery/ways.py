@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
-from backyard.discovery import Sighting, namespace_tag
+from barnraise.discovery import Sighting, namespace_tag
 
 # New each time: the same tests of somebody else on this machine must not be found.
 OURS, THEIRS = (namespace_tag(os.urandom(32)) for _ in range(2))

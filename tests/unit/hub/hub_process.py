@@ -12,8 +12,8 @@ import httpx
 import msgspec
 import torch
 
-from backyard.hub.invites import Invite
-from backyard.hub.messages import (
+from barnraise.hub.invites import Invite
+from barnraise.hub.messages import (
     Course,
     Declaration,
     Description,
@@ -30,9 +30,9 @@ from backyard.hub.messages import (
     decode_message,
     encode_message,
 )
-from backyard.hub.signing import sign_request, verify_response
-from backyard.hub.vectors import Form, add_vector, encode_vector
-from backyard.identity import NodeId, NodeKey
+from barnraise.hub.signing import sign_request, verify_response
+from barnraise.hub.vectors import Form, add_vector, encode_vector
+from barnraise.identity import NodeId, NodeKey
 from benchmarks import hub_process
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from backyard.hub.client import HubClient
-from backyard.hub.messages import Head, Lease, LeaseRequest
-from backyard.hub.uploads import push
-from backyard.identity import NodeId, NodeKey
+from barnraise.hub.client import HubClient
+from barnraise.hub.messages import Head, Lease, LeaseRequest
+from barnraise.hub.uploads import push
+from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
 
 

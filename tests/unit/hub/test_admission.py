@@ -6,7 +6,7 @@ import msgspec
 import numpy
 import pytest
 
-from backyard.hub.admission import (
+from barnraise.hub.admission import (
     SKETCH,
     Allowance,
     Verdict,
@@ -22,9 +22,9 @@ from backyard.hub.admission import (
     usual_norm,
     with_norms,
 )
-from backyard.hub.leases import Delivered
-from backyard.hub.log import Arrival, Contribution, Member, Seen
-from backyard.hub.messages import Terms
+from barnraise.hub.leases import Delivered
+from barnraise.hub.log import Arrival, Contribution, Member, Seen
+from barnraise.hub.messages import Terms
 
 TERMS = Terms()
 RANDOM = numpy.random.default_rng(5)

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 import torch
 
-from backyard.core.errors import HubAway, HubError
-from backyard.hub.client import HubClient
-from backyard.hub.invites import Invite
-from backyard.hub.messages import Course, Description, Head, Join, Joined, LeaseRequest
-from backyard.identity import NodeKey
+from barnraise.core.errors import HubAway, HubError
+from barnraise.hub.client import HubClient
+from barnraise.hub.invites import Invite
+from barnraise.hub.messages import Course, Description, Head, Join, Joined, LeaseRequest
+from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, Friend, HubProcess
 
 COURSE = Course(samples=1000, batch=10, seed=7)
@@ -158,7 +158,7 @@ def test_a_changed_answer_is_no_answer(member: HubClient, proxy: Proxy, evil: Ev
         (Evil(lambda it: replace(it, body=it.body + b" ")), "the body is not the one that was signed"),
         (Evil(lambda it: replace(it, target=f"{it.target}?wait=1")), "does not belong to the request"),
         (
-            Evil(lambda it: replace(it, headers=_changed(it.headers, "backyard-hub", "A" * 69))),
+            Evil(lambda it: replace(it, headers=_changed(it.headers, "barnraise-hub", "A" * 69))),
             "meant for another hub",
         ),
         (Evil(times=2), "was here before"),

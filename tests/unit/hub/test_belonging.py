@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from backyard.cli.hub_mirror import follow
-from backyard.cli.hub_places import top_folder
-from backyard.core.config import load_settings
-from backyard.core.errors import HubError
-from backyard.hub.belonging import check_mirror, check_region, facts_in, held
-from backyard.hub.founding import FOLLOWS, SUCCEEDS, found_hub, hub_blobs
-from backyard.hub.invites import Invite, invite_text, make_invite
-from backyard.hub.log import Log, change
-from backyard.hub.serving import Listening, run
-from backyard.identity import NodeId, NodeKey
+from barnraise.cli.hub_mirror import follow
+from barnraise.cli.hub_places import top_folder
+from barnraise.core.config import load_settings
+from barnraise.core.errors import HubError
+from barnraise.hub.belonging import check_mirror, check_region, facts_in, held
+from barnraise.hub.founding import FOLLOWS, SUCCEEDS, found_hub, hub_blobs
+from barnraise.hub.invites import Invite, invite_text, make_invite
+from barnraise.hub.log import Log, change
+from barnraise.hub.serving import Listening, run
+from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import TERMS
 
 HERE = Listening("127.0.0.1", 0, plain=True)
@@ -99,7 +99,7 @@ def test_a_region_is_of_one_hub(tmp_path: Path) -> None:
 def test_nobody_is_promised_a_copy_in_the_place_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(tmp_path))
     _found(top_folder(load_settings()) / "fireside-mirror")
     with pytest.raises(HubError, match="a hub of its own"):
         follow(invite=invite_text(_invite(NodeKey.generate().id)), name="", host="127.0.0.1", port=1)

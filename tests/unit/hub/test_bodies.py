@@ -14,15 +14,15 @@ import msgspec
 import pytest
 import torch
 
-from backyard.core.errors import HubRefused
-from backyard.hub.founding import found_hub
-from backyard.hub.intake import Intake
-from backyard.hub.log import Member
-from backyard.hub.messages import PIECE_BYTES, Course, Entry, Layout, Progress
-from backyard.hub.places import AT_ONCE, FAIR_S, Places
-from backyard.hub.serving import running
-from backyard.hub.signing import sign_request
-from backyard.identity import NodeId, NodeKey
+from barnraise.core.errors import HubRefused
+from barnraise.hub.founding import found_hub
+from barnraise.hub.intake import Intake
+from barnraise.hub.log import Member
+from barnraise.hub.messages import PIECE_BYTES, Course, Entry, Layout, Progress
+from barnraise.hub.places import AT_ONCE, FAIR_S, Places
+from barnraise.hub.serving import running
+from barnraise.hub.signing import sign_request
+from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import TERMS, Friend, HubProcess, declared, encoded
 
 MANY = 40

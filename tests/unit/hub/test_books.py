@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.hub.books import Book, Lending
-from backyard.hub.leases import Delivered, Lent
-from backyard.hub.log import Contribution
-from backyard.hub.messages import (
+from barnraise.hub.books import Book, Lending
+from barnraise.hub.leases import Delivered, Lent
+from barnraise.hub.log import Contribution
+from barnraise.hub.messages import (
     Course,
     Declaration,
     Lease,
@@ -21,10 +21,10 @@ from backyard.hub.messages import (
     decode_message,
     encode_message,
 )
-from backyard.hub.pool import Pool, give_back, without
-from backyard.hub.portions import middle_but
-from backyard.hub.regional import declared
-from backyard.hub.rounds import Arrived, Asked, Committed, Founded, Heard, Lend, State, decide, next_moment
+from barnraise.hub.pool import Pool, give_back, without
+from barnraise.hub.portions import middle_but
+from barnraise.hub.regional import declared
+from barnraise.hub.rounds import Arrived, Asked, Committed, Founded, Heard, Lend, State, decide, next_moment
 
 _SOME = st.integers(0, 20)
 _CHANGES = st.lists(st.tuples(_SOME, st.integers(0, 5), st.none() | _SOME), max_size=40)

@@ -16,15 +16,15 @@ import msgspec
 import pytest
 import torch
 
-from backyard.core.errors import HubRefused
-from backyard.hub.client import HubClient
-from backyard.hub.clocks import Jumps, SignatureClock, said_of_difference
-from backyard.hub.latest_signed import LatestSigned
-from backyard.hub.log import Log
-from backyard.hub.messages import Course, Lease, LeaseRequest, encode_message
-from backyard.hub.signing import Nonces, sign_request, verify_request
-from backyard.hub.uploads import push
-from backyard.identity import NodeKey
+from barnraise.core.errors import HubRefused
+from barnraise.hub.client import HubClient
+from barnraise.hub.clocks import Jumps, SignatureClock, said_of_difference
+from barnraise.hub.latest_signed import LatestSigned
+from barnraise.hub.log import Log
+from barnraise.hub.messages import Course, Lease, LeaseRequest, encode_message
+from barnraise.hub.signing import Nonces, sign_request, verify_request
+from barnraise.hub.uploads import push
+from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, declared, encoded, plainly
 from tests.unit.hub.jumping_clock import LIBRARIES, JumpingClock
 

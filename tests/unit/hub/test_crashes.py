@@ -16,11 +16,11 @@ import msgspec
 import pytest
 import torch
 
-from backyard.core.errors import BackyardError
-from backyard.hub.blobs import Blobs
-from backyard.hub.founding import hub_blobs
-from backyard.hub.log import Log
-from backyard.hub.messages import Course
+from barnraise.core.errors import BarnraiseError
+from barnraise.hub.blobs import Blobs
+from barnraise.hub.founding import hub_blobs
+from barnraise.hub.log import Log
+from barnraise.hub.messages import Course
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, plainly
 
 COURSE = Course(samples=100_000, batch=10)
@@ -45,7 +45,7 @@ class Worker(threading.Thread):
             except Refused as error:
                 self.refused.append(error.problem.kind)
                 time.sleep(0.1)
-            except (httpx.TransportError, httpx.HTTPStatusError, BackyardError):
+            except (httpx.TransportError, httpx.HTTPStatusError, BarnraiseError):
                 time.sleep(0.3)
 
     def _round(self) -> None:

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backyard.hub.messages import Problem, decode_message
-from backyard.hub.openapi import describe
-from backyard.hub.signing import sign_request, verify_response
-from backyard.identity import NodeKey
+from barnraise.hub.messages import Problem, decode_message
+from barnraise.hub.openapi import describe
+from barnraise.hub.signing import sign_request, verify_response
+from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import plainly
 from tests.unit.hub.test_hostile import Scene
 

@@ -17,17 +17,17 @@ import httpx
 import pytest
 import uvicorn
 
-from backyard.hub import accepting
-from backyard.hub.accepting import Doors, Impatient, Server, place_of
-from backyard.hub.blobs import Blobs
-from backyard.hub.founding import found_hub, hub_blobs, hub_key
-from backyard.hub.invites import Invite
-from backyard.hub.messages import Problem, decode_message
-from backyard.hub.open_files import connections_within
-from backyard.hub.serving import running
-from backyard.hub.signing import sign_request, verify_response
-from backyard.hub.troubles import Troubles
-from backyard.identity import NodeKey
+from barnraise.hub import accepting
+from barnraise.hub.accepting import Doors, Impatient, Server, place_of
+from barnraise.hub.blobs import Blobs
+from barnraise.hub.founding import found_hub, hub_blobs, hub_key
+from barnraise.hub.invites import Invite
+from barnraise.hub.messages import Problem, decode_message
+from barnraise.hub.open_files import connections_within
+from barnraise.hub.serving import running
+from barnraise.hub.signing import sign_request, verify_response
+from barnraise.hub.troubles import Troubles
+from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import TERMS, Friend, HubProcess, Refused
 
 

@@ -16,19 +16,19 @@ import torch
 import uvicorn
 from uvicorn.server import ServerState
 
-from backyard.core.errors import HubError, HubRefused
-from backyard.hub import accepting, regional, serving
-from backyard.hub.blobs import Blobs
-from backyard.hub.commits import first_version
-from backyard.hub.finishing import Closed
-from backyard.hub.follow import Mirror
-from backyard.hub.founding import found_hub, hub_key
-from backyard.hub.leases import Delivered
-from backyard.hub.log import Arrival
-from backyard.hub.messages import Declaration, Lease, Span, Step
-from backyard.hub.regional import Parent, PassUp, run_region
-from backyard.hub.service import Hub
-from backyard.identity import NodeKey
+from barnraise.core.errors import HubError, HubRefused
+from barnraise.hub import accepting, regional, serving
+from barnraise.hub.blobs import Blobs
+from barnraise.hub.commits import first_version
+from barnraise.hub.finishing import Closed
+from barnraise.hub.follow import Mirror
+from barnraise.hub.founding import found_hub, hub_key
+from barnraise.hub.leases import Delivered
+from barnraise.hub.log import Arrival
+from barnraise.hub.messages import Declaration, Lease, Span, Step
+from barnraise.hub.regional import Parent, PassUp, run_region
+from barnraise.hub.service import Hub
+from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, encoded
 
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from backyard.core.errors import HubError
-from backyard.hub import held_out
-from backyard.hub.admission import judge_held_out
-from backyard.hub.held_out import Trial
-from backyard.hub.messages import Course
+from barnraise.core.errors import HubError
+from barnraise.hub import held_out
+from barnraise.hub.admission import judge_held_out
+from barnraise.hub.held_out import Trial
+from barnraise.hub.messages import Course
 from tests.unit.hub.hub_process import LAYOUT, Friend, HubProcess, Refused, plainly
 
 COURSE = Course(samples=1000, batch=10, seed=7)
@@ -157,7 +157,7 @@ def test_a_trial_ends_with_its_hub(tmp_path: Path) -> None:
         "import time\ndef loss(parameters):\n    print('tries', flush=True)\n    time.sleep(600)\n"
     )
     save_file({"x": torch.tensor(1.0)}, model)
-    command = [sys.executable, "-m", "backyard.hub.trying", str(script), str(model)]
+    command = [sys.executable, "-m", "barnraise.hub.trying", str(script), str(model)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     with subprocess.Popen(
         command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, **pipes

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import torch
 
-from backyard.hub.messages import Course, Head, Progress
-from backyard.hub.signing import sign_request
-from backyard.identity import NodeKey
+from barnraise.hub.messages import Course, Head, Progress
+from barnraise.hub.signing import sign_request
+from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, declared, encoded, plainly
 
 COURSE = Course(samples=1_000_000, batch=10)
@@ -87,7 +87,7 @@ def test_an_invite_used_twice_is_refused(scene: Scene) -> None:
 
 
 def test_a_request_that_was_heard_is_not_heard_again(scene: Scene) -> None:
-    for change, expected in (({}, "replay"), ({"signature": "backyard=:" + "A" * 86 + "==:"}, "signature")):
+    for change, expected in (({}, "replay"), ({"signature": "barnraise=:" + "A" * 86 + "==:"}, "signature")):
         headers = sign_request(scene.ann.key, "GET", "/v1/run", "", b"", scene.ann.hub, time.time())
         assert plainly(f"{scene.hub.address}/v1/run", headers=headers).status_code == 200
         answer = plainly(f"{scene.hub.address}/v1/run", headers=headers | change)
@@ -264,7 +264,7 @@ def test_the_page_shows_who_contributes_and_what_was_refused(scene: Scene) -> No
         assert word in page.text
     assert "<script" not in page.text
     figures = plainly(f"{scene.hub.address}/metrics").text
-    assert "backyard_hub_version " in figures
+    assert "barnraise_hub_version " in figures
     assert 'route="POST /v1/leases"' in figures
 
 

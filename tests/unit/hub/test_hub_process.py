@@ -15,17 +15,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.x509 import load_der_x509_certificate
 from safetensors.torch import load_file
 
-from backyard.core.errors import HubError
-from backyard.hub.certificate import server_context
-from backyard.hub.exporting import export_model
-from backyard.hub.follow import make_succession, take_over
-from backyard.hub.founding import found_hub, hub_key
-from backyard.hub.invites import invite_text
-from backyard.hub.log import Replica
-from backyard.hub.messages import Course
-from backyard.hub.serving import Listening, _bound, run, running, serve
-from backyard.hub.vectors import flatten
-from backyard.identity import NodeId, NodeKey
+from barnraise.core.errors import HubError
+from barnraise.hub.certificate import server_context
+from barnraise.hub.exporting import export_model
+from barnraise.hub.follow import make_succession, take_over
+from barnraise.hub.founding import found_hub, hub_key
+from barnraise.hub.invites import invite_text
+from barnraise.hub.log import Replica
+from barnraise.hub.messages import Course
+from barnraise.hub.serving import Listening, _bound, run, running, serve
+from barnraise.hub.vectors import flatten
+from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, plainly
 
 COURSE = Course(samples=1000, batch=10, seed=7)

@@ -9,7 +9,7 @@ import sys
 
 def test_neither_torch_nor_what_an_object_store_needs_is_loaded() -> None:
     names = ("messages", "signing", "invites", "rounds", "admission", "log", "blobs", "app", "serving")
-    program = "".join(f"import backyard.hub.{name}\n" for name in names)
+    program = "".join(f"import barnraise.hub.{name}\n" for name in names)
     done = subprocess.run(
         [
             sys.executable,

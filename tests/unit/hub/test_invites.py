@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.core.errors import BackyardError, HubError, HubRefused
-from backyard.hub.invites import PREFIX, hash_token, invite_text, make_invite, read_invite, use_grant
-from backyard.identity import NodeKey
+from barnraise.core.errors import BarnraiseError, HubError, HubRefused
+from barnraise.hub.invites import PREFIX, hash_token, invite_text, make_invite, read_invite, use_grant
+from barnraise.identity import NodeKey
 
 HUB = NodeKey.generate().id
 INVITE, GRANT = make_invite(
@@ -47,7 +47,7 @@ def test_any_text_is_refused_with_a_reason(text: str) -> None:
 
 
 def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(BackyardError):
+    with pytest.raises(BarnraiseError):
         make_invite(("file:///etc/passwd",), HUB, "fireside", role="friend", uses=1, expires=1)
 
 

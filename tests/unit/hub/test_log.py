@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from backyard.core.errors import HubError
-from backyard.hub.blobs import Blobs, hash_file
-from backyard.hub.chain import named_blobs, replica_of, steps_after
-from backyard.hub.disk import Disk
-from backyard.hub.invites import Grant
-from backyard.hub.leases import Lent
-from backyard.hub.log import Committed, Contribution, Log, Member, Writer, change
-from backyard.hub.messages import Span, Step
+from barnraise.core.errors import HubError
+from barnraise.hub.blobs import Blobs, hash_file
+from barnraise.hub.chain import named_blobs, replica_of, steps_after
+from barnraise.hub.disk import Disk
+from barnraise.hub.invites import Grant
+from barnraise.hub.leases import Lent
+from barnraise.hub.log import Committed, Contribution, Log, Member, Writer, change
+from barnraise.hub.messages import Span, Step
 
 
 def _version(number: int, *, base: bool = False) -> Committed:

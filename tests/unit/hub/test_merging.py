@@ -12,9 +12,9 @@ import numpy
 import pytest
 import torch
 
-from backyard.core.errors import ProtocolError
-from backyard.hub.blobs import Blobs
-from backyard.hub.merging import (
+from barnraise.core.errors import ProtocolError
+from barnraise.hub.blobs import Blobs
+from barnraise.hub.merging import (
     Input,
     Outer,
     capped,
@@ -25,7 +25,7 @@ from backyard.hub.merging import (
     trimmed_mean,
     weighted_mean,
 )
-from backyard.hub.vectors import Form, VectorFile, add_vector, encode_vector
+from barnraise.hub.vectors import Form, VectorFile, add_vector, encode_vector
 
 REFERENCE = json.loads((Path(__file__).parent / "reference" / "flower_merges.json").read_text())
 CASES = REFERENCE["cases"] if isinstance(REFERENCE, dict) else REFERENCE

@@ -18,13 +18,13 @@ import httpx
 import pytest
 import torch
 
-from backyard.hub.client import HubClient
-from backyard.hub.contributing import Contributor
-from backyard.hub.founding import invite_to
-from backyard.hub.invites import Invite, invite_text
-from backyard.hub.log import Log
-from backyard.hub.messages import PIECE_BYTES, Description, Head, Join, Joined
-from backyard.identity import NodeKey
+from barnraise.hub.client import HubClient
+from barnraise.hub.contributing import Contributor
+from barnraise.hub.founding import invite_to
+from barnraise.hub.invites import Invite, invite_text
+from barnraise.hub.log import Log
+from barnraise.hub.messages import PIECE_BYTES, Description, Head, Join, Joined
+from barnraise.identity import NodeKey
 from benchmarks.hub_process import free_port
 from tests.unit.hub.proxies import HIDDEN, Caddy, Nginx, program, running
 
@@ -37,7 +37,7 @@ TRAIN = """\
 import sys
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-import backyard
+import barnraise
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -49,7 +49,7 @@ model = torch.nn.Sequential(
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
 loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)
-run = backyard.init(seed=1)
+run = barnraise.init(seed=1)
 model, optimizer, batches = run.prepare(model, optimizer, loader)
 for epoch in run.epochs(int(sys.argv[1])):
     for a, b in batches:
@@ -62,16 +62,16 @@ for epoch in run.epochs(int(sys.argv[1])):
 
 
 class Typed:
-    """A command of Backyard's in a process of its own; what it says is in a file."""
+    """A command of Barnraise's in a process of its own; what it says is in a file."""
 
     def __init__(self, room: Path, name: str, *words: str) -> None:
         (room / name).mkdir(exist_ok=True)
         self._said = room / f"{name}.said"
-        environment = {**os.environ, "BACKYARD_STATE_DIRECTORY": str(room / name), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "BARNRAISE_STATE_DIRECTORY": str(room / name), "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = str(SOURCES)
         with self._said.open("wb") as said:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "backyard.cli.main", *words],
+                [sys.executable, "-m", "barnraise.cli.main", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
@@ -151,7 +151,7 @@ def fireside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fireside]:
         patch.setenv("NO_PROXY", "localhost")
         made = Fireside(room, port, addresses)
         stack.callback(made.hub.end)
-        made.until(lambda: "backyard-invite:" in made.hub.said(), 120.0, "the hub prints an invite")
+        made.until(lambda: "barnraise-invite:" in made.hub.said(), 120.0, "the hub prints an invite")
         yield made
 
 

@@ -11,8 +11,8 @@ from http_message_signatures.algorithms import ED25519
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.core.errors import HubError, HubRefused
-from backyard.hub.signing import (
+from barnraise.core.errors import HubError, HubRefused
+from barnraise.hub.signing import (
     WINDOW_S,
     Nonces,
     content_digest,
@@ -22,7 +22,7 @@ from backyard.hub.signing import (
     verify_request,
     verify_response,
 )
-from backyard.identity import NodeKey
+from barnraise.identity import NodeKey
 
 MEMBER, HUB, NOW = NodeKey.generate(), NodeKey.generate(), 1_800_000_000.0
 
@@ -131,4 +131,4 @@ def test_nonces_are_bounded() -> None:
 @given(st.dictionaries(st.sampled_from(["signature", "signature-input", "content-digest"]), st.text()))
 def test_any_headers_are_refused_with_a_reason(headers: dict[str, str]) -> None:
     with pytest.raises(HubRefused):
-        verify_request("GET", "/", "", headers | {"backyard-hub": str(HUB.id)}, HUB.id)
+        verify_request("GET", "/", "", headers | {"barnraise-hub": str(HUB.id)}, HUB.id)

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 import torch
 
-from backyard.hub.disk import SLOW_S, Disk
-from backyard.hub.messages import Description, Progress
-from backyard.hub.troubles import Lookout, Troubles
+from barnraise.hub.disk import SLOW_S, Disk
+from barnraise.hub.messages import Description, Progress
+from barnraise.hub.troubles import Lookout, Troubles
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, declared, encoded, plainly
 from tests.unit.hub.test_crashes import COURSE, Worker, checked, stop
 
@@ -146,8 +146,8 @@ def test_a_slow_disk_keeps_nobody_from_training(tmp_path: Path) -> None:
     print(f"longest answers of {len(visitor.took)}: {sorted(visitor.took)[-5:]}")
     assert hub.said().count("the hub's disk is slow") == 1
     assert "SSD" in hub.said()
-    assert "backyard_hub_slow_disk 1.0" in metrics
-    commits = re.search(r"backyard_hub_commit_seconds_sum ([0-9.]+)", metrics)
+    assert "barnraise_hub_slow_disk 1.0" in metrics
+    commits = re.search(r"barnraise_hub_commit_seconds_sum ([0-9.]+)", metrics)
     assert commits is not None
     assert float(commits[1]) > SYNC_S
 

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from backyard.core.errors import HubError, StoreAway
-from backyard.hub import store_line
-from backyard.hub.bucket import Bucket, Place, read_place
-from backyard.hub.chain import shared_blobs
-from backyard.hub.client import HubClient
-from backyard.hub.invites import Invite, invite_text
-from backyard.hub.log import Log
-from backyard.hub.messages import Course
-from backyard.hub.redirects import STORE_HEADER
-from backyard.hub.stocking import Todo, is_worth_waiting, next_todo
-from backyard.identity import NodeKey
+from barnraise.core.errors import HubError, StoreAway
+from barnraise.hub import store_line
+from barnraise.hub.bucket import Bucket, Place, read_place
+from barnraise.hub.chain import shared_blobs
+from barnraise.hub.client import HubClient
+from barnraise.hub.invites import Invite, invite_text
+from barnraise.hub.log import Log
+from barnraise.hub.messages import Course
+from barnraise.hub.redirects import STORE_HEADER
+from barnraise.hub.stocking import Todo, is_worth_waiting, next_todo
+from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, Friend, HubProcess, plainly
 from tests.unit.hub.s3_server import BUCKET, ENVIRONMENT, KEY_ID, SECRET, S3Process, until
 
@@ -89,7 +89,7 @@ class Scene:
     def await_stocked(self) -> None:
         """Exactly what members may ask for is in the bucket, and the hub knows it."""
         until(lambda: self.s3.names() == set(self.shared()), "the hub, which fills the store")
-        count = f"backyard_hub_stored {len(self.shared())}.0"
+        count = f"barnraise_hub_stored {len(self.shared())}.0"
         until(lambda: count in plainly(f"{self.hub.address}/metrics").text, "the hub, which counts")
 
     def fetch_base(self, client: HubClient) -> bytes:

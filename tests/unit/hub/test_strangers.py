@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from backyard.hub.founding import invite_to
-from backyard.hub.log import Log
-from backyard.hub.page import render
-from backyard.hub.recalling import recalled
-from backyard.hub.vectors import Form, add_vector
+from barnraise.hub.founding import invite_to
+from barnraise.hub.log import Log
+from barnraise.hub.page import render
+from barnraise.hub.recalling import recalled
+from barnraise.hub.vectors import Form, add_vector
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
 from tests.unit.hub.test_one_member import ADDRESS, Scene, play
 
@@ -53,7 +53,7 @@ def test_a_stranger_who_comes_first_waits_for_somebody_to_be_compared_with(tmp_p
         assert scene.hub.version == 0
         said = (await scene.hub.head(0, 0.0)).waits_for
         assert "how large" in said
-        assert "`backyard invite`" in said
+        assert "`barnraise invite`" in said
         assert "how large" in render(scene.hub)
         await _push(scene, ann, 0.01)
         await _until_version(scene, 1)

@@ -12,17 +12,17 @@ import msgspec
 import pytest
 import torch
 
-from backyard.cli.friend_region import settle
-from backyard.hub import taking_in
-from backyard.hub.client import HubClient
-from backyard.hub.invites import Invite, invite_text
-from backyard.hub.messages import Course, Description, Join, Joined, Offer, Role
-from backyard.hub.taking_in import DETOUR_S, REPEATED_S, Regions, by_distance, opened_to, with_offer
-from backyard.identity import NodeId, NodeKey
+from barnraise.cli.friend_region import settle
+from barnraise.hub import taking_in
+from barnraise.hub.client import HubClient
+from barnraise.hub.invites import Invite, invite_text
+from barnraise.hub.messages import Course, Description, Join, Joined, Offer, Role
+from barnraise.hub.taking_in import DETOUR_S, REPEATED_S, Regions, by_distance, opened_to, with_offer
+from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused
 
-FRIENDS = ("backyard-invite:f1", "backyard-invite:f2")
-STRANGERS = ("backyard-invite:s1",)
+FRIENDS = ("barnraise-invite:f1", "barnraise-invite:f2")
+STRANGERS = ("barnraise-invite:s1",)
 OFFER = Offer(friends=FRIENDS, strangers=STRANGERS)
 
 
@@ -53,9 +53,9 @@ def test_each_newcomer_gets_one_invite_however_often_it_comes() -> None:
         regions, found = opened_to(regions, newcomer, "friend", 1.0)
         told.append(found)
     assert told == [FRIENDS[:1], FRIENDS[1:], FRIENDS[:1], (), FRIENDS[:1]]
-    fresh = Offer(friends=(FRIENDS[1], "backyard-invite:f3"), strangers=())
+    fresh = Offer(friends=(FRIENDS[1], "barnraise-invite:f3"), strangers=())
     regions = with_offer(regions, "a", fresh, 2.0)
-    assert _told(regions, "cem", "friend", 3.0) == ("backyard-invite:f3",)
+    assert _told(regions, "cem", "friend", 3.0) == ("barnraise-invite:f3",)
     assert _told(regions, "ann", "friend", 3.0) == FRIENDS[:1]
 
 
@@ -160,7 +160,7 @@ def test_newcomers_are_spread_by_distance_and_seats(tree: Tree) -> None:
     assert tree.settled() == tree.parent.invite().hub_id, "nobody else gets the invite of its only seat"
     with tree.joined() as (invite, joined):
         assert joined.regions == ()
-        broken = ("backyard-invite:x", invite_text(tree.regions[1].invite()))
+        broken = ("barnraise-invite:x", invite_text(tree.regions[1].invite()))
         odd = msgspec.structs.replace(joined, regions=broken)
         assert settle(invite, odd, "ann", tree.connect).hub_id == far, "what cannot be read is passed over"
 

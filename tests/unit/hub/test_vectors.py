@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.core.errors import BackyardError, HubError, ProtocolError
-from backyard.hub.messages import Entry, Layout
-from backyard.hub.vectors import (
+from barnraise.core.errors import BarnraiseError, HubError, ProtocolError
+from barnraise.hub.messages import Entry, Layout
+from barnraise.hub.vectors import (
     MAGIC,
     Form,
     VectorFile,
@@ -104,7 +104,7 @@ def test_parameters_become_a_vector_and_back() -> None:
     assert flat.tolist() == [0, 1, 2, 3, 4, 5, 7]
     spread(layout, flat + 1, parameters)
     assert parameters["b"].item() == 8
-    with pytest.raises(BackyardError, match="missing"):
+    with pytest.raises(BarnraiseError, match="missing"):
         flatten(layout, {"a": parameters["a"]})
 
 

@@ -11,8 +11,8 @@ import httpx
 import msgspec
 import torch
 
-from backyard.core.errors import HubRefused
-from backyard.hub.messages import (
+from barnraise.core.errors import HubRefused
+from barnraise.hub.messages import (
     Declaration,
     Description,
     Head,
@@ -26,9 +26,9 @@ from backyard.hub.messages import (
     decode_message,
     encode_message,
 )
-from backyard.hub.signing import request_signature, sign_response, verify_request
-from backyard.hub.vectors import Form, add_vector, encode_vector
-from backyard.identity.keys import NodeKey
+from barnraise.hub.signing import request_signature, sign_response, verify_request
+from barnraise.hub.vectors import Form, add_vector, encode_vector
+from barnraise.identity.keys import NodeKey
 
 Fault = Callable[[httpx.Request, Callable[[], httpx.Response]], httpx.Response]
 CHUNK = 1 << 10

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from backyard.core.errors import RunError
-from backyard.training.alone import Alone
-from backyard.training.beyond import Form, Handed, Span, Task
-from backyard.training.saving import Saving
-from backyard.training.session import Session
+from barnraise.core.errors import RunError
+from barnraise.training.alone import Alone
+from barnraise.training.beyond import Form, Handed, Span, Task
+from barnraise.training.saving import Saving
+from barnraise.training.session import Session
 
 SAMPLES, BATCH = 64, 8
 

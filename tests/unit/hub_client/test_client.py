@@ -19,12 +19,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from backyard.core.errors import HubAway, HubError, HubRefused, RunError
-from backyard.hub.client import HubClient
-from backyard.hub.contributing import Contributor
-from backyard.hub.messages import Course, Description, Entry, Head, Layout, Lease, LeaseRequest, Problem
-from backyard.hub.pinning import PinnedContext
-from backyard.hub.seating import (
+from barnraise.core.errors import HubAway, HubError, HubRefused, RunError
+from barnraise.hub.client import HubClient
+from barnraise.hub.contributing import Contributor
+from barnraise.hub.messages import Course, Description, Entry, Head, Layout, Lease, LeaseRequest, Problem
+from barnraise.hub.pinning import PinnedContext
+from barnraise.hub.seating import (
     Seat,
     member_key,
     member_secret,
@@ -33,9 +33,9 @@ from backyard.hub.seating import (
     seat_text,
     write_seat,
 )
-from backyard.hub.waiting import Waiting
-from backyard.identity.keys import NodeKey, private_pem
-from backyard.identity.node_id import NodeId
+from barnraise.hub.waiting import Waiting
+from barnraise.identity.keys import NodeKey, private_pem
+from barnraise.identity.node_id import NodeId
 from tests.unit.hub_client.stand_in import (
     StandIn,
     changed,
@@ -157,10 +157,10 @@ def test_a_refusal_is_the_hubs_own_sentence(hub: StandIn) -> None:
 
 
 def test_what_a_hub_says_cannot_command_a_terminal(hub: StandIn) -> None:
-    hub.refuse = [(403, Problem(kind="role", message="no\x1b[2J\nbackyard: all is well", hint="a\rb"))]
+    hub.refuse = [(403, Problem(kind="role", message="no\x1b[2J\nbarnraise: all is well", hint="a\rb"))]
     with pytest.raises(HubRefused) as caught:
         client_of(hub).patiently("POST", "/v1/leases", Description)
-    assert (caught.value.message, caught.value.hint) == ("no?[2J?backyard: all is well", "a?b")
+    assert (caught.value.message, caught.value.hint) == ("no?[2J?barnraise: all is well", "a?b")
     said: list[str] = []
     now = [0.0]
     waiting = Waiting("the others", said.append, lambda s: now.__setitem__(0, now[0] + s), lambda: now[0])

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.core.config import Contributing
-from backyard.core.errors import ConfigError
-from backyard.hub import courtesy
-from backyard.hub.courtesy import Manners, Pace, QuietHours, is_metered
-from backyard.hub.invites import make_invite
-from backyard.hub.serving import polite_client
-from backyard.identity.keys import NodeKey
+from barnraise.core.config import Contributing
+from barnraise.core.errors import ConfigError
+from barnraise.hub import courtesy
+from barnraise.hub.courtesy import Manners, Pace, QuietHours, is_metered
+from barnraise.hub.invites import make_invite
+from barnraise.hub.serving import polite_client
+from barnraise.identity.keys import NodeKey
 
 NIGHT = QuietHours.parse("22:30-07:00")
 NOON = QuietHours.parse("12:00-13:00")

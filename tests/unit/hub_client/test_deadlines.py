@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from backyard.core.errors import HubAway
-from backyard.hub import client as client_module
-from backyard.hub.certificate import server_context
-from backyard.hub.client import HubClient
-from backyard.hub.deadlines import no_slower
-from backyard.hub.founding import hub_key
-from backyard.hub.messages import Description
-from backyard.hub.pinning import context_for
-from backyard.identity.keys import NodeKey
+from barnraise.core.errors import HubAway
+from barnraise.hub import client as client_module
+from barnraise.hub.certificate import server_context
+from barnraise.hub.client import HubClient
+from barnraise.hub.deadlines import no_slower
+from barnraise.hub.founding import hub_key
+from barnraise.hub.messages import Description
+from barnraise.hub.pinning import context_for
+from barnraise.identity.keys import NodeKey
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n"
 ANSWER_S, EVERY_S = 0.5, 0.1

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from backyard.core.errors import HubAway
-from backyard.hub.pinning import PinnedContext, context_for
-from backyard.identity import NodeKey
+from barnraise.core.errors import HubAway
+from barnraise.hub.pinning import PinnedContext, context_for
+from barnraise.identity import NodeKey
 
 
 @pytest.fixture

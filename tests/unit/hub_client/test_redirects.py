@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from backyard.hub.client import HubClient
-from backyard.hub.redirects import STORE_HEADER, origin_of, reachable, reason_against, where
-from backyard.hub.store_line import Link, StoreLine
-from backyard.identity.keys import NodeKey, private_pem
+from barnraise.hub.client import HubClient
+from barnraise.hub.redirects import STORE_HEADER, origin_of, reachable, reason_against, where
+from barnraise.hub.store_line import Link, StoreLine
+from barnraise.identity.keys import NodeKey, private_pem
 from tests.unit.hub_client.stand_in import StandIn
 
 DATA = bytes(range(256)) * 100

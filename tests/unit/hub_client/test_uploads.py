@@ -8,13 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from backyard.core.errors import HubAway, HubError, HubRefused
-from backyard.hub.client import HubClient
-from backyard.hub.courtesy import Pace
-from backyard.hub.messages import PIECE_BYTES, Declaration, Progress
-from backyard.hub.uploads import push
-from backyard.hub.waiting import Waiting
-from backyard.identity.keys import NodeKey
+from barnraise.core.errors import HubAway, HubError, HubRefused
+from barnraise.hub.client import HubClient
+from barnraise.hub.courtesy import Pace
+from barnraise.hub.messages import PIECE_BYTES, Declaration, Progress
+from barnraise.hub.uploads import push
+from barnraise.hub.waiting import Waiting
+from barnraise.identity.keys import NodeKey
 
 SIZE = 3 * PIECE_BYTES
 

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.core.errors import IdentityError
-from backyard.identity import NodeId, NodeKey, WorkerCredentials, anchor, delegate, read_worker
-from backyard.identity import delegation as module
+from barnraise.core.errors import IdentityError
+from barnraise.identity import NodeId, NodeKey, WorkerCredentials, anchor, delegate, read_worker
+from barnraise.identity import delegation as module
 
 NODE = NodeKey.generate()
 WORKER = bytes(range(16))
@@ -114,7 +114,7 @@ def _reissued(change: str) -> bytes:
             if change == "doubled field":
                 names = [x509.UniformResourceIdentifier(uri + "&run=other")]
             if change == "bad hexadecimal":
-                names = [x509.UniformResourceIdentifier("backyard:worker?id=zz&run=mnist")]
+                names = [x509.UniformResourceIdentifier("barnraise:worker?id=zz&run=mnist")]
             if change == "other scheme":
                 names = [x509.UniformResourceIdentifier("http://localhost/")]
             if change == "added name":

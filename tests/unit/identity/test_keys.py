@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from backyard.core.errors import IdentityError
-from backyard.identity import NodeKey
-from backyard.identity.private_file import create_private, read_private
+from barnraise.core.errors import IdentityError
+from barnraise.identity import NodeKey
+from barnraise.identity.private_file import create_private, read_private
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="file modes")
 
@@ -96,7 +96,7 @@ def test_create_never_overwrites(tmp_path: Path) -> None:
 
 def test_racing_processes_agree_on_one_key(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from backyard.identity import NodeKey; "
+        "import sys; from pathlib import Path; from barnraise.identity import NodeKey; "
         "sys.stdin.read(1); print(NodeKey.load_or_create(Path(sys.argv[1])).id)"
     )
     racers = [

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.core.errors import IdentityError
-from backyard.identity import NodeId
+from barnraise.core.errors import IdentityError
+from barnraise.identity import NodeId
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 raws = st.binary(min_size=32, max_size=32)

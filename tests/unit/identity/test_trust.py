@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.core.errors import TrustError
-from backyard.identity import (
+from barnraise.core.errors import TrustError
+from barnraise.identity import (
     Admit,
     Found,
     Member,
@@ -26,12 +26,12 @@ from backyard.identity import (
     decode_entry,
     encode_entry,
 )
-from backyard.identity import trust as module
+from barnraise.identity import trust as module
 
 VECTORS: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "vectors" / "trust.json").read_text(encoding="utf-8")
 )
-DOMAIN = b"backyard trust log entry 1\0"
+DOMAIN = b"barnraise trust log entry 1\0"
 
 
 def _key(number: int) -> NodeKey:

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.core.errors import (
+from barnraise.core.errors import (
     AgentError,
-    BackyardError,
+    BarnraiseError,
     ListenerError,
     MembershipError,
     OperationTimeout,
     ProtocolError,
 )
-from backyard.local import board as board_module
-from backyard.local.board import BoardClient, agent_at, ask_cluster
-from backyard.local.board_messages import LARGEST_VALUE, Scope, decode_answer, decode_question
+from barnraise.local import board as board_module
+from barnraise.local.board import BoardClient, agent_at, ask_cluster
+from barnraise.local.board_messages import LARGEST_VALUE, Scope, decode_answer, decode_question
 from tests.unit.runs.board_server import BoardServers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
@@ -255,4 +255,4 @@ def test_ranges_cover_everything_and_fit() -> None:
     parts = list(board_module._parts(sizes))
     assert [place for start, end in parts for place in range(start, end)] == list(range(len(sizes)))
     assert list(board_module._parts([])) == []
-    assert issubclass(MembershipError, BackyardError)
+    assert issubclass(MembershipError, BarnraiseError)

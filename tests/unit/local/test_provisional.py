@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from backyard.cli.watching import View
-from backyard.local.provisional import note_steps, settle_steps, take_dropped
-from backyard.local.run_questions import RunRow, WatchTold
-from backyard.runs.record import Dropped
+from barnraise.cli.watching import View
+from barnraise.local.provisional import note_steps, settle_steps, take_dropped
+from barnraise.local.run_questions import RunRow, WatchTold
+from barnraise.runs.record import Dropped
 
 
 def test_dropped_steps_are_told_once(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.membership.agreement import (
+from barnraise.membership.agreement import (
     Accept,
     Accepted,
     Ballot,

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from backyard.core.errors import MembershipError
-from backyard.identity import NodeKey
-from backyard.identity.trust import TrustLog, encode_entry
-from backyard.membership.agreement import Ballot, Record, founded
-from backyard.membership.storage import FILE_NAME, Storage
-from backyard.membership.view import first
+from barnraise.core.errors import MembershipError
+from barnraise.identity import NodeKey
+from barnraise.identity.trust import TrustLog, encode_entry
+from barnraise.membership.agreement import Ballot, Record, founded
+from barnraise.membership.storage import FILE_NAME, Storage
+from barnraise.membership.view import first
 from tests.unit.membership.power_cut import Disk, trace
 
 _ROOT = Path(__file__).parents[3]
@@ -72,7 +72,7 @@ _WRITER = """
 import sys
 from pathlib import Path
 from tests.unit.membership.test_storage import _record
-from backyard.membership.storage import Storage
+from barnraise.membership.storage import Storage
 storage = Storage(Path(sys.argv[1]))
 for number in range(1, 30):
     storage.save(_record(number))

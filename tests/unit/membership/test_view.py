@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from backyard.core.errors import ProtocolError
-from backyard.membership.agreement import Decision
-from backyard.membership.view import (
+from barnraise.core.errors import ProtocolError
+from barnraise.membership.agreement import Decision
+from barnraise.membership.view import (
     Present,
     View,
     Wanted,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from backyard.identity import NodeKey, Role, TrustLog
-from backyard.pairing import Code, Introduction, Joiner, Offer, Offerer, Peer, Proven, Psk
+from barnraise.identity import NodeKey, Role, TrustLog
+from barnraise.pairing import Code, Introduction, Joiner, Offer, Offerer, Peer, Proven, Psk
 
 CODE = Code(7, "crossover", "clockwork")
 WRONG = Code(7, "crossover", "zebra")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.core.errors import PairingError, TrustError
-from backyard.identity import NodeId, NodeKey, Role, TrustLog, encode_entry
-from backyard.pairing import (
+from barnraise.core.errors import PairingError, TrustError
+from barnraise.identity import NodeId, NodeKey, Role, TrustLog, encode_entry
+from barnraise.pairing import (
     Confirmed,
     Introduction,
     Joined,
@@ -24,8 +24,8 @@ from backyard.pairing import (
     messages,
     new_psk,
 )
-from backyard.pairing.channel import Channel, Exchange
-from backyard.pairing.messages import Answer, Done, Grant, Hello, Proof
+from barnraise.pairing.channel import Channel, Exchange
+from barnraise.pairing.messages import Answer, Done, Grant, Hello, Proof
 from tests.unit.pairing.ends import CODE, PC, WRONG, House, joiner, proven, sent, taken, to_proof
 
 
@@ -79,7 +79,7 @@ def test_a_wrong_code_burns_after_one_guess() -> None:
         offerer.receive(proof)
     assert offer.state(0.0) == "burned"
     assert "wrong code" in offer.sentence(0.0)
-    assert "backyard pair" in offer.sentence(0.0)
+    assert "barnraise pair" in offer.sentence(0.0)
     assert isinstance(offer.take(0.0), str), "the right code comes too late"
     with pytest.raises(PairingError, match="after the end"):
         offerer.receive(proof)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.core.errors import PairingError
-from backyard.pairing import messages
-from backyard.pairing.channel import Channel, Exchange
-from backyard.pairing.messages import Answer, Done, Grant, Hello, Peer, Proof, Refusal, Unable
+from barnraise.core.errors import PairingError
+from barnraise.pairing import messages
+from barnraise.pairing.channel import Channel, Exchange
+from barnraise.pairing.messages import Answer, Done, Grant, Hello, Peer, Proof, Refusal, Unable
 from tests.unit.pairing.ends import CODE, WRONG, House, joiner, sent, taken
 
 KEY, SIGNATURE, SPAKE = bytes(32), bytes(64), bytes(33)

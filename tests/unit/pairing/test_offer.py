@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backyard.core.errors import PairingError
-from backyard.pairing import LIFETIME_S, Offer, Offerer, granted, new_psk, offer_tag
+from barnraise.core.errors import PairingError
+from barnraise.pairing import LIFETIME_S, Offer, Offerer, granted, new_psk, offer_tag
 from tests.unit.pairing.ends import CODE, House, joiner, sent, taken, to_proof
 
 HOUSE = House()
@@ -99,8 +99,8 @@ def test_both_sides_read_what_an_owner_may() -> None:
     there = granted("owner", "offerer", "pc", user="ben")
     assert "may now run code on this machine as user anna" in here
     assert "may run code on this machine as user ben" in there
-    assert "Undo: backyard unpair mac" in here
-    assert "Undo: backyard unpair pc" in there
+    assert "Undo: barnraise unpair mac" in here
+    assert "Undo: barnraise unpair pc" in there
 
 
 def test_both_sides_read_what_a_guest_may_not() -> None:

@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.core.errors import PairingError
-from backyard.pairing import Psk, new_psk, parse_psk, psk_preface_key, psk_tag
-from backyard.pairing.psk import PSK_BYTES
+from barnraise.core.errors import PairingError
+from barnraise.pairing import Psk, new_psk, parse_psk, psk_preface_key, psk_tag
+from barnraise.pairing.psk import PSK_BYTES
 
 keys = st.builds(Psk, st.sampled_from(["owner", "guest"]), st.binary(min_size=32, max_size=32))
 FIXED = Psk("guest", bytes(range(32)))
-LINE = "backyard-psk-1 guest 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f 0c7efbde"
+LINE = "barnraise-psk-1 guest 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f 7b1d731a"
 
 
 def test_the_form_is_fixed() -> None:
     assert str(FIXED) == LINE
-    assert psk_tag(FIXED).hex() == "bd7e7d7e19d8a86651de17b1e4c4962f"
-    assert psk_preface_key(FIXED).hex() == "92c9210ac996470c0c5cdeb3e3f4c4f99d8472aa6ce69750a8636ed77a623d13"
+    assert psk_tag(FIXED).hex() == "b4e434d8c02fc513d70f6e29c0a4384c"
+    assert psk_preface_key(FIXED).hex() == "bc26549a1fabe41c9c70f3060108255e21be706af9345a1a202b372ca270f586"
 
 
 def test_new_keys_are_random() -> None:
@@ -58,7 +58,7 @@ def test_what_people_think_up_is_refused() -> None:
         "",
         "hunter2",
         hexadecimal,
-        f"backyard-psk-1 owner {hexadecimal}",
+        f"barnraise-psk-1 owner {hexadecimal}",
         str(FIXED).upper(),
         str(FIXED).replace("-1 ", "-2 "),
         str(FIXED).replace("guest", "admin"),
@@ -69,7 +69,7 @@ def test_what_people_think_up_is_refused() -> None:
     ):
         with pytest.raises(PairingError) as caught:
             parse_psk(text)
-        assert "backyard psk new" in caught.value.hint
+        assert "barnraise psk new" in caught.value.hint
     with pytest.raises(PairingError):
         Psk("owner", b"short")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from hypothesis import strategies as st
 
-from backyard.planning import Cluster, Member, Model, Path, StepProfile, both_ways, build_cluster
+from barnraise.planning import Cluster, Member, Model, Path, StepProfile, both_ways, build_cluster
 
 MODEL = Model(parameters=100_000_000)
 PROFILE = StepProfile(batch=256, unit=8)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.core.errors import ConfigError
-from backyard.planning import (
+from barnraise.core.errors import ConfigError
+from barnraise.planning import (
     Imagined,
     Member,
     Model,
@@ -22,7 +22,7 @@ from backyard.planning import (
     with_imagined,
     without,
 )
-from backyard.planning.imagined import CARDS, LINES, PROCESSORS
+from barnraise.planning.imagined import CARDS, LINES, PROCESSORS
 from tests.unit.planning.clusters import MODEL, PROFILE, mesh
 
 

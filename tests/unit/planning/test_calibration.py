@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.planning import Calibration, Model, Observation, Options, make_plans, observation, refit
-from backyard.planning.calibration import LEAST, MOST, Fitted
+from barnraise.planning import Calibration, Model, Observation, Options, make_plans, observation, refit
+from barnraise.planning.calibration import LEAST, MOST, Fitted
 from tests.unit.planning.clusters import MODEL, PROFILE, clusters, mesh, models, profiles
 
 

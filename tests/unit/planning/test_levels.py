@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.core.errors import ConfigError
-from backyard.planning import LOSSY, Level, Levels, read_levels
-from backyard.planning.levels import Sync
+from barnraise.core.errors import ConfigError
+from barnraise.planning import LOSSY, Level, Levels, read_levels
+from barnraise.planning.levels import Sync
 
 CODECS = [codec.name for codec in LOSSY]
 

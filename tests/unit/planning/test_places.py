@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import combinations
 
-from backyard.planning.places import ranks_by_site
-from backyard.topology.graph import Graph, LinkFacts, NodeFacts, build_graph
+from barnraise.planning.places import ranks_by_site
+from barnraise.topology.graph import Graph, LinkFacts, NodeFacts, build_graph
 
 
 def _graph(names: str, rate: Callable[[str, str], float | None]) -> Graph:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.core.errors import RunError
-from backyard.planning import (
+from barnraise.core.errors import RunError
+from barnraise.planning import (
     LOSSY,
     Calibration,
     Cluster,
@@ -30,10 +30,10 @@ from backyard.planning import (
     cluster_of,
     make_plans,
 )
-from backyard.planning.codecs import Codec
-from backyard.planning.groups import worthwhile_groups
-from backyard.planning.question import Question
-from backyard.topology import Device, LinkFacts, NodeFacts, build_graph
+from barnraise.planning.codecs import Codec
+from barnraise.planning.groups import worthwhile_groups
+from barnraise.planning.question import Question
+from barnraise.topology import Device, LinkFacts, NodeFacts, build_graph
 from tests.unit.planning.clusters import MODEL, PROFILE, clusters, mesh, models, profiles
 from tests.unit.topology.graphs import machine, node
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.planning import LOSSY, Calibration, Codec, Model, Options, Plan, make_plans
-from backyard.planning.codecs import ladder, payload
-from backyard.planning.quality import (
+from barnraise.planning import LOSSY, Calibration, Codec, Model, Options, Plan, make_plans
+from barnraise.planning.codecs import ladder, payload
+from barnraise.planning.quality import (
     LONGEST_PERIOD,
     LocalCurve,
     local_cost,
@@ -19,7 +19,7 @@ from backyard.planning.quality import (
     outer_rule,
     period_limit,
 )
-from backyard.planning.rounds import (
+from barnraise.planning.rounds import (
     SHORTEST_PERIOD,
     Workers,
     busy_times,
@@ -28,8 +28,8 @@ from backyard.planning.rounds import (
     round_of,
     smallest_period,
 )
-from backyard.planning.routes import Route, ring_hop_s, ring_piece, ring_seconds, seconds
-from backyard.planning.wires import Wires
+from barnraise.planning.routes import Route, ring_hop_s, ring_piece, ring_seconds, seconds
+from barnraise.planning.wires import Wires
 from tests.unit.planning.clusters import PROFILE, mesh
 
 CODECS = {codec.name: codec for codec in LOSSY}

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.planning import Calibration, Member, Model, Path, both_ways, build_cluster
-from backyard.planning.codecs import Payload, exact_codec, payload
-from backyard.planning.rings import MOST_EXACT, RingTable, ring_order
-from backyard.planning.routes import Route, flows, ring_hop_s, round_seconds, seconds
-from backyard.planning.sharing import deal, deal_samples
-from backyard.planning.wires import Wires, sites_of
-from backyard.runs.leases import Course, lease
+from barnraise.planning import Calibration, Member, Model, Path, both_ways, build_cluster
+from barnraise.planning.codecs import Payload, exact_codec, payload
+from barnraise.planning.rings import MOST_EXACT, RingTable, ring_order
+from barnraise.planning.routes import Route, flows, ring_hop_s, round_seconds, seconds
+from barnraise.planning.sharing import deal, deal_samples
+from barnraise.planning.wires import Wires, sites_of
+from barnraise.runs.leases import Course, lease
 from tests.unit.planning.clusters import clusters, mesh
 
 MB = 1e6

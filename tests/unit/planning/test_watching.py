@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.planning import (
+from barnraise.planning import (
     Calibration,
     Model,
     Replan,
@@ -26,7 +26,7 @@ from backyard.planning import (
     refit,
     watch,
 )
-from backyard.planning.watching import FIRST_REST_S, LEAST_COMMITS, LEAST_S, LONGEST_REST_S, is_same
+from barnraise.planning.watching import FIRST_REST_S, LEAST_COMMITS, LEAST_S, LONGEST_REST_S, is_same
 from tests.unit.planning.clusters import MODEL, PROFILE, mesh
 
 

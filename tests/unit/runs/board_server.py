@@ -15,9 +15,9 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TypeVar
 
-from backyard.core.config import Network, Settings, State
-from backyard.core.errors import AgentError
-from backyard.local.board_messages import (
+from barnraise.core.config import Network, Settings, State
+from barnraise.core.errors import AgentError
+from barnraise.local.board_messages import (
     BoardTold,
     ClusterAsk,
     ClusterTold,
@@ -25,8 +25,8 @@ from backyard.local.board_messages import (
     decode_question,
     encode,
 )
-from backyard.runs.replica import TICK_S, Replica
-from backyard.runs.replication import (
+from barnraise.runs.replica import TICK_S, Replica
+from barnraise.runs.replication import (
     Answer,
     Effect,
     ReplicaView,
@@ -34,8 +34,8 @@ from backyard.runs.replication import (
     decode_message,
     encode_message,
 )
-from backyard.transport.house import SettingsHouse
-from backyard.transport.listener import Listener
+from barnraise.transport.house import SettingsHouse
+from barnraise.transport.listener import Listener
 
 T = TypeVar("T")
 

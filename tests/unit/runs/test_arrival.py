@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from backyard.core.errors import BackyardError, ConfigError, OperationTimeout
-from backyard.local.board import BoardClient, agent_at
-from backyard.local.board_messages import LOBBY, Scope
-from backyard.runs import arrival
-from backyard.runs.arrival import Arrival, Claim, Place
+from barnraise.core.errors import BarnraiseError, ConfigError, OperationTimeout
+from barnraise.local.board import BoardClient, agent_at
+from barnraise.local.board_messages import LOBBY, Scope
+from barnraise.runs import arrival
+from barnraise.runs.arrival import Arrival, Claim, Place
 from tests.unit.runs.board_server import BoardServers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
@@ -34,7 +34,7 @@ class Crowd:
 
     def __init__(self, servers: BoardServers) -> None:
         self.servers = servers
-        self.results: dict[str, Place | BackyardError] = {}
+        self.results: dict[str, Place | BarnraiseError] = {}
         self.threads: list[threading.Thread] = []
         self.words: list[str] = []
 
@@ -55,13 +55,13 @@ class Crowd:
             coming = Arrival(self.lobby(), name, claim, clock, self.words.append)
             try:
                 self.results[name] = coming.arrive(timeout_s)
-            except BackyardError as error:
+            except BarnraiseError as error:
                 self.results[name] = error
 
         self.threads.append(threading.Thread(target=run))
         self.threads[-1].start()
 
-    def all(self) -> dict[str, Place | BackyardError]:
+    def all(self) -> dict[str, Place | BarnraiseError]:
         for thread in self.threads:
             thread.join(90)
         results, self.results, self.threads = self.results, {}, []

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.core.errors import ProtocolError
-from backyard.local.board_messages import (
+from barnraise.core.errors import ProtocolError
+from barnraise.local.board_messages import (
     LARGEST_VALUE,
     LOBBY,
     Add,
@@ -30,8 +30,8 @@ from backyard.local.board_messages import (
     Scope,
     Set,
 )
-from backyard.runs import board as board_module
-from backyard.runs.board import MOST_SCOPES, Board
+from barnraise.runs import board as board_module
+from barnraise.runs.board import MOST_SCOPES, Board
 
 ME, YOU = b"m" * 16, b"y" * 16
 FOUNDING = b"founding"

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from backyard.core.errors import RunError
-from backyard.identity import NodeKey
-from backyard.identity.trust import TrustLog
-from backyard.runs.checkpoints import (
+from barnraise.core.errors import RunError
+from barnraise.identity import NodeKey
+from barnraise.identity.trust import TrustLog
+from barnraise.runs.checkpoints import (
     Held,
     Manifest,
     encode,
@@ -24,7 +24,7 @@ from backyard.runs.checkpoints import (
     signers,
     step_of,
 )
-from backyard.runs.record import Order
+from barnraise.runs.record import Order
 
 RUN = "train-abcd"
 KEY, STRANGER, GUEST, OTHER_GUEST = (NodeKey.generate() for _ in range(4))

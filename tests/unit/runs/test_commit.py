@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backyard.runs.commit import Word, conclude
+from barnraise.runs.commit import Word, conclude
 
 
 def test_members_go_ahead_only_if_all_can() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.core.errors import ProtocolError
-from backyard.runs.engines import (
+from barnraise.core.errors import ProtocolError
+from barnraise.runs.engines import (
     Choice,
     Rank,
     choose_engine,
@@ -31,17 +31,17 @@ HERE, APART = (0, 0), (0, 1)
         (None, HERE, "cuda:0,cuda:1", True, "nccl", "within one machine"),
         ("cpu:gloo,cuda:nccl", HERE, "cuda:0", True, "cpu:gloo,cuda:nccl", "within one machine"),
         ("mpi", HERE, "cpu", False, "mpi", "within one machine"),
-        ("nccl", HERE, "cpu", False, "backyard", "NCCL needs CUDA on every rank, and these compute on cpu"),
-        ("nccl", HERE, "cpu,cuda:0", True, "backyard", "these compute on cpu, cuda"),
-        ("nccl", HERE, "cuda:0", False, "backyard", "has no NCCL"),
-        ("gloo", HERE, "mps", False, "backyard", "MPS"),
-        (None, HERE, "mps", False, "backyard", "MPS"),
-        ("gloo", APART, "cpu", False, "backyard", "plaintext"),
-        ("nccl", APART, "cuda:0", True, "backyard", "plaintext"),
-        (None, APART, "cpu,mps", False, "backyard", "plaintext"),
-        ("cpu:gloo,cuda:nccl", APART, "cuda:0", True, "backyard", "plaintext"),
-        ("mpi", APART, "cpu", False, "backyard", "mpi is not known to encrypt"),
-        ("backyard", APART, "cpu", False, "backyard", "asks for it"),
+        ("nccl", HERE, "cpu", False, "barnraise", "NCCL needs CUDA on every rank, and these compute on cpu"),
+        ("nccl", HERE, "cpu,cuda:0", True, "barnraise", "these compute on cpu, cuda"),
+        ("nccl", HERE, "cuda:0", False, "barnraise", "has no NCCL"),
+        ("gloo", HERE, "mps", False, "barnraise", "MPS"),
+        (None, HERE, "mps", False, "barnraise", "MPS"),
+        ("gloo", APART, "cpu", False, "barnraise", "plaintext"),
+        ("nccl", APART, "cuda:0", True, "barnraise", "plaintext"),
+        (None, APART, "cpu,mps", False, "barnraise", "plaintext"),
+        ("cpu:gloo,cuda:nccl", APART, "cuda:0", True, "barnraise", "plaintext"),
+        ("mpi", APART, "cpu", False, "barnraise", "mpi is not known to encrypt"),
+        ("barnraise", APART, "cpu", False, "barnraise", "asks for it"),
         ("fake", APART, "cpu", False, "fake", "sends nothing"),
     ],
 )
@@ -55,13 +55,13 @@ def test_choices(
 
 def test_the_user_may_force_an_engine_or_trust_the_fabric() -> None:
     assert choose_engine("nccl", APART, "cpu", "gloo") == Choice("gloo", "it was forced with --engine")
-    assert choose_engine("gloo", HERE, "cpu", "backyard").backend == "backyard"
+    assert choose_engine("gloo", HERE, "cpu", "barnraise").backend == "barnraise"
     assert choose_engine("gloo", APART, "cpu", fabric="trusted").backend == "gloo"
     assert choose_engine("nccl", APART, "cuda:0", fabric="trusted", nccl_available=True).backend == "nccl"
-    assert choose_engine("nccl", APART, "cpu,cuda:0", fabric="trusted").backend == "backyard"
+    assert choose_engine("nccl", APART, "cpu,cuda:0", fabric="trusted").backend == "barnraise"
     mixed = choose_engine("gloo", APART, "cpu", fabric="trusted", systems=("darwin", "linux"))
     assert mixed == Choice(
-        "backyard", "Gloo works between machines on Linux only, and these run darwin, linux"
+        "barnraise", "Gloo works between machines on Linux only, and these run darwin, linux"
     )
     assert choose_engine("gloo", HERE, "cpu", systems=("darwin",)).backend == "gloo"
 
@@ -69,7 +69,7 @@ def test_the_user_may_force_an_engine_or_trust_the_fabric() -> None:
 def test_ranks_that_ask_for_different_engines_get_ours() -> None:
     ranks = [Rank("nccl", "cuda:0", True, "linux"), Rank("gloo", "cuda:0", True, "linux")]
     assert choose_together(ranks, APART, "auto", "trusted") == Choice(
-        "backyard", "its ranks ask for different engines (gloo, nccl)"
+        "barnraise", "its ranks ask for different engines (gloo, nccl)"
     )
     assert choose_together(ranks, APART, "gloo", "trusted").backend == "gloo"
     alike = [Rank("NCCL", "cuda:0", True, "linux"), Rank("nccl", "cuda:1", True, "linux")]
@@ -87,19 +87,19 @@ def test_the_default_is_that_of_torch() -> None:
     [
         ("gloo", Choice("gloo", "why"), HERE, None),
         (None, Choice("gloo", "why"), HERE, None),
-        ("backyard", Choice("backyard", "why"), APART, None),
+        ("barnraise", Choice("barnraise", "why"), APART, None),
         ("fake", Choice("fake", "why"), APART, None),
         (
             "gloo",
-            Choice("backyard", "why"),
+            Choice("barnraise", "why"),
             (0, 1, 2, 3),
-            "the group of 4 ranks on 4 machines uses backyard instead of gloo: why",
+            "the group of 4 ranks on 4 machines uses barnraise instead of gloo: why",
         ),
         (
             None,
-            Choice("backyard", "why"),
+            Choice("barnraise", "why"),
             (0,),
-            "the group of 1 rank on 1 machine uses backyard instead of the default of torch: why",
+            "the group of 1 rank on 1 machine uses barnraise instead of the default of torch: why",
         ),
         (
             "gloo",
@@ -108,10 +108,10 @@ def test_the_default_is_that_of_torch() -> None:
             "the group of 2 ranks on 2 machines uses gloo: why; it sends plaintext",
         ),
         (
-            "backyard",
+            "barnraise",
             Choice("nccl", "why"),
             APART,
-            "the group of 2 ranks on 2 machines uses nccl instead of backyard: why; it sends plaintext",
+            "the group of 2 ranks on 2 machines uses nccl instead of barnraise: why; it sends plaintext",
         ),
     ],
 )
@@ -122,7 +122,7 @@ def test_what_the_user_is_told(
 
 
 names = st.sampled_from(
-    [None, "gloo", "nccl", "NCCL", "cpu:gloo,cuda:nccl", "ucc", "mpi", "backyard", "", ":,:"]
+    [None, "gloo", "nccl", "NCCL", "cpu:gloo,cuda:nccl", "ucc", "mpi", "barnraise", "", ":,:"]
 )
 told = st.builds(
     Rank,
@@ -142,7 +142,7 @@ def test_nothing_that_is_told_opens_plaintext_between_machines(
         1,
         *data.draw(st.lists(st.integers(0, 3), min_size=len(ranks) - 2, max_size=len(ranks) - 2)),
     )
-    assert choose_together(ranks, machines, "auto", "untrusted").backend in ("backyard", "fake")
+    assert choose_together(ranks, machines, "auto", "untrusted").backend in ("barnraise", "fake")
 
 
 @given(told)

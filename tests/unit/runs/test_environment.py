@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from backyard.runs.environment import Finding, LeftOut, compare, describe, usable
-from backyard.runs.needs import Needs
-from backyard.topology.packages import Package, Packages
+from barnraise.runs.environment import Finding, LeftOut, compare, describe, usable
+from barnraise.runs.needs import Needs
+from barnraise.topology.packages import Package, Packages
 
 
 def machine(
@@ -100,7 +100,7 @@ def test_torch_is_compared_between_the_others_if_it_is_missing_here() -> None:
 def test_a_missing_torch() -> None:
     found = only(compared(machine(), machine(torch=None), "torch"))
     assert found.level == "impossible"
-    assert "`backyard torch`" in found.mend
+    assert "`barnraise torch`" in found.mend
     assert only(compared(machine(), machine(torch=None), optional=("torch",))).level == "risky"
     assert compared(machine(), machine(torch=None)) == []
     old_mac = machine(torch=None, os="Darwin", arch="x86_64")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from backyard.runs.forgiving import kind_of
-from backyard.runs.keeping import next_record
-from backyard.runs.record import RunRecord, WorkerState
+from barnraise.runs.forgiving import kind_of
+from barnraise.runs.keeping import next_record
+from barnraise.runs.record import RunRecord, WorkerState
 from tests.unit.runs.test_keeping import A, B, C, at_work, facts, in_session, order
 
 
@@ -42,7 +42,7 @@ def test_a_member_that_had_trained_is_left_out_and_may_come_back() -> None:
     "end",
     [
         raised(1, trained=False),
-        raised(1, "backyard.core.errors.RunError: [run] members count 3, 4 samples"),
+        raised(1, "barnraise.core.errors.RunError: [run] members count 3, 4 samples"),
     ],
 )
 def test_what_is_wrong_from_the_start_ends_the_run_at_once(end: WorkerState) -> None:
@@ -91,7 +91,7 @@ def test_members_that_fail_alike_end_the_run() -> None:
 
 def test_who_only_lost_another_in_its_own_collective_is_as_good_as_killed() -> None:
     record = in_session(order())
-    lost = "backyard.core.errors.PeerLost: [peer-lost] rank 2 is lost: its machine is gone"
+    lost = "barnraise.core.errors.PeerLost: [peer-lost] rank 2 is lost: its machine is gone"
     killed = WorkerState(2, "ended", 0, 9)
     again = after(record, raised(0, lost), raised(1, lost), killed)
     assert again is not None

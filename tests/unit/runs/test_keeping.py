@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 from msgspec.structs import replace
 
-from backyard.identity import NodeKey
-from backyard.runs.keeping import Facts, leads_alone, next_record, provisional, stopped_by
-from backyard.runs.needs import Needs
-from backyard.runs.record import (
+from barnraise.identity import NodeKey
+from barnraise.runs.keeping import Facts, leads_alone, next_record, provisional, stopped_by
+from barnraise.runs.needs import Needs
+from barnraise.runs.record import (
     Order,
     Report,
     RunRecord,
@@ -20,7 +20,7 @@ from backyard.runs.record import (
     read_order,
     sign_order,
 )
-from backyard.topology.packages import Package, Packages
+from barnraise.topology.packages import Package, Packages
 
 KEY = NodeKey.generate()
 A = KEY.id.raw

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.runs.needs import Needs, needs_of
+from barnraise.runs.needs import Needs, needs_of
 
 
 def needs(script: str, **others: str) -> Needs:
@@ -20,7 +20,7 @@ from __future__ import annotations
 import os, numpy as np
 import torch.nn.functional as F
 from typing import TYPE_CHECKING
-import backyard
+import barnraise
 try:
     import wandb
 except ImportError:

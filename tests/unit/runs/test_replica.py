@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.core.errors import ProtocolError
-from backyard.local.board_messages import Add, Denied, Done, Get, Operation, Result, Scope, Set, Watch
-from backyard.runs import leading
-from backyard.runs.copies import Copy
-from backyard.runs.gathering import Found, Take, Wait, judge
-from backyard.runs.replica import Replica
-from backyard.runs.replication import (
+from barnraise.core.errors import ProtocolError
+from barnraise.local.board_messages import Add, Denied, Done, Get, Operation, Result, Scope, Set, Watch
+from barnraise.runs import leading
+from barnraise.runs.copies import Copy
+from barnraise.runs.gathering import Found, Take, Wait, judge
+from barnraise.runs.replica import Replica
+from barnraise.runs.replication import (
     CHUNK_BYTES,
     NOBODY,
     Answer,
@@ -281,7 +281,7 @@ def test_a_newcomer_fetches_a_large_board_in_pieces() -> None:
 
 
 def test_a_lagging_copy_gets_the_operations_or_the_board(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backyard.runs.copies._LOG_LENGTH", 10)
+    monkeypatch.setattr("barnraise.runs.copies._LOG_LENGTH", 10)
     house = House(b"ABC")
     house.tell(view(1, b"ABC"))
     for many, kind in ((5, Prepare), (30, Chunk)):
@@ -393,7 +393,7 @@ def test_a_view_that_nobody_knows_is_asked_for_then_given_up() -> None:
 
 
 def test_the_log_of_a_copy_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backyard.runs.copies._LOG_BYTES", 10_000)
+    monkeypatch.setattr("barnraise.runs.copies._LOG_BYTES", 10_000)
     copy = Copy()
     for serial in range(100):
         copy.apply(Set(SCOPE, bytes(16), serial, b"", "k", bytes(600)))

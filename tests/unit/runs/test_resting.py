@@ -7,8 +7,8 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from backyard.runs.keeping import next_record
-from backyard.runs.record import Order, Report, RunRecord, WorkerState
+from barnraise.runs.keeping import next_record
+from barnraise.runs.record import Order, Report, RunRecord, WorkerState
 from tests.unit.runs.test_keeping import A, B, C, at_work, facts, order, report, running
 
 D = bytes([3]) * 32

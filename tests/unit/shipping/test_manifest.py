@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.core.errors import ProtocolError, ShippingError
-from backyard.shipping import PIECE, FileEntry, Limits, Manifest, decode_manifest, encode_manifest, messages
-from backyard.shipping.manifest import MOST_ENCODED, MOST_FILES, make_manifest
-from backyard.shipping.naming import folded, name_problems, why_unusable
+from barnraise.core.errors import ProtocolError, ShippingError
+from barnraise.shipping import PIECE, FileEntry, Limits, Manifest, decode_manifest, encode_manifest, messages
+from barnraise.shipping.manifest import MOST_ENCODED, MOST_FILES, make_manifest
+from barnraise.shipping.naming import folded, name_problems, why_unusable
 
 LIMITS = Limits(most_bytes=1 << 33, most_files=1000)
 ONE = bytes(range(32))

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.core.errors import ShippingError
-from backyard.shipping import PIECE, Limits, Store, changed_since, pack, packing
-from backyard.shipping.ignoring import walk
+from barnraise.core.errors import ShippingError
+from barnraise.shipping import PIECE, Limits, Store, changed_since, pack, packing
+from barnraise.shipping.ignoring import walk
 
 LIMITS = Limits(most_bytes=1 << 30, most_files=1000)
 needs_links = pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
@@ -59,13 +59,13 @@ def test_ignore_files_also_nested(tmp_path: Path) -> None:
             ".venv/x": "",
             "venv/x": "",
             "node_modules/x": "",
-            "backyard-runs/x": "",
+            "barnraise-runs/x": "",
         },
     )
     expected = {".gitignore", "a.py", "keep.log", "sub/.gitignore", "sub/build/x", "sub/y.log", "z.tmp"}
     assert shipped(folder) == expected
-    (folder / ".backyardignore").write_text("z.tmp\n!data/\n")
-    assert shipped(folder) == (expected - {"z.tmp"}) | {".backyardignore", "data/d"}
+    (folder / ".barnraiseignore").write_text("z.tmp\n!data/\n")
+    assert shipped(folder) == (expected - {"z.tmp"}) | {".barnraiseignore", "data/d"}
     assert {"x.log", "build/x", "data/d"} <= shipped(folder, everything=True)
     assert "z.tmp" not in shipped(folder, everything=True)
 
@@ -138,7 +138,7 @@ def test_links_that_are_refused_by_name(
     with pytest.raises(ShippingError, match=words) as caught:
         pack(folder, store, LIMITS)
     assert repr(name) in caught.value.message
-    (folder / ".backyardignore").write_text(f"/{name}\n")
+    (folder / ".barnraiseignore").write_text(f"/{name}\n")
     assert pack(folder, store, LIMITS).files == 3
 
 
@@ -187,7 +187,7 @@ def test_unchanged_files_are_not_read_again(
     long_ago = 1_000_000_000
     for name in ("a", "b", "big"):
         os.utime(folder / name, (long_ago, long_ago))
-    monkeypatch.setattr("backyard.shipping.remembering._SETTLED_NS", -(10**12))
+    monkeypatch.setattr("barnraise.shipping.remembering._SETTLED_NS", -(10**12))
     first = pack(folder, store, LIMITS)
     read: list[str] = []
     real = packing._hash_and_keep

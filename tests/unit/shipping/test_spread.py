@@ -8,11 +8,11 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.identity import NodeId
-from backyard.shipping import spread
-from backyard.shipping.manifest import PIECE
-from backyard.shipping.messages import PieceName
-from backyard.shipping.spread import Ask, Distrusted, Down, Got, Promised, Refused, Sized, Spread, Tick, Up
+from barnraise.identity import NodeId
+from barnraise.shipping import spread
+from barnraise.shipping.manifest import PIECE
+from barnraise.shipping.messages import PieceName
+from barnraise.shipping.spread import Ask, Distrusted, Down, Got, Promised, Refused, Sized, Spread, Tick, Up
 
 
 def node(number: int) -> NodeId:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from backyard.topology import Device, Graph, LinkFacts, Machine, NodeFacts, build_graph
+from barnraise.topology import Device, Graph, LinkFacts, Machine, NodeFacts, build_graph
 
 _words = st.text(max_size=24)
 _figures = st.floats(0, 1e6)
@@ -27,7 +27,7 @@ _machines = st.builds(
     memory_bytes=st.integers(0, 2**45),
     python=_words,
     torch=st.none() | _words,
-    backyard=_words,
+    barnraise=_words,
     devices=st.lists(_devices, max_size=3).map(tuple),
     notes=st.lists(_words, max_size=3).map(tuple),
 )
@@ -68,7 +68,7 @@ def machine(*devices: Device) -> Machine:
         memory_bytes=32 << 30,
         python="3.12.1",
         torch="2.13.0",
-        backyard="0.1.0",
+        barnraise="0.1.0",
         devices=devices,
     )
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.core.errors import ProtocolError
-from backyard.topology import Device, Graph, LinkFacts, NodeFacts, build_graph
-from backyard.topology.graph import decode_graph, encode_graph, ordered_pair
+from barnraise.core.errors import ProtocolError
+from barnraise.topology import Device, Graph, LinkFacts, NodeFacts, build_graph
+from barnraise.topology.graph import decode_graph, encode_graph, ordered_pair
 from tests.unit.topology.graphs import mesh, node, parts
 
 

@@ -14,9 +14,9 @@ import msgspec
 import psutil
 import pytest
 
-from backyard.topology import Device, describe_machine, describing, measured_speeds, with_speeds
-from backyard.topology.devices import DeviceSpeed, Machine, ProbeReport, best_of, honest_notes
-from backyard.topology.probe import CACHE_NAME, hardware_key, remembered_speeds, run_probe
+from barnraise.topology import Device, describe_machine, describing, measured_speeds, with_speeds
+from barnraise.topology.devices import DeviceSpeed, Machine, ProbeReport, best_of, honest_notes
+from barnraise.topology.probe import CACHE_NAME, hardware_key, remembered_speeds, run_probe
 from tests.unit.topology.graphs import machine
 
 

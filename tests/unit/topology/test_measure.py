@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.topology.graph import Pair, build_graph, ordered_pair
-from backyard.topology.measure import (
+from barnraise.topology.graph import Pair, build_graph, ordered_pair
+from barnraise.topology.measure import (
     AGAIN_S,
     MOST_BYTES,
     MOST_SECONDS,

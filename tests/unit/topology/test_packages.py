@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backyard.core.errors import RunEnvironmentError
-from backyard.topology import packages as packages_module
-from backyard.topology.packages import Package, Packages, own_packages, packages_of
+from barnraise.core.errors import RunEnvironmentError
+from barnraise.topology import packages as packages_module
+from barnraise.topology.packages import Package, Packages, own_packages, packages_of
 
 NAMES = ("numpy", "json", "no_such_package_here", "click")
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from backyard.topology import Device, LinkFacts, NodeFacts, build_graph
-from backyard.topology.picture import describe_device, draw_graph, link_table, main_device
+from barnraise.topology import Device, LinkFacts, NodeFacts, build_graph
+from barnraise.topology.picture import describe_device, draw_graph, link_table, main_device
 from tests.unit.topology.graphs import machine, mesh, node, parts
 
 

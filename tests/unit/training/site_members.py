@@ -19,15 +19,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from backyard.collectives.backend import create_group
-from backyard.compression import sites as sites_module
-from backyard.core.errors import CollectiveError
-from backyard.topology.graph import Graph, LinkFacts, NodeFacts, build_graph
-from backyard.training import room as room_module
-from backyard.training.circle import AgentsCircle, Place
-from backyard.training.nursery import Room
-from backyard.training.room import GroupRoom
-from backyard.training.sync import Sync
+from barnraise.collectives.backend import create_group
+from barnraise.compression import sites as sites_module
+from barnraise.core.errors import CollectiveError
+from barnraise.topology.graph import Graph, LinkFacts, NodeFacts, build_graph
+from barnraise.training import room as room_module
+from barnraise.training.circle import AgentsCircle, Place
+from barnraise.training.nursery import Room
+from barnraise.training.room import GroupRoom
+from barnraise.training.sync import Sync
 from tests.unit.forked import fork_all
 from tests.unit.training.test_rounds import Training
 
@@ -129,12 +129,12 @@ def member(machine: str, room: Path) -> None:
     found["rounds"] = found_of(Training(ahead, Sync(period=3, codec="int4")).train(3), crossed[:], ahead)
     ahead.leave()
     crossed.clear()
-    os.environ["BACKYARD_COLLECTIVES_STRATEGY"] = "ring"
+    os.environ["BARNRAISE_COLLECTIVES_STRATEGY"] = "ring"
     flat = FileCircle(machine, room, ["bacd"])
     found["ring"] = found_of(Training(flat, Sync(codec="int8")).train(1), crossed[:], flat)
     flat.leave()
     crossed.clear()
-    del os.environ["BACKYARD_COLLECTIVES_STRATEGY"]
+    del os.environ["BARNRAISE_COLLECTIVES_STRATEGY"]
     if machine == "a":
         die_in_the_middle()
     broken = FileCircle(machine, room, ["".join(reversed(MACHINES)), "dcb"])

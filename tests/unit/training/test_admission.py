@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import backyard
-from backyard.core.errors import RunError
+import barnraise
+from barnraise.core.errors import RunError
 
 ROWS = TensorDataset(torch.arange(24.0).reshape(12, 2) / 24, torch.ones(12, 1))
 
 
 def _prepare(model: torch.nn.Module, optimizer: Any, *more: Any) -> Any:
-    return backyard.init(unit=3).prepare(model, optimizer, DataLoader(ROWS, batch_size=6), *more)
+    return barnraise.init(unit=3).prepare(model, optimizer, DataLoader(ROWS, batch_size=6), *more)
 
 
 def _refused(model: torch.nn.Module, optimizer: Any, *more: Any) -> str:
@@ -65,7 +65,7 @@ def test_a_scheduler_that_needs_a_value_can_be_tracked() -> None:
     net = torch.nn.Linear(2, 1)
     optimizer = _sgd(*net.parameters())
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
-    run = backyard.init(unit=3)
+    run = barnraise.init(unit=3)
     run.track("scheduler", scheduler)
     _, _, batches = run.prepare(net, optimizer, DataLoader(ROWS, batch_size=6))
     for _ in run.epochs(4):

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from backyard.training.pace import Pace
-from backyard.training.sync import Sync
+from barnraise.training.pace import Pace
+from barnraise.training.sync import Sync
 from tests.unit.training.test_rounds import Training
 from tests.unit.training.together import Arriving, Seat, Table, together
 

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from backyard.checkpoint.state import Parts, dismantle
-from backyard.core.errors import CollectiveError, OperationMismatch, RunError, UnsupportedOperation
-from backyard.training.pace import Pace
-from backyard.training.sharing import Sharing
-from backyard.training.sync import Sync
+from barnraise.checkpoint.state import Parts, dismantle
+from barnraise.core.errors import CollectiveError, OperationMismatch, RunError, UnsupportedOperation
+from barnraise.training.pace import Pace
+from barnraise.training.sharing import Sharing
+from barnraise.training.sync import Sync
 from tests.unit.training.test_rounds import Training
 from tests.unit.training.together import Arriving, Seat, Table, together
 

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from backyard.core.errors import RunError
-from backyard.planning import Calibration, Cluster, Level, Levels, Model, Options, StepProfile, make_plans
-from backyard.topology.graph import Graph
-from backyard.training import choosing
-from backyard.training.choosing import WARM, Chooser, Seen, _unless_worth_it, choose, sync_of
-from backyard.training.sync import Sync
+from barnraise.core.errors import RunError
+from barnraise.planning import Calibration, Cluster, Level, Levels, Model, Options, StepProfile, make_plans
+from barnraise.topology.graph import Graph
+from barnraise.training import choosing
+from barnraise.training.choosing import WARM, Chooser, Seen, _unless_worth_it, choose, sync_of
+from barnraise.training.sync import Sync
 from tests.unit.planning.clusters import mesh
 
 MODEL = Model(parameters=20_000_000)
@@ -32,7 +32,7 @@ def test_a_group_that_is_slower_than_one_of_it_is_told_so() -> None:
     found = choose(mesh([8.0, 9.0], 20.0), MODEL, PROFILE, "exact", Calibration())
     assert found.sync == Sync(), "the mathematics changes with the user's word only"
     assert found.said.startswith("m01 alone would be ")
-    assert "backyard run --on m01" in found.said
+    assert "barnraise run --on m01" in found.said
     assert "--sync auto" in found.said
 
 
@@ -70,7 +70,7 @@ def test_a_machine_whose_line_slows_the_others_is_named() -> None:
     cluster = mesh(SPEEDS, lambda a, b: 10.0 if b == 3 else 2500.0)
     found = choose(cluster, MODEL, PROFILE, "exact", Calibration())
     assert len(found.plan.order) == 4, "a group changes by the user's word"
-    assert "backyard run --on m00,m01,m02" in found.said
+    assert "barnraise run --on m00,m01,m02" in found.said
 
 
 def lone_line(mbps: float, speeds: Sequence[float] = SPEEDS) -> Cluster:

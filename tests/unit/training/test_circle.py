@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from backyard.local.run_questions import MOST_WORDS
-from backyard.training.alone import Alone
-from backyard.training.circle import AgentsCircle, Place
-from backyard.training.saving import Saving
-from backyard.training.session import Session
+from barnraise.local.run_questions import MOST_WORDS
+from barnraise.training.alone import Alone
+from barnraise.training.circle import AgentsCircle, Place
+from barnraise.training.saving import Saving
+from barnraise.training.session import Session
 
 _WORKER = """
 import atexit, sys, threading, time
@@ -24,13 +24,13 @@ from pathlib import Path
 
 import torch
 
-from backyard.checkpoint.state import Parts
-from backyard.core.errors import OperationTimeout
-from backyard.local.board_messages import Scope
-from backyard.local.run_questions import CircleTold
-from backyard.training import circle as circle_module
-from backyard.training.circle import AgentsCircle, Place
-from backyard.training.nursery import Nursing
+from barnraise.checkpoint.state import Parts
+from barnraise.core.errors import OperationTimeout
+from barnraise.local.board_messages import Scope
+from barnraise.local.run_questions import CircleTold
+from barnraise.training import circle as circle_module
+from barnraise.training.circle import AgentsCircle, Place
+from barnraise.training.nursery import Nursing
 
 waits = threading.Event()
 
@@ -77,7 +77,7 @@ def test_a_worker_ends_well_while_it_waits_for_a_newcomer(tmp_path: Path) -> Non
     script = tmp_path / "worker.py"
     script.write_text(_WORKER)
     words = [sys.executable, str(script), str(tmp_path)]
-    environment = {**os.environ, "BACKYARD_STATE_DIRECTORY": str(tmp_path / "state")}
+    environment = {**os.environ, "BARNRAISE_STATE_DIRECTORY": str(tmp_path / "state")}
     done = subprocess.run(words, capture_output=True, text=True, timeout=200, env=environment)
     assert "the script is over" in done.stdout, done.stderr
     assert done.returncode == 0, done.stderr

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from backyard.planning import LOSSY
-from backyard.training.codec_speeds import measured
+from barnraise.planning import LOSSY
+from barnraise.training.codec_speeds import measured
 
 
 def test_speeds_are_measured_and_nothing_else_changes() -> None:

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
-from backyard.runs.leases import Course
-from backyard.training.alone import Alone
-from backyard.training.beyond import Flat
-from backyard.training.saving import Saving
-from backyard.training.session import Session
+from barnraise.runs.leases import Course
+from barnraise.training.alone import Alone
+from barnraise.training.beyond import Flat
+from barnraise.training.saving import Saving
+from barnraise.training.session import Session
 
 NET = torch.nn.Sequential(
     torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 1)

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
-from backyard.training.alone import Alone
-from backyard.training.memory import Memory
-from backyard.training.pace import Pace
-from backyard.training.saving import Saving
-from backyard.training.session import Session
+from barnraise.training.alone import Alone
+from barnraise.training.memory import Memory
+from barnraise.training.pace import Pace
+from barnraise.training.saving import Saving
+from barnraise.training.session import Session
 from tests.unit.training.together import Seat, together
 
 SAMPLES, BATCH, UNIT = 48, 12, 4

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-import backyard
-from backyard.training.feeding import Feeding
+import barnraise
+from barnraise.training.feeding import Feeding
 
 SAMPLES, BATCH, EPOCHS = 48, 12, 2
 
@@ -45,7 +45,7 @@ def note_start(folder: Path, worker: int) -> None:
 def train(loader: DataLoader[Any]) -> tuple[torch.Tensor, float, Any]:
     torch.manual_seed(0)
     net = torch.nn.Linear(2, 1, dtype=torch.float64)
-    run = backyard.init(seed=9, unit=3)
+    run = barnraise.init(seed=9, unit=3)
     net, optimizer, batches = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)
     for _ in run.epochs(EPOCHS):
         for x, y in batches:

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import torch
 
-from backyard.core.errors import ProtocolError
-from backyard.training.gathered import decode_tensor, encode_tensor
+from barnraise.core.errors import ProtocolError
+from barnraise.training.gathered import decode_tensor, encode_tensor
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from backyard.core.errors import CollectiveError, RunError
-from backyard.training.alone import Alone
-from backyard.training.pace import Pace
-from backyard.training.rounds import Rounds
-from backyard.training.steps import Steps
-from backyard.training.sync import Sync
+from barnraise.core.errors import CollectiveError, RunError
+from barnraise.training.alone import Alone
+from barnraise.training.pace import Pace
+from barnraise.training.rounds import Rounds
+from barnraise.training.steps import Steps
+from barnraise.training.sync import Sync
 from tests.unit.training.test_rounds import BATCH, SAMPLES, UNIT, Training
 from tests.unit.training.together import Arriving, Seat, Table, together
 
@@ -52,7 +52,7 @@ class SlowSeat(Seat):
 
     def begin_sum(self, tensor: torch.Tensor) -> Arriving:
         self.sums += 1
-        if threading.current_thread().name == "backyard-sum":
+        if threading.current_thread().name == "barnraise-sum":
             assert self.is_awaited.wait(60)
         found = super().begin_sum(tensor)
         if self.sums in self.breaks_at:
@@ -268,7 +268,7 @@ def test_a_script_that_ends_meanwhile_ends() -> None:
             self._ended = threading.Event()
 
         def begin_sum(self, tensor: torch.Tensor) -> Arriving:
-            if threading.current_thread().name == "backyard-sum":
+            if threading.current_thread().name == "barnraise-sum":
                 self._ended.wait(60)
                 raise CollectiveError("it was aborted")
             return super().begin_sum(tensor)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from backyard.checkpoint.state import Parts
-from backyard.training.alone import Alone
-from backyard.training.saving import Saving
-from backyard.training.session import Session
+from barnraise.checkpoint.state import Parts
+from barnraise.training.alone import Alone
+from barnraise.training.saving import Saving
+from barnraise.training.session import Session
 from tests.unit.training.together import Seat, together
 
 SAMPLES, BATCH = 24, 6

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from backyard.core.errors import ProtocolError, RunError
-from backyard.runs.leases import Unit, fingerprint
-from backyard.training.dealing import deal
-from backyard.training.held import Held, read_held
-from backyard.training.pace import Pace
+from barnraise.core.errors import ProtocolError, RunError
+from barnraise.runs.leases import Unit, fingerprint
+from barnraise.training.dealing import deal
+from barnraise.training.held import Held, read_held
+from barnraise.training.pace import Pace
 
 
 def _words(*units: set[int], samples: int = 8) -> list[bytes]:

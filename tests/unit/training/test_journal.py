@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import backyard
-from backyard.training import journal
-from backyard.training.journal import Journal
+import barnraise
+from barnraise.training import journal
+from barnraise.training.journal import Journal
 
 
 def test_the_beginning_of_a_long_history_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_the_beginning_of_a_long_history_is_forgotten(monkeypatch: pytest.Monkey
 
 def test_a_single_number_is_gathered_as_a_row() -> None:
     net = torch.nn.Linear(2, 1)
-    run = backyard.init()
+    run = barnraise.init()
     rows = torch.utils.data.TensorDataset(torch.ones(4, 2))
     loader = torch.utils.data.DataLoader(rows, batch_size=2)
     run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from backyard.checkpoint.state import Parts, dismantle
-from backyard.core.errors import CollectiveError, PeerLost
-from backyard.training import healing
-from backyard.training.nursery import Newcomer, Nursing, Result
+from barnraise.checkpoint.state import Parts, dismantle
+from barnraise.core.errors import CollectiveError, PeerLost
+from barnraise.training import healing
+from barnraise.training.nursery import Newcomer, Nursing, Result
 
 
 class Hall:

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from backyard.local.profiles import DRY_RUN, PROFILE_FILE, decode_profile
-from backyard.training.circle import Place
-from backyard.training.saving import Shelves
+from barnraise.local.profiles import DRY_RUN, PROFILE_FILE, decode_profile
+from barnraise.training.circle import Place
+from barnraise.training.saving import Shelves
 
 SCRIPT = """\
-import sys, time, torch, backyard
+import sys, time, torch, barnraise
 from torch.utils.data import DataLoader, TensorDataset
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
 model[0].requires_grad_(False)
 model = model.bfloat16() if "half" in sys.argv else model
 optimizer = torch.optim.AdamW(model[1].parameters())
 data = TensorDataset(torch.randn(96, 8))
-run = backyard.init(unit=4)
+run = barnraise.init(unit=4)
 model, optimizer, batches = run.prepare(model, optimizer, DataLoader(data, batch_size=16))
 for epoch in run.epochs(int(sys.argv[1])):
     for (x,) in batches:
@@ -73,7 +73,7 @@ def test_without_the_word_it_trains_to_its_end(tmp_path: Path) -> None:
 
 
 def test_no_checkpoint_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("BACKYARD_CHECKPOINTS", str(tmp_path / "runs" / "a" / "checkpoints"))
+    monkeypatch.setenv("BARNRAISE_CHECKPOINTS", str(tmp_path / "runs" / "a" / "checkpoints"))
     place = Place("a", 0, 1, tmp_path, "aa")
     assert Shelves.of(place) is not None
     monkeypatch.setenv(DRY_RUN, "1")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from backyard.local.provisional import settle_steps, take_dropped
-from backyard.training.circle import Place
-from backyard.training.provisional import ProvisionalSteps
+from barnraise.local.provisional import settle_steps, take_dropped
+from barnraise.training.circle import Place
+from barnraise.training.provisional import ProvisionalSteps
 
 
 @dataclass

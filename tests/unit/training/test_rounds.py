@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from backyard.compression import Part
-from backyard.core.errors import CollectiveError, ConfigError, RunError
-from backyard.training.alone import Alone
-from backyard.training.pace import Pace
-from backyard.training.saving import Saving
-from backyard.training.session import Session
-from backyard.training.squeeze import Squeeze
-from backyard.training.sums import Travelling
-from backyard.training.sync import NUMBERS, Sync
+from barnraise.compression import Part
+from barnraise.core.errors import CollectiveError, ConfigError, RunError
+from barnraise.training.alone import Alone
+from barnraise.training.pace import Pace
+from barnraise.training.saving import Saving
+from barnraise.training.session import Session
+from barnraise.training.squeeze import Squeeze
+from barnraise.training.sums import Travelling
+from barnraise.training.sync import NUMBERS, Sync
 from tests.unit.training.together import Seat, together
 
 SAMPLES, BATCH, UNIT = 96, 8, 2

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import backyard
+import barnraise
 
 
 def _train(scaled: bool, poison: int | None = None) -> tuple[list[torch.Tensor], float]:
@@ -19,7 +19,7 @@ def _train(scaled: bool, poison: int | None = None) -> tuple[list[torch.Tensor],
         x[poison] = float("inf")
     loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16, shuffle=False)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=scaled)
-    run = backyard.init(unit=4)
+    run = barnraise.init(unit=4)
     model, optimizer, batches, scaler = run.prepare(model, optimizer, loader, scaler)
     for x, y in batches:
         loss = (model(x) - y).square().mean()

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-import backyard
-from backyard.core.errors import RunError
-from backyard.runs.leases import Course
+import barnraise
+from barnraise.core.errors import RunError
+from barnraise.runs.leases import Course
 
 SAMPLES, BATCH = 96, 24
 
@@ -34,7 +34,7 @@ def train(
 ) -> Any:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    run = backyard.init(seed=9, unit=unit)
+    run = barnraise.init(seed=9, unit=unit)
     loader = DataLoader(options.get("data", data()), batch_size=BATCH, shuffle=True)
     net, optimizer, batches, scheduler = run.prepare(net, optimizer, loader, scheduler)
     if clip is not None:
@@ -133,7 +133,7 @@ def test_what_would_be_wrong_is_refused_with_the_mend() -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    run = backyard.init()
+    run = barnraise.init()
     net, optimizer, batches, scheduler = run.prepare(
         net, optimizer, DataLoader(data(), batch_size=8), scheduler
     )
@@ -148,14 +148,14 @@ def test_what_would_be_wrong_is_refused_with_the_mend() -> None:
         break
     synced = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.SyncBatchNorm(6))
     with pytest.raises(RunError, match="communicates inside forward"):
-        backyard.init().prepare(
+        barnraise.init().prepare(
             synced, torch.optim.SGD(synced.parameters(), lr=1.0), DataLoader(data(), batch_size=8)
         )
 
 
 def test_a_forgotten_step_is_named() -> None:
     net = model()
-    run = backyard.init()
+    run = barnraise.init()
     _, _, batches = run.prepare(
         net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(data(), batch_size=8)
     )
@@ -184,7 +184,7 @@ def test_a_frozen_batch_norm_keeps_and_uses_its_statistics() -> None:
     frozen.eval()
     net = torch.nn.ModuleList([frozen, twice, torch.nn.Linear(6, 1, dtype=torch.float64)])
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
-    run = backyard.init(unit=8)
+    run = barnraise.init(unit=8)
     _, optimizer, batches = run.prepare(net, optimizer, DataLoader(data(), batch_size=BATCH))
     for x, y in batches:
         assert torch.allclose(frozen(x), (x - 0.5) / (1 + frozen.eps) ** 0.5 * frozen.weight + frozen.bias)
@@ -200,7 +200,7 @@ def test_a_frozen_batch_norm_keeps_and_uses_its_statistics() -> None:
 def test_a_member_that_comes_at_the_end_of_an_epoch_ends_it_too() -> None:
     run = train(model(), epochs=1)
     parts = run._state.parts(run.done)
-    late = backyard.init(seed=9, unit=5)
+    late = barnraise.init(seed=9, unit=5)
     net = model()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)

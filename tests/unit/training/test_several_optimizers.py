@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from backyard.core.errors import RunError
-from backyard.training.alone import Alone
-from backyard.training.saving import Saving
-from backyard.training.session import Session
+from barnraise.core.errors import RunError
+from barnraise.training.alone import Alone
+from barnraise.training.saving import Saving
+from barnraise.training.session import Session
 from tests.unit.training.together import Seat, together
 
 SAMPLES, BATCH = 48, 12

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from backyard.core.errors import CollectiveError, RunError
-from backyard.training.alone import Alone
-from backyard.training.beyond import Beyond, Form, Handed, Span, Task, within
-from backyard.training.pace import Pace
-from backyard.training.saving import Saving
-from backyard.training.session import Session
+from barnraise.core.errors import CollectiveError, RunError
+from barnraise.training.alone import Alone
+from barnraise.training.beyond import Beyond, Form, Handed, Span, Task, within
+from barnraise.training.pace import Pace
+from barnraise.training.saving import Saving
+from barnraise.training.session import Session
 from tests.unit.training.together import Arriving, Seat, Table, together
 
 SAMPLES, BATCH, UNIT = 96, 16, 2
@@ -192,7 +192,7 @@ def test_who_fails_to_speak_leaves_it_to_the_next() -> None:
 def test_without_a_machine_that_can_speak_it_says_what_to_install() -> None:
     with pytest.raises(RunError, match="none of the machines") as found:
         together(2, lambda seat: Home(seat, None))
-    assert "backyard[hub]" in found.value.hint
+    assert "barnraise[hub]" in found.value.hint
 
 
 @pytest.mark.parametrize(("norms", "count"), [(True, 4), (False, 8)])

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from backyard.training.alone import Alone
-from backyard.training.sync import Sync
+from barnraise.training.alone import Alone
+from barnraise.training.sync import Sync
 from tests.unit.training.test_rounds import Training
 
 REPOSITORY = Path(__file__).resolve().parents[3]

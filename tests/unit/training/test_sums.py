@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from backyard.core.errors import PeerLost, RunError
-from backyard.training.own_sum import OwnSum
-from backyard.training.sums import Sums, Travelling
+from barnraise.core.errors import PeerLost, RunError
+from barnraise.training.own_sum import OwnSum
+from barnraise.training.sums import Sums, Travelling
 
 
 class Twice:

@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from backyard.checkpoint.state import Parts, byte_view
-from backyard.core.errors import RunError
-from backyard.runs.leases import Unit
-from backyard.training.alone import Alone
-from backyard.training.anchoring import arithmetic_of
-from backyard.training.memory import Memory, is_out_of_memory
-from backyard.training.pace import Pace
-from backyard.training.saving import Saving
-from backyard.training.session import Session
+from barnraise.checkpoint.state import Parts, byte_view
+from barnraise.core.errors import RunError
+from barnraise.runs.leases import Unit
+from barnraise.training.alone import Alone
+from barnraise.training.anchoring import arithmetic_of
+from barnraise.training.memory import Memory, is_out_of_memory
+from barnraise.training.pace import Pace
+from barnraise.training.saving import Saving
+from barnraise.training.session import Session
 from tests.unit.training.together import Seat, together
 
 SAMPLES, BATCH = 60, 12
@@ -86,7 +86,7 @@ def train(run: Session, data: Any, epochs: int = 2, error: float = 0.0) -> tuple
 
 
 def test_who_computes_differently_adopts_the_anchors_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backyard.training.steps.ADOPT_EVERY", 5)  # an epoch has five steps
+    monkeypatch.setattr("barnraise.training.steps.ADOPT_EVERY", 5)  # an epoch has five steps
 
     def member(seat: Seat) -> tuple[Session, torch.nn.Module]:
         return train(session(seat, mixed=True), rows(), epochs=4, error=seat.rank * 1e-12)
@@ -110,7 +110,7 @@ def test_different_bits_that_nobody_expected_end_the_run() -> None:
 def test_the_probe_tells_processors_apart() -> None:
     """Other kernels of torch stand for another processor; they make other bits of the same numbers."""
     script = (
-        "import torch\nfrom backyard.training.anchoring import arithmetic_of\n"
+        "import torch\nfrom barnraise.training.anchoring import arithmetic_of\n"
         "one = torch.nn.Parameter(torch.zeros(3))\n"
         "print(arithmetic_of([torch.optim.AdamW([one], lr=1e-3)]).hex())"
     )
@@ -207,7 +207,7 @@ class Counted(Numbers):
 
 def test_a_newcomer_reads_on_while_it_is_nursed(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     """And not when the others wait for it."""
-    monkeypatch.setattr("backyard.training.streams._SAY_S", -1.0)
+    monkeypatch.setattr("barnraise.training.streams._SAY_S", -1.0)
     half = session(Alone())
     other = model()
     loader = DataLoader(Numbers(48), batch_size=BATCH)
@@ -278,10 +278,10 @@ def test_a_unit_in_parts_is_the_same_sum(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import torch, backyard
+import torch, barnraise
 from torch.utils.data import DataLoader, TensorDataset
 net = torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1))
-run = backyard.init(unit=8)
+run = barnraise.init(unit=8)
 loader = DataLoader(TensorDataset(torch.arange(32.0)), batch_size=16)
 _, optimizer, batches = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)
 for (x,) in batches:
@@ -296,7 +296,7 @@ print("done", run.done, int(net[0].num_batches_tracked))
 def test_out_of_memory_is_followed_by_smaller_pieces(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    environment = {**os.environ, "BACKYARD_CHECKPOINTS": str(tmp_path / "run" / "checkpoints")}
+    environment = {**os.environ, "BARNRAISE_CHECKPOINTS": str(tmp_path / "run" / "checkpoints")}
     ends = [
         subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
         for _ in range(3)

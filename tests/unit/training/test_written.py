@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
-import backyard
-from backyard.core.errors import RunError
+import barnraise
+from barnraise.core.errors import RunError
 
 ROWS = TensorDataset(torch.randn(12, 3, 4, generator=torch.Generator().manual_seed(1)))
 
@@ -39,7 +39,7 @@ class Annotated(torch.nn.Linear):
 
 def _train(*layers: torch.nn.Module) -> Any:
     net = torch.nn.Sequential(*layers, torch.nn.Flatten(), Annotated(12, 1))
-    run = backyard.init(unit=3)
+    run = barnraise.init(unit=3)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     _, _, batches = run.prepare(net, optimizer, DataLoader(ROWS, batch_size=6))
     for (x,) in batches:

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import torch
 
-from backyard.compression import Codec, Part
-from backyard.training.alone import Alone
-from backyard.training.squeeze import Encoding
+from barnraise.compression import Codec, Part
+from barnraise.training.alone import Alone
+from barnraise.training.squeeze import Encoding
 
 Result = TypeVar("Result")
 

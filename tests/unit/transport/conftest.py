@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backyard.transport import doorkeeper
+from barnraise.transport import doorkeeper
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,13 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from backyard.core.config import Network, Settings, State
-from backyard.core.errors import AgentError, BackyardError
-from backyard.identity import NodeId, NodeKey, delegate
-from backyard.transport.control import AGENT_RUN, AgentTls, ControlLink, accept_agent, dial_agent
-from backyard.transport.doorkeeper import Refusal
-from backyard.transport.listener import Listener
-from backyard.transport.preface import ANYBODY, ROUTE_AGENT, ROUTE_AGENT_BULK, Preface, target_of
+from barnraise.core.config import Network, Settings, State
+from barnraise.core.errors import AgentError, BarnraiseError
+from barnraise.identity import NodeId, NodeKey, delegate
+from barnraise.transport.control import AGENT_RUN, AgentTls, ControlLink, accept_agent, dial_agent
+from barnraise.transport.doorkeeper import Refusal
+from barnraise.transport.listener import Listener
+from barnraise.transport.preface import ANYBODY, ROUTE_AGENT, ROUTE_AGENT_BULK, Preface, target_of
 
 SECRET = bytes(range(32))
 
@@ -31,7 +31,7 @@ class Machine:
         self.word = SECRET
         self.accept_s = 60.0
         self.links: asyncio.Queue[ControlLink] = asyncio.Queue()
-        self.refusals: asyncio.Queue[BackyardError] = asyncio.Queue()
+        self.refusals: asyncio.Queue[BarnraiseError] = asyncio.Queue()
         self.messages: asyncio.Queue[tuple[ControlLink, bytes]] = asyncio.Queue()
         self.ends: asyncio.Queue[tuple[ControlLink, str]] = asyncio.Queue()
         self.made: list[ControlLink] = []
@@ -71,7 +71,7 @@ class Machine:
             link = await accept_agent(
                 connection, preface, address, tls=self.tls, timeout_s=self.accept_s, **self.callbacks()
             )
-        except BackyardError as error:
+        except BarnraiseError as error:
             self.refusals.put_nowait(error)
         else:
             self.made.append(link)

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from backyard.core.errors import HandshakeError, ProtocolError, TransportError
-from backyard.identity import NodeKey, delegate
-from backyard.transport import control_link
-from backyard.transport.agent_tls import AgentTls, Handshakes
-from backyard.transport.control import AGENT_RUN, ControlLink, dial_unopened, was_refused
-from backyard.transport.control_frames import ControlFrame, Kind, encode_control, encode_opening
-from backyard.transport.preface import (
+from barnraise.core.errors import HandshakeError, ProtocolError, TransportError
+from barnraise.identity import NodeKey, delegate
+from barnraise.transport import control_link
+from barnraise.transport.agent_tls import AgentTls, Handshakes
+from barnraise.transport.control import AGENT_RUN, ControlLink, dial_unopened, was_refused
+from barnraise.transport.control_frames import ControlFrame, Kind, encode_control, encode_opening
+from barnraise.transport.preface import (
     ANSWER_BYTES,
     ANYBODY,
     ROUTE_AGENT,
@@ -249,7 +249,7 @@ async def test_a_refused_connection_is_evidence_and_silence_is_not(street: Stree
     with pytest.raises(TransportError, match="refuses the connection") as caught:
         await left.dial(right, port=port)
     assert was_refused(caught.value)
-    assert "backyard up" in caught.value.hint
+    assert "barnraise up" in caught.value.hint
 
 
 @pytest.mark.parametrize("address", ["localhost", "", "x" * 5000, "192.0.2.1.5", "a\0b", "127.0.0.1:80"])

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.core.errors import ProtocolError
-from backyard.transport.control_frames import (
+from barnraise.core.errors import ProtocolError
+from barnraise.transport.control_frames import (
     HEADER_BYTES,
     ControlFrame,
     ControlFrames,
@@ -19,7 +19,7 @@ from backyard.transport.control_frames import (
     encode_control,
     encode_opening,
 )
-from backyard.transport.preface import Preface
+from barnraise.transport.preface import Preface
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "control.json").read_text())
 LARGEST = 64

@@ -11,10 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.core.errors import ProtocolError
-from backyard.transport.frames import BULK, HEADER_BYTES, MAX_CONTROL, MAX_PAYLOAD, Header, Kind, parse_header
-from backyard.transport.link import FrameWriter, Link
-from backyard.transport.memory import MemoryLink
+from barnraise.core.errors import ProtocolError
+from barnraise.transport.frames import (
+    BULK,
+    HEADER_BYTES,
+    MAX_CONTROL,
+    MAX_PAYLOAD,
+    Header,
+    Kind,
+    parse_header,
+)
+from barnraise.transport.link import FrameWriter, Link
+from barnraise.transport.memory import MemoryLink
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "frames.json").read_text("utf-8"))
 

@@ -14,17 +14,17 @@ from typing import Any, TypeVar
 
 import pytest
 
-from backyard.core.config import Network, Settings, State
-from backyard.core.errors import AgentError, ListenerError
-from backyard.identity import NodeKey
-from backyard.local import ListenerClient
-from backyard.transport import listener as listener_module
-from backyard.transport.doorkeeper import Refusal
-from backyard.transport.handover import Channel
-from backyard.transport.house import House, SettingsHouse
-from backyard.transport.listener import Listener
-from backyard.transport.local_socket import dial_local
-from backyard.transport.preface import (
+from barnraise.core.config import Network, Settings, State
+from barnraise.core.errors import AgentError, ListenerError
+from barnraise.identity import NodeKey
+from barnraise.local import ListenerClient
+from barnraise.transport import listener as listener_module
+from barnraise.transport.doorkeeper import Refusal
+from barnraise.transport.handover import Channel
+from barnraise.transport.house import House, SettingsHouse
+from barnraise.transport.listener import Listener
+from barnraise.transport.local_socket import dial_local
+from barnraise.transport.preface import (
     ANSWER_BYTES,
     PAIRING_KEY,
     ROUTE_AGENT,
@@ -37,7 +37,7 @@ from backyard.transport.preface import (
     refuse_route,
     target_of,
 )
-from backyard.transport.registration import (
+from barnraise.transport.registration import (
     LARGEST_BODY,
     Ask,
     Refused,
@@ -349,7 +349,7 @@ def test_a_listener_alone_refers_to_the_agent(tmp_path: Path) -> None:
             assert not client.standing().agent
             with pytest.raises(AgentError, match="no agent") as caught:
                 client.ask(b"status", 60)
-            assert caught.value.hint == "Start the agent: backyard up"
+            assert caught.value.hint == "Start the agent: barnraise up"
         with pytest.raises(ListenerError):
             ListenerClient.connect(tmp_path / "nowhere")
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from backyard.transport.frames import Header, Kind
-from backyard.transport.lanes import Lane, LaneReport, LaneReports
+from barnraise.transport.frames import Header, Kind
+from barnraise.transport.lanes import Lane, LaneReport, LaneReports
 
 SIZE = 300_000
 

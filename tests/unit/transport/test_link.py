@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backyard.transport.frames import HEADER_BYTES, Header, Kind, parse_header
-from backyard.transport.link import FrameWriter, Link
-from backyard.transport.memory import MemoryLink
+from barnraise.transport.frames import HEADER_BYTES, Header, Kind, parse_header
+from barnraise.transport.link import FrameWriter, Link
+from barnraise.transport.memory import MemoryLink
 
 
 @dataclass

@@ -15,20 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from backyard.core.config import Network, Settings, State, Trust
-from backyard.core.errors import IdentityError, ListenerError
-from backyard.identity import NodeId, NodeKey, read_worker
-from backyard.transport import doorkeeper as doorkeeper_module
-from backyard.transport.handover import Channel, encode_frame
-from backyard.transport.listener import Listener
-from backyard.transport.local_socket import dial_local
-from backyard.transport.preface import (
+from barnraise.core.config import Network, Settings, State, Trust
+from barnraise.core.errors import IdentityError, ListenerError
+from barnraise.identity import NodeId, NodeKey, read_worker
+from barnraise.transport import doorkeeper as doorkeeper_module
+from barnraise.transport.handover import Channel, encode_frame
+from barnraise.transport.listener import Listener
+from barnraise.transport.local_socket import dial_local
+from barnraise.transport.preface import (
     PREFACE_BYTES,
     Preface,
     encode,
     parse_answer,
 )
-from backyard.transport.registration import (
+from barnraise.transport.registration import (
     Incoming,
     Refused,
     Register,
@@ -192,7 +192,7 @@ def test_a_preface_may_come_in_pieces(running: Running) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".ljust(200, b"x"), b"\x16\x03\x01" * 60, b"BACKYARD" + bytes(72)],
+    [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".ljust(200, b"x"), b"\x16\x03\x01" * 60, b"BARNRAIS" + bytes(72)],
     ids=["http", "tls", "preface without a mac"],
 )
 def test_wrong_words_get_no_answer(running: Running, words: bytes) -> None:
@@ -380,7 +380,7 @@ def test_a_worker_that_does_not_read_blocks_nobody(running: Running) -> None:
 
 
 def test_one_listener_per_state_directory(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backyard.transport.listener._PREDECESSOR_S", 0.1)
+    monkeypatch.setattr("barnraise.transport.listener._PREDECESSOR_S", 0.1)
     with pytest.raises(ListenerError, match="another listener"):
         Running(settings_at(running.directory))
     register(channel := running.local())

@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.core.errors import IdentityError, ListenerError, ProtocolError
-from backyard.identity import NodeKey, delegate
-from backyard.identity.private_file import create_private
-from backyard.identity.secret import load_or_create_secret, load_secret, read_secret
-from backyard.transport.addresses import (
+from barnraise.core.errors import IdentityError, ListenerError, ProtocolError
+from barnraise.identity import NodeKey, delegate
+from barnraise.identity.private_file import create_private
+from barnraise.identity.secret import load_or_create_secret, load_secret, read_secret
+from barnraise.transport.addresses import (
     InterfaceAddress,
     candidates,
     own_addresses,
     show_address,
     source_of,
 )
-from backyard.transport.file_lock import FileLock
-from backyard.transport.handover import LARGEST_MESSAGE
-from backyard.transport.local_socket import LocalDoor, dial_local
-from backyard.transport.registration import (
+from barnraise.transport.file_lock import FileLock
+from barnraise.transport.handover import LARGEST_MESSAGE
+from barnraise.transport.local_socket import LocalDoor, dial_local
+from barnraise.transport.registration import (
     LARGEST_BODY,
     Ask,
     Incoming,
@@ -39,7 +39,7 @@ from backyard.transport.registration import (
     decode_request,
     encode_message,
 )
-from backyard.transport.waiting_room import WaitingRoom
+from barnraise.transport.waiting_room import WaitingRoom
 
 CREDENTIALS = delegate(NodeKey.generate(), run="mnist", worker=b"W" * 16)
 TICKET = Ticket(
@@ -241,7 +241,7 @@ def test_a_long_path_is_explained(tmp_path: Path) -> None:
 def test_another_users_listener_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     door = LocalDoor(tmp_path)
     assert (tmp_path / "listener.sock").stat().st_mode & 0o777 == 0o600
-    monkeypatch.setattr("backyard.transport.local_socket._peer_user", lambda _: 12345)
+    monkeypatch.setattr("barnraise.transport.local_socket._peer_user", lambda _: 12345)
     with pytest.raises(ListenerError, match="another user"):
         dial_local(tmp_path, 1)
     monkeypatch.undo()

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.core.errors import HandshakeError, TransportError
-from backyard.transport import paths
-from backyard.transport.control import ControlLink, was_refused
-from backyard.transport.paths import MOST_ADDRESSES, Choice, Tried, choose, dial_best, dialable
+from barnraise.core.errors import HandshakeError, TransportError
+from barnraise.transport import paths
+from barnraise.transport.control import ControlLink, was_refused
+from barnraise.transport.paths import MOST_ADDRESSES, Choice, Tried, choose, dial_best, dialable
 from tests.unit.transport.machines import Machine, Street, run
 
 needs_loopback_network = pytest.mark.skipif(

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backyard.core.errors import ProtocolError
-from backyard.identity import NodeId
-from backyard.transport import preface as module
-from backyard.transport.preface import (
+from barnraise.core.errors import ProtocolError
+from barnraise.identity import NodeId
+from barnraise.transport import preface as module
+from barnraise.transport.preface import (
     PAIRING_KEY,
     ROUTE_AGENT,
     ROUTE_AGENT_BULK,
@@ -128,7 +128,7 @@ def test_nobody_is_asked_for_a_secret_by_what_is_no_preface() -> None:
     def never(route: int, target: bytes) -> bytes:
         raise AssertionError("asked")
 
-    for data in (b"GET / HTTP/1.1".ljust(module.PREFACE_BYTES), b"BACKYARD" + b"\xff" * 72):
+    for data in (b"GET / HTTP/1.1".ljust(module.PREFACE_BYTES), b"BARNRAIS" + b"\xff" * 72):
         with pytest.raises(ProtocolError):
             parse(data, never)
 

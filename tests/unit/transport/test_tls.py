@@ -17,11 +17,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
-from backyard.core.errors import HandshakeError, IdentityError
-from backyard.identity import NodeId, NodeKey, WorkerCredentials, anchor, delegate
-from backyard.identity import delegation as delegation_module
-from backyard.identity.keys import private_pem
-from backyard.transport.tls import CIPHERS, client_context, peer, server_context, write_openssl_conf
+from barnraise.core.errors import HandshakeError, IdentityError
+from barnraise.identity import NodeId, NodeKey, WorkerCredentials, anchor, delegate
+from barnraise.identity import delegation as delegation_module
+from barnraise.identity.keys import private_pem
+from barnraise.transport.tls import CIPHERS, client_context, peer, server_context, write_openssl_conf
 
 ALPHA, BETA, STRANGER = (NodeKey.generate() for _ in range(3))
 TRUSTED = [ALPHA.id, BETA.id]

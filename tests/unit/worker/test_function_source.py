@@ -22,10 +22,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from backyard.core.errors import RunError
-from backyard.worker.function_source import Script, script_of
-from backyard.worker.launched import ARGUMENTS, RESULT, SCRIPT, encode_call, write_file
-from backyard.worker.plain_data import decode_values
+from barnraise.core.errors import RunError
+from barnraise.worker.function_source import Script, script_of
+from barnraise.worker.launched import ARGUMENTS, RESULT, SCRIPT, encode_call, write_file
+from barnraise.worker.plain_data import decode_values
 
 SOURCE = str(Path(__file__).resolve().parents[3] / "src")
 
@@ -126,7 +126,7 @@ def test_all_that_a_function_uses_comes_along(tmp_path: Path) -> None:
 
 def test_the_script_reads_well() -> None:
     script = script_of(everything)
-    assert script.text.startswith('"""Made by backyard.launch: calls everything on every rank')
+    assert script.text.startswith('"""Made by barnraise.launch: calls everything on every rank')
     assert script.text.endswith(
         'if __name__ == "__main__":\n    launched.main(everything, beside=__file__)\n'
     )

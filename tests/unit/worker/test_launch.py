@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-import backyard
-from backyard.core.errors import AgentError, RunError
-from backyard.local.client import ListenerClient
-from backyard.local.questions import decode_told, encode
-from backyard.local.run_questions import RunRow, RunsAsk, RunsTold
+import barnraise
+from barnraise.core.errors import AgentError, RunError
+from barnraise.local.client import ListenerClient
+from barnraise.local.questions import decode_told, encode
+from barnraise.local.run_questions import RunRow, RunsAsk, RunsTold
 from tests.unit.lone_agent import lone_agent
 
 SCALE = 10.0
@@ -32,7 +32,7 @@ def state() -> Iterator[Path]:
 
 @pytest.fixture
 def agent(state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(state))
+    monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(state))
     monkeypatch.chdir(tmp_path)
     return state
 
@@ -57,13 +57,13 @@ def summed(tensor: torch.Tensor, *, plus: float) -> dict[str, Any]:
 
 
 def test_ranks_share_tensors_and_rank_0_answers(agent: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = backyard.launch(summed, torch.tensor([1.0, 2.0]), plus=0.5, per_node=2, timeout="100s")
+    found = barnraise.launch(summed, torch.tensor([1.0, 2.0]), plus=0.5, per_node=2, timeout="100s")
     assert torch.equal(found["sum"], torch.tensor([22.0, 42.0], dtype=torch.bfloat16))
     assert (found["ranks"], found["none"]) == (2, None)
     said = capsys.readouterr()
     assert "rank 0 has [22.0, 42.0]" in said.out
     assert "rank 1 has" not in said.out
-    assert "backyard: run summed-" in said.err
+    assert "barnraise: run summed-" in said.err
 
 
 def fails_on(rank: int) -> None:
@@ -75,11 +75,11 @@ def fails_on(rank: int) -> None:
 
 def test_a_failure_shows_its_traceback(agent: Path) -> None:
     with pytest.raises(RunError) as caught:
-        backyard.launch(fails_on, 1, per_node=2, show=False, timeout=100)
+        barnraise.launch(fails_on, 1, per_node=2, show=False, timeout=100)
     assert "rank 1 on " in caught.value.message
     assert "ValueError: rank 1 does not like it" in caught.value.message
     assert "in fails_on" in caught.value.message
-    assert "backyard logs" in caught.value.hint
+    assert "barnraise logs" in caught.value.hint
 
 
 def returns_file() -> object:
@@ -88,7 +88,7 @@ def returns_file() -> object:
 
 def test_a_result_that_cannot_travel_is_named(agent: Path) -> None:
     with pytest.raises(RunError) as caught:
-        backyard.launch(returns_file, show=False, timeout=100)
+        barnraise.launch(returns_file, show=False, timeout=100)
     assert "the result['log'][0] is a TextIOWrapper" in caught.value.message
 
 
@@ -106,14 +106,14 @@ def test_a_folder_goes_along_and_files_come_back(agent: Path, tmp_path: Path) ->
     home = tmp_path / "project"
     home.mkdir()
     (home / "own_data.py").write_text("WORD = 'word'\n")
-    found = backyard.launch(writes_files, 3 << 20, folder=home, name="Files!", show=False, timeout=100)
+    found = barnraise.launch(writes_files, 3 << 20, folder=home, name="Files!", show=False, timeout=100)
     assert found == b"word" * (3 << 20)
-    (run,) = (home / "backyard-runs").iterdir()
+    (run,) = (home / "barnraise-runs").iterdir()
     assert run.name.startswith("files-")
     assert [str(one.relative_to(run)) for one in run.rglob("*") if one.is_file()] == [
         os.path.join("kept", "model.txt")
     ]
-    assert not (home / "backyard_launch.py").exists()
+    assert not (home / "barnraise_launch.py").exists()
 
 
 def sleeps() -> None:
@@ -134,7 +134,7 @@ def _ended(state: Path, title: str) -> RunRow:
 
 def test_the_deadline_stops_the_run(agent: Path) -> None:
     with pytest.raises(RunError, match="did not end in the time it was given"):
-        backyard.launch(sleeps, name="late", show=False, timeout=2)
+        barnraise.launch(sleeps, name="late", show=False, timeout=2)
     assert _ended(agent, "late").code != 0
 
 
@@ -153,7 +153,7 @@ def test_an_interrupt_stops_the_run(agent: Path) -> None:
     try:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            backyard.launch(sleeps, name="broken", show=False, timeout=100)
+            barnraise.launch(sleeps, name="broken", show=False, timeout=100)
         thread.join()
     finally:
         signal.signal(signal.SIGINT, before)
@@ -183,7 +183,7 @@ def test_what_cannot_work_is_said_at_once(
 ) -> None:
     before = len(_runs(agent))
     with pytest.raises(RunError) as caught:
-        backyard.launch(takes, *args, **options)
+        barnraise.launch(takes, *args, **options)
     assert sentence in caught.value.message
     assert len(_runs(agent)) == before
 
@@ -195,10 +195,10 @@ def test_a_closure_is_refused(agent: Path) -> None:
         return model
 
     with pytest.raises(RunError, match="train is a closure: it uses model"):
-        backyard.launch(train)
+        barnraise.launch(train)
 
 
 def test_without_an_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("BACKYARD_STATE_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(tmp_path))
     with pytest.raises(AgentError, match="no agent runs on this machine"):
-        backyard.launch(takes, 1.0)
+        barnraise.launch(takes, 1.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from backyard.collectives.messages import Specification
-from backyard.collectives.mover import group as group_module
-from backyard.collectives.mover.runner import _POOLED_BYTES, Runner
+from barnraise.collectives.messages import Specification
+from barnraise.collectives.mover import group as group_module
+from barnraise.collectives.mover.runner import _POOLED_BYTES, Runner
 from tests.sim.operations import Collective, Message
 from tests.sim.plans import Plan
 from tests.sim.world import Machine, Side, Simulation

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from backyard.collectives.messages import Failed, Failure, Specification, Start, encode_specification
-from backyard.collectives.mover import engine, group, handshakes, parcels
-from backyard.collectives.mover.group import JoinBody
-from backyard.collectives.mover.handshakes import Security
-from backyard.core.errors import BackyardError, HandshakeError, ProtocolError
-from backyard.transport.frames import EAGER_BYTES, Header, Kind
-from backyard.transport.preface import encode_answer
-from backyard.transport.registration import Incoming
+from barnraise.collectives.messages import Failed, Failure, Specification, Start, encode_specification
+from barnraise.collectives.mover import engine, group, handshakes, parcels
+from barnraise.collectives.mover.group import JoinBody
+from barnraise.collectives.mover.handshakes import Security
+from barnraise.core.errors import BarnraiseError, HandshakeError, ProtocolError
+from barnraise.transport.frames import EAGER_BYTES, Header, Kind
+from barnraise.transport.preface import encode_answer
+from barnraise.transport.registration import Incoming
 from benchmarks.fuzz import TARGETS, run_target
 from benchmarks.hostile_peer import FRIEND, HOSTILE, Session
 
@@ -223,7 +223,7 @@ def meet(said: bytes, make: Callable[[socket.socket], handshakes.Steps]) -> Base
         try:
             for _ in range(100):
                 next(steps)
-        except BackyardError as error:
+        except BarnraiseError as error:
             assert ours.fileno() == -1, "the socket is closed"
             return error
         except StopIteration as finished:
@@ -266,7 +266,7 @@ def test_a_caller_that_claims_to_be_us_is_refused() -> None:
 def test_an_address_that_is_none_is_an_error_of_ours() -> None:
     for address in ("a" * 70, "no\0where", "..", "x.y\ud800"):
         steps = handshakes.dial(address, 1, b"X" * 16, 0, in_the_clear(b"W" * 16), lambda: True)
-        with pytest.raises((BackyardError, OSError)):
+        with pytest.raises((BarnraiseError, OSError)):
             list(steps)
 
 

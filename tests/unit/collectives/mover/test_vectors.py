@@ -11,17 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from backyard.collectives.costs import CostTable
-from backyard.collectives.dtypes import by_code, by_name
-from backyard.collectives.messages import (
+from barnraise.collectives.costs import CostTable
+from barnraise.collectives.dtypes import by_code, by_name
+from barnraise.collectives.messages import (
     Failure,
     Specification,
     decode_specification,
     encode_specification,
 )
-from backyard.collectives.mover import handshakes, opening
-from backyard.collectives.mover.group import JoinBody, group_tag, membership_digest
-from backyard.collectives.mover.handshakes import Security
+from barnraise.collectives.mover import handshakes, opening
+from barnraise.collectives.mover.group import JoinBody, group_tag, membership_digest
+from barnraise.collectives.mover.handshakes import Security
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "frames.json").read_text("utf-8"))
 STRUCTS: dict[str, type[msgspec.Struct]] = {
@@ -65,9 +65,9 @@ def test_probe_results(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", bodies("offer"))
 def test_offers(vector: dict[str, Any]) -> None:
-    from backyard.collectives.messages import SendTo
-    from backyard.collectives.mover.parcels import Parcels
-    from backyard.transport.frames import Header, Kind
+    from barnraise.collectives.messages import SendTo
+    from barnraise.collectives.mover.parcels import Parcels
+    from barnraise.transport.frames import Header, Kind
 
     size, said = vector["fields"]["size"], []
     parcels = Parcels(

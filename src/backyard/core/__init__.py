@@ -1,1 +1,0 @@
-"""Foundation: errors with codes and hints, settings, units, metrics. Imports nothing else of Backyard."""

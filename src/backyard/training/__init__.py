@@ -1,8 +1,0 @@
-"""The session that a script trains in: exact steps on whatever machines are there.
-
-May import ``checkpoint``, ``compression``, ``collectives``, ``runs``, ``local`` and what is below, and torch.
-"""
-
-from backyard.training.session import Session
-
-__all__ = ["Session"]

@@ -1,0 +1,42 @@
+"""Barnraise trains PyTorch models on the machines you already own."""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BarnraiseError",
+    "PeerLost",
+    "Sync",
+    "SyncBatchNorm",
+    "__version__",
+    "init",
+    "launch",
+    "load_sharded",
+    "save_sharded",
+    "wait_for_peers",
+]
+
+# Loaded at the first use and by name only: the command line starts without torch, and the packages that read
+# the version from here do not depend on the rest.
+_HOMES = {
+    "BarnraiseError": "barnraise.core.errors",
+    "PeerLost": "barnraise.core.errors",
+    "Sync": "barnraise.training.sync",
+    "SyncBatchNorm": "barnraise.collectives",
+    "init": "barnraise.worker.beginning",
+    "launch": "barnraise.worker.launch",
+    "load_sharded": "barnraise.checkpoint.sharded",
+    "save_sharded": "barnraise.checkpoint.sharded",
+    "wait_for_peers": "barnraise.worker.peers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value

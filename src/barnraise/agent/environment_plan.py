@@ -1,0 +1,115 @@
+"""Which file of a folder the run's environment is built from. Pure.
+
+The first of these that the top of the folder holds: ``uv.lock`` with its ``pyproject.toml``, ``pylock.toml``,
+``requirements.lock``, ``requirements.txt``. Without any, the agent's own environment is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from barnraise.core.errors import RunEnvironmentError
+
+Mode = Literal["auto", "sync", "agent"]
+Kind = Literal["agent", "uv.lock", "pylock.toml", "requirements"]
+
+_INCLUDES = re.compile(r"^(?:-r|-c|--requirement|--constraint)[ \t=]*(\S+)")
+_EDITABLE = re.compile(r"^(?:-e|--editable)[ \t=]*(\S+)")
+_OWN_INDEX = re.compile(r"^(?:-i|--index-url|--extra-index-url|--no-index)\b|download\.pytorch\.org")
+_TORCH = re.compile(r"^torch(?![\w.-])(?P<rest>.*)", re.IGNORECASE)
+_LOCAL = re.compile(r"^(?:\.|/|file:|[\w./\\-]+[/\\])|\.(?:whl|tar\.gz|zip)\b|@\s*(?:\.|/|file:)")
+
+
+class EnvironmentPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How the environment of a run is come by; the digest changes with anything that changes it."""
+
+    kind: Kind
+    source: str = ""
+    digest: str = ""
+    wants_torch_index: bool = False
+
+
+def plan_environment(files: Mapping[str, bytes], mode: Mode) -> EnvironmentPlan:
+    """The plan for a folder whose files are named by relative paths with ``/``."""
+    if mode == "agent":
+        return EnvironmentPlan(kind="agent")
+    if "uv.lock" in files and "pyproject.toml" in files:
+        used = ("uv.lock", "pyproject.toml")
+        return EnvironmentPlan(kind="uv.lock", source="uv.lock", digest=_digest(files, used))
+    if "pylock.toml" in files:
+        return EnvironmentPlan(
+            kind="pylock.toml", source="pylock.toml", digest=_digest(files, ("pylock.toml",))
+        )
+    for name in ("requirements.lock", "requirements.txt"):
+        if name in files:
+            return _from_requirements(files, name)
+    if mode == "sync":
+        raise RunEnvironmentError(
+            "there is nothing in the folder to build an environment from",
+            hint="Put a requirements.txt or a uv.lock with its pyproject.toml into it, "
+            "or use what is installed: `--env agent`.",
+        )
+    return EnvironmentPlan(kind="agent")
+
+
+def _from_requirements(files: Mapping[str, bytes], name: str) -> EnvironmentPlan:
+    used: dict[str, None] = {name: None}
+    lines: list[str] = []
+    waiting = [name]
+    while waiting:
+        current = waiting.pop()
+        for line in _lines(files[current]):
+            lines.append(line)
+            included = _INCLUDES.match(line)
+            if included is not None:
+                path = posixpath.normpath(posixpath.join(posixpath.dirname(current), included[1]))
+                if path in files and path not in used:
+                    used[path] = None
+                    waiting.append(path)
+    for line in lines:
+        editable = _EDITABLE.match(line)
+        if editable is not None:
+            raise RunEnvironmentError(
+                f"{name} installs {editable[1]} as editable, which ties the environment to one folder",
+                hint=f"Remove the line from {name}: the code of the folder is found without it; "
+                "or use what is installed: `--env agent`.",
+            )
+    # What is installed from the folder itself changes with any of its files.
+    local = any(_LOCAL.search(line) for line in lines if not line.startswith("-") and "://" not in line)
+    return EnvironmentPlan(
+        kind="requirements",
+        source=name,
+        digest=_digest(files, tuple(files) if local else tuple(used)),
+        wants_torch_index=_wants_torch_index(lines),
+    )
+
+
+def _wants_torch_index(lines: list[str]) -> bool:
+    """Whether torch is named, and nothing says where from: no index, no address, no build such as +cu126."""
+    if any(_OWN_INDEX.search(line) for line in lines):
+        return False
+    named = [match["rest"] for line in lines if (match := _TORCH.match(line))]
+    return bool(named) and not any("@" in rest or "+" in rest.partition(";")[0] for rest in named)
+
+
+def _lines(text: bytes) -> Iterator[str]:
+    """Requirements without comments, with continued lines joined; strange bytes are pip's to judge."""
+    joined = text.decode("utf-8-sig", "replace").replace("\\\r\n", " ").replace("\\\n", " ")
+    for line in joined.splitlines():
+        plain = re.sub(r"(?:^|\s)#.*$", "", line).strip()
+        if plain:
+            yield plain
+
+
+def _digest(files: Mapping[str, bytes], names: tuple[str, ...]) -> str:
+    whole = hashlib.sha256()
+    for name in sorted(names):
+        whole.update(f"{len(name.encode())} {len(files[name])} {name}\0".encode())
+        whole.update(files[name])
+    return whole.hexdigest()

@@ -1,0 +1,10 @@
+"""The state of a training as bytes: taken apart, hashed, sent, saved and put together again.
+
+May import ``collectives``, ``runs`` and what is below them, and torch; never pickles.
+"""
+
+from barnraise.checkpoint.files import Checkpoints, Facts
+from barnraise.checkpoint.notary import AgentsNotary, Notary
+from barnraise.checkpoint.state import Parts, assemble, digest, dismantle
+
+__all__ = ["AgentsNotary", "Checkpoints", "Facts", "Notary", "Parts", "assemble", "digest", "dismantle"]

@@ -1,0 +1,186 @@
+"""Checkpoints on a disk: each a folder that appears when it is whole and signed (see `runs.checkpoints`).
+
+What is torn, edited, of another run or signed by a stranger is refused with the reason, and the one before it
+is tried.
+"""
+
+from __future__ import annotations
+
+import base64
+import glob
+import logging
+import os
+import platform
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import psutil
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from barnraise.checkpoint.notary import Notary
+from barnraise.checkpoint.state import Parts, digest
+from barnraise.core.errors import BarnraiseError, RunError
+from barnraise.core.syncing import sync_path
+from barnraise.runs.checkpoints import (
+    MANIFEST,
+    SEAL,
+    STATE,
+    Manifest,
+    encode,
+    fingerprint,
+    folder_name,
+    held_of,
+    manifest_in,
+    out_of_date,
+    step_of,
+    written_in,
+)
+from barnraise.runs.record import MOST_MACHINES
+from barnraise.shipping.disk import remove_tree
+from barnraise.shipping.lending import entry_of
+
+log = logging.getLogger("barnraise.checkpoint")
+
+_DRAFT = ".draft-"
+_OLDER = "An older one is taken instead."
+
+T = TypeVar("T")
+
+
+class Facts(NamedTuple):
+    """What a checkpoint says of itself."""
+
+    step: int
+    generation: int
+    provisional: bool
+    copies: int = 2
+
+
+class Checkpoints:
+    """Of one run, in one folder. Saving happens on a thread of its own; one at a time."""
+
+    def __init__(self, folder: Path, run: str, notary: Notary) -> None:
+        self.run = run
+        self._folder = folder
+        self._notary = notary
+        self._writing: threading.Thread | None = None
+        self._failure = ""
+        self._last: str | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._writing is not None and self._writing.is_alive()
+
+    def save(self, parts: Parts, facts: Facts) -> None:
+        """Begin; the state is copied first, so training goes on at once. Nothing while one is written."""
+        if self.is_busy:
+            return
+        if self._failure:
+            log.warning("the last checkpoint was not written: %s", self._failure)
+            self._failure = ""
+        copy = Parts(parts.skeleton, [tensor.detach().to("cpu", copy=True) for tensor in parts.tensors])
+        self._writing = threading.Thread(target=self._write, args=(copy, facts), name="barnraise-checkpoint")
+        self._writing.start()
+
+    def wait(self) -> None:
+        """Until what is being written is on the disk."""
+        if self._writing is not None:
+            self._writing.join()
+
+    def newest(self) -> tuple[Manifest, Parts] | None:
+        """The newest that is whole, provisional ones last; what is passed over is named with the reason."""
+        known = []
+        for place in self._folder.iterdir() if self._folder.is_dir() else ():
+            if step_of(place.name) is not None:
+                manifest = self._tried(place, self._manifest)
+                known += [(held_of(manifest), place)] if manifest is not None else []
+        for _, place in sorted(known, key=lambda one: (one[0].agreed, one[0].age), reverse=True):
+            found = self._tried(place, self.read)
+            if found is not None:
+                return found
+        return None
+
+    def read(self, place: Path) -> tuple[Manifest, Parts]:
+        """RunError if it is not what it says, not of this run, or signed by nobody who may."""
+        manifest = self._manifest(place)
+        try:
+            if entry_of(place / STATE, STATE).object.hex() != manifest.file:
+                raise RunError("its contents do not have the hash that it names", hint=_OLDER)
+            skeleton = base64.b64decode(manifest.skeleton, validate=True)
+            found = load_file(place / STATE)
+            tensors = [found[f"t{number}"] for number in range(len(found))]
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise RunError(f"it cannot be read ({error})", hint=_OLDER) from error
+        return manifest, Parts(skeleton, tensors)
+
+    def _manifest(self, place: Path) -> Manifest:
+        return manifest_in(place, self.run, self._notary.signers(self.run))
+
+    def _tried(self, place: Path, reading: Callable[[Path], T]) -> T | None:
+        try:
+            return reading(place)
+        except RunError as error:
+            log.warning("%s is not used: %s", place.name, error.message)
+            return None
+
+    def _write(self, parts: Parts, facts: Facts) -> None:
+        draft = self._folder / f"{_DRAFT}{facts.step:08}"
+        try:
+            for left in self._folder.glob(f"{_DRAFT}*"):  # by one that was killed meanwhile
+                remove_tree(left)
+            draft.mkdir(parents=True)
+            tensors = {f"t{number}": _dense(tensor) for number, tensor in enumerate(parts.tensors)}
+            save_file(tensors, draft / STATE)
+            name = digest(parts).hex()
+            manifest = Manifest(
+                run=self.run,
+                step=facts.step,
+                generation=facts.generation,
+                digest=name,
+                previous=self._last,
+                file=entry_of(draft / STATE, STATE).object.hex(),
+                skeleton=base64.b64encode(parts.skeleton).decode(),
+                provisional=facts.provisional,
+                copies=max(1, min(facts.copies, MOST_MACHINES)),
+            )
+            data = encode(manifest)
+            (draft / MANIFEST).write_bytes(data)
+            (draft / SEAL).write_bytes(encode(self._notary.seal(facts.step, fingerprint(data))))
+            for file in draft.iterdir():
+                sync_path(file)
+            target = self._folder / folder_name(facts.step)
+            remove_tree(target)
+            draft.rename(target)
+            sync_path(self._folder)
+            self._last = name
+            for old in out_of_date(written_in(self._folder), keep=facts.step):
+                remove_tree(self._folder / old)
+        except (OSError, SafetensorError, BarnraiseError) as error:  # the second, too, where the disk is full
+            words = getattr(error, "strerror", None) or getattr(error, "message", None) or error
+            self._failure = f"{words} in {self._folder}"
+            remove_tree(draft)
+
+
+def write_model(tensors: Mapping[str, torch.Tensor], path: Path, facts: Mapping[str, str]) -> None:
+    """Parameters and buffers as safetensors; whole or not at all.
+
+    Several machines may write the same file, in a folder that they share.
+    """
+    ours = f"{path.name}.draft-{platform.node()}-"
+    for left in path.parent.glob(f"{glob.escape(ours)}*"):  # by one that was killed meanwhile
+        writer = left.name.removeprefix(ours)
+        if writer.isdecimal() and not psutil.pid_exists(int(writer)):
+            left.unlink(missing_ok=True)
+    draft = path.with_name(f"{ours}{os.getpid()}")
+    dense = {name: _dense(tensor.detach().cpu()) for name, tensor in tensors.items()}
+    save_file(dense, draft, metadata=dict(facts))
+    sync_path(draft)
+    draft.replace(path)
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().clone()  # safetensors refuses tensors that share memory

@@ -1,0 +1,270 @@
+"""The files of sharded checkpoints: what one machine has on its disk, and what several have between them.
+
+    step-00000042/__0_0.distcp ..    the shards of some ranks, as DCP writes them
+    step-00000042/.metadata          DCP's own list of all shards
+    step-00000042/manifest.json      every file of the whole checkpoint, with size and hash; written last
+
+No machine needs to have all files of a checkpoint. Machines are numbered by their places in a ring.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+from blake3 import blake3
+from msgspec import Meta
+
+from barnraise.core.decoding import decode
+from barnraise.core.errors import ProtocolError, RunError
+from barnraise.core.syncing import sync_path
+from barnraise.runs.checkpoints import Step, folder_name, step_of
+from barnraise.shipping.disk import remove_tree
+
+log = logging.getLogger("barnraise.checkpoint")
+
+KEPT = 2
+METADATA = ".metadata"
+SHARDED = "sharded"  # the folder of them among a run's checkpoints
+DRAFT = ".draft-"
+_MANIFEST = "manifest.json"
+_BAD = ".bad-"
+_LARGEST_MANIFEST = 16 << 20
+_MOST_FILES = 1 << 16
+
+Start = Annotated[int, Meta(ge=0, le=1 << 40)]
+_Name = Annotated[str, Meta(pattern=r"^(\.metadata|__[0-9]{1,6}_[0-9]{1,6}\.distcp)\Z")]
+_Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+_Number = Annotated[int, Meta(ge=0, lt=_MOST_FILES)]
+
+
+class ShardFile(msgspec.Struct, frozen=True):
+    """One file of a checkpoint, on whichever machines have it."""
+
+    name: _Name
+    size: Annotated[int, Meta(ge=0, le=1 << 46)]
+    hash: _Hex
+
+
+class ShardManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole checkpoint, the same on every machine. ``start``: how often the program was restarted."""
+
+    format: Annotated[int, Meta(ge=1, le=1)] = 1
+    step: Step
+    start: Start
+    files: Annotated[tuple[ShardFile, ...], Meta(min_length=1, max_length=_MOST_FILES)]
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """A checkpoint of which a machine has these files, by their places in the manifest."""
+
+    manifest: Annotated[bytes, Meta(max_length=_LARGEST_MANIFEST)]
+    files: Annotated[tuple[_Number, ...], Meta(max_length=_MOST_FILES)]
+
+
+class Found(NamedTuple):
+    """A checkpoint that somebody here knows of; ``holders``: for each file, the machines that have it."""
+
+    manifest: ShardManifest
+    data: bytes
+    holders: list[list[int]]
+
+    @property
+    def missing(self) -> list[str]:
+        return [file.name for file, held in zip(self.manifest.files, self.holders, strict=True) if not held]
+
+    @property
+    def name(self) -> str:
+        return folder_name(self.manifest.step)
+
+    def held_by(self, held: Sequence[Collection[int]]) -> Found:
+        """The same, if these are the files that each machine has."""
+        owned = [frozenset(one) for one in held]
+        numbers = range(len(self.manifest.files))
+        holders = [[place for place, own in enumerate(owned) if number in own] for number in numbers]
+        return self._replace(holders=holders)
+
+
+Plan = Mapping[tuple[int, int], Sequence[ShardFile]]
+"""Which files go from which machine to which."""
+
+
+# what follows from what all machines have said
+
+
+def all_files(listed: Sequence[Sequence[ShardFile]]) -> tuple[ShardFile, ...]:
+    """Of the whole checkpoint; RunError if two machines have a file of one name."""
+    files = sorted((file for own in listed for file in own), key=lambda file: file.name)
+    for one, other in pairwise(files):
+        if one.name == other.name:
+            raise RunError(f"two machines wrote {one.name}", hint="Give each machine a folder of its own.")
+    return tuple(files)
+
+
+def neighbours_copies(listed: Sequence[Sequence[ShardFile]], copies: int) -> Plan:
+    """Each machine's files go to the next ones in the ring, so that ``copies`` have them."""
+    count = len(listed)
+    shifts = range(1, min(copies, count))
+    return {(one, (one + shift) % count): listed[one] for one in range(count) for shift in shifts}
+
+
+def newest_first(inventories: Sequence[Sequence[Held]]) -> list[Found]:
+    """What the machines have between them. Of one step, what a later start of the program saved counts."""
+    held: dict[bytes, list[tuple[int, ...]]] = {}
+    for place, inventory in enumerate(inventories):
+        for one in inventory:
+            held.setdefault(one.manifest, [() for _ in inventories])[place] = one.files
+    found = [Found(read_manifest(data), data, []).held_by(files) for data, files in held.items()]
+    return sorted(found, key=lambda one: (one.manifest.step, one.manifest.start, one.data), reverse=True)
+
+
+def out_of_date(inventories: Sequence[Sequence[Held]], place: int, newest: bytes) -> list[str]:
+    """The folders that a machine can do without: whole checkpoints stay if they are the last few."""
+    whole = [one.data for one in newest_first(inventories) if not one.missing]
+    kept = {newest, *whole[:KEPT]}
+    own = [one.manifest for one in inventories[place] if one.manifest not in kept]
+    return [folder_name(read_manifest(data).step) for data in own]
+
+
+def missing_files(found: Found, wanted: Sequence[Collection[str]]) -> Plan:
+    """From whom each machine gets what it wants and lacks; those who have it take turns."""
+    plan: dict[tuple[int, int], list[ShardFile]] = {}
+    for file, holders in zip(found.manifest.files, found.holders, strict=True):
+        for place, names in enumerate(wanted):
+            if file.name in names and place not in holders:
+                plan.setdefault((holders[place % len(holders)], place), []).append(file)
+    return plan
+
+
+def encode_manifest(manifest: ShardManifest) -> bytes:
+    return msgspec.json.encode(manifest)
+
+
+def read_manifest(data: bytes) -> ShardManifest:
+    return decode(_manifests, data, "the manifest of a checkpoint cannot be read")
+
+
+# what is on this machine
+
+
+def earlier_homes(environment: Mapping[str, str], folder: str | Path) -> list[Path]:
+    """Where the runs that this one goes on with kept theirs, the newest run first."""
+    kept, runs = environment.get("BARNRAISE_CHECKPOINTS", ""), environment.get("BARNRAISE_RESUMES", "")
+    if not kept or not runs or Path(folder).is_absolute():
+        return []
+    own = Path(kept)
+    return [own.parent.parent / run / own.name / SHARDED / folder for run in runs.split(",")]
+
+
+def adopt(root: Path, earlier: Sequence[Path]) -> None:
+    """A run that has none goes on with those of the last one that has; its own stay what they are."""
+    if any(step_of(place.name) is not None for place in root.iterdir()):
+        return
+    for home in earlier:
+        places = [place for place in home.iterdir() if step_of(place.name)] if home.is_dir() else []
+        for place in places:
+            draft = root / f"{DRAFT}{secrets.token_hex(8)}"
+            draft.mkdir(mode=0o700)
+            for path in place.iterdir():
+                if not path.name.startswith(_BAD):
+                    _link(path, draft / path.name)
+            draft.rename(root / place.name)
+        if places:
+            return
+
+
+def list_files(draft: Path) -> list[ShardFile]:
+    """What was written there; reads all of it."""
+    return [ShardFile(path.name, path.stat().st_size, _hash_of(path)) for path in draft.iterdir()]
+
+
+def keep(draft: Path, step: int, manifest: bytes) -> None:
+    """The draft becomes a checkpoint of this machine."""
+    (draft / _MANIFEST).write_bytes(manifest)
+    sync_path(draft / _MANIFEST)
+    sync_path(draft)
+    target = draft.with_name(folder_name(step))
+    remove_tree(target)
+    draft.rename(target)
+    sync_path(target.parent)
+
+
+def make_room(place: Path, found: Found) -> None:
+    """For files of a checkpoint that this machine may know nothing of yet."""
+    if not _is_of(place, found):
+        draft = place.with_name(f"{DRAFT}{secrets.token_hex(8)}")
+        draft.mkdir(mode=0o700)
+        keep(draft, found.manifest.step, found.data)
+
+
+def inventory(root: Path) -> list[Held]:
+    """Files count by their sizes; those of which the manifest cannot be read are named."""
+    found = []
+    for place in sorted(root.iterdir()):
+        step = step_of(place.name)
+        if step is None:
+            continue
+        try:
+            data = _manifest_data(place)
+            manifest = read_manifest(data)
+            if manifest.step != step:
+                raise ProtocolError(f"its manifest is that of step {manifest.step}")
+        except (OSError, ProtocolError) as error:
+            log.warning("%s on this machine is not used: %s", place.name, getattr(error, "message", error))
+            continue
+        sizes = {path.name: path.stat().st_size for path in place.iterdir()}
+        here = [number for number, file in enumerate(manifest.files) if sizes.get(file.name) == file.size]
+        found.append(Held(data, tuple(here)))
+    return found
+
+
+def whole_files(place: Path, found: Found) -> list[int]:
+    """Which files of it are here with the right hash; others are named and set aside."""
+    if not _is_of(place, found):
+        return []
+    whole = []
+    for number, file in enumerate(found.manifest.files):
+        path = place / file.name
+        if not path.exists():
+            continue
+        if is_whole(path, file):
+            whole.append(number)
+        else:
+            log.warning("%s of %s on this machine is not as it was saved", file.name, place.name)
+            path.replace(path.with_name(f"{_BAD}{file.name}"))
+    return whole
+
+
+def is_whole(path: Path, file: ShardFile) -> bool:
+    return path.stat().st_size == file.size and _hash_of(path) == file.hash
+
+
+def _is_of(place: Path, found: Found) -> bool:
+    return (place / _MANIFEST).exists() and _manifest_data(place) == found.data
+
+
+def _manifest_data(place: Path) -> bytes:
+    if (place / _MANIFEST).stat().st_size > _LARGEST_MANIFEST:
+        raise ProtocolError("its manifest is too large")
+    return (place / _MANIFEST).read_bytes()
+
+
+def _link(path: Path, target: Path) -> None:
+    try:
+        os.link(path, target)
+    except OSError:  # a disk that knows no links
+        shutil.copyfile(path, target)
+
+
+def _hash_of(path: Path) -> str:
+    return blake3().update_mmap(path).hexdigest()
+
+
+_manifests: msgspec.json.Decoder[ShardManifest] = msgspec.json.Decoder(ShardManifest)

@@ -1,0 +1,18 @@
+"""``barnraise id``: who this machine is."""
+
+from __future__ import annotations
+
+import click
+
+from barnraise.core.config import Settings, load_settings, state_directory
+from barnraise.identity.keys import NodeKey
+
+
+def run() -> None:
+    """Print the node id alone on standard output, so that it can be copied or piped."""
+    click.echo(str(machine_key(load_settings()).id))
+
+
+def machine_key(settings: Settings) -> NodeKey:
+    """This machine's own; made if there is none yet."""
+    return NodeKey.load_or_create(state_directory(settings) / "node.key")

@@ -1,0 +1,441 @@
+"""The ``barnraise`` command: its verbs, and how an error reaches a person."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from barnraise import __version__
+from barnraise.cli.hub_verbs import hub_group, invite_command
+from barnraise.cli.plan_options import planning_options, take_wishes
+from barnraise.core.errors import BarnraiseError
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@click.group("barnraise", context_settings={"help_option_names": ["--help"]})
+@click.version_option(__version__, message="barnraise %(version)s", help="Print the version and exit.")
+def app() -> None:
+    """Train PyTorch models on the machines you already own, together.
+
+    \b
+    The first steps:
+      barnraise up --detach     on each machine
+      barnraise pair            on one of them; it shows a code
+      barnraise join CODE       on the other
+      barnraise run train.py    on any of them
+
+    \b
+    With friends over the internet:
+      barnraise hub up train.py      on one machine; it prints an invite
+      barnraise join --invite TEXT   on every friend's
+    """
+
+
+def _flag(name: str, help: str) -> Decorator:
+    return click.option(name, is_flag=True, help=help)
+
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+
+
+@app.command("up")
+@_flag("--detach", "Run in the background.")
+@click.option(
+    "--psk-file", type=click.Path(path_type=Path), help="A pre-shared key, where nobody types a code."
+)
+@_flag("--witness", "Only vote; never take work (for an old machine that is always on).")
+def _up(detach: bool, psk_file: Path | None, witness: bool) -> int:
+    """Start this machine's agent."""
+    from barnraise.cli import up
+
+    return up.run(detach=detach, psk_file=psk_file, witness=witness)
+
+
+@app.command("down")
+@_as_json
+def _down(as_json: bool) -> int:
+    """Say goodbye to the others and end this machine's agent."""
+    from barnraise.cli import changes
+
+    return changes.down(as_json=as_json)
+
+
+@app.command("status")
+@_as_json
+@_flag("--graph", "Draw the machines and their links.")
+@_flag("--measure", "Measure this machine's links again first (at most a second of traffic each).")
+def _status(as_json: bool, graph: bool, measure: bool) -> int:
+    """Show the cluster: machines, links, who coordinates."""
+    from barnraise.cli import status
+
+    return status.run(as_json=as_json, graph=graph, measure=measure)
+
+
+@app.command("nodes")
+@_as_json
+def _nodes(as_json: bool) -> int:
+    """List the machines with their whole ids, roles and hardware."""
+    from barnraise.cli import status
+
+    return status.nodes(as_json=as_json)
+
+
+@app.command("pair")
+@_flag("--guest", "Let it contribute, but run nothing here.")
+@click.option("--wait/--no-wait", default=True, help="Wait until the code is used (the default), or not.")
+@_as_json
+def _pair(guest: bool, wait: bool, as_json: bool) -> int:
+    """Show a code that lets one other machine in."""
+    from barnraise.cli import pair
+
+    return pair.run(guest=guest, wait=wait, as_json=as_json)
+
+
+@app.command("join")
+@click.argument("code", required=False)
+@click.option("--at", metavar="HOST", help="The other machine's address, if it is not found by itself.")
+@_flag("--guest", "Agree to be a guest only.")
+@click.option("--invite", metavar="TEXT", help="Train a friend's model over the internet instead.")
+@_flag("--yes", "With --invite: do not ask before the friend's script is started.")
+@click.option("--name", default="", help="With --invite: what this machine is called there.")
+@click.option(
+    "--keep", type=click.Path(path_type=Path), metavar="FOLDER", help="With --invite: what the script writes."
+)
+@_flag("--quiet", "With --invite: leave the machine usable (lowest priority, one core free).")
+@_flag("--site", "With --invite: train on all machines of this cluster, which count as one there.")
+@_as_json
+def _join(code: str | None, **options: Any) -> int:
+    """Join the cluster of the machine that shows CODE, or a friend's run with --invite."""
+    from barnraise.cli import join
+
+    return join.run(code, join.Options(**options))
+
+
+@app.command("unpair")
+@click.argument("node")
+@_flag("--yes", "Do not ask.")
+@_as_json
+def _unpair(node: str, yes: bool, as_json: bool) -> int:
+    """Remove NODE (its name or id) from the cluster for ever."""
+    from barnraise.cli import changes
+
+    return changes.unpair(node=node, yes=yes, as_json=as_json)
+
+
+@app.command("leave")
+@_flag("--yes", "Do not ask.")
+@_as_json
+def _leave(yes: bool, as_json: bool) -> int:
+    """Leave the cluster for good. This machine forgets it, and is a new node from then on."""
+    from barnraise.cli import changes
+
+    return changes.leave(yes=yes, as_json=as_json)
+
+
+@app.command("rename")
+@click.argument("name")
+@_as_json
+def _rename(name: str, as_json: bool) -> int:
+    """Give this machine another NAME."""
+    from barnraise.cli import changes
+
+    return changes.rename(name=name, as_json=as_json)
+
+
+@app.command("continue")
+@click.option(
+    "--without", multiple=True, required=True, metavar="NODE", help="A machine that is gone; may be repeated."
+)
+@_as_json
+def _continue(without: tuple[str, ...], as_json: bool) -> int:
+    """Go on without machines that are gone. For when too few are left to decide."""
+    from barnraise.cli import changes
+
+    return changes.go_on(without=list(without), as_json=as_json)
+
+
+@app.group("psk")
+def _psk() -> None:
+    """Pre-shared keys, for machines where nobody types a code."""
+
+
+@_psk.command("new")
+@_flag("--guest", "Admit guests instead of owners.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write it to this new file (mode 0600).")
+@_as_json
+def _psk_new(guest: bool, output: Path | None, as_json: bool) -> int:
+    """Make a key of 256 bits: whoever has it may join while this agent runs."""
+    from barnraise.cli import changes
+
+    return changes.new_psk(guest=guest, output=output, as_json=as_json)
+
+
+@app.command("doctor")
+@_as_json
+def _doctor(as_json: bool) -> int:
+    """Find what keeps machines from working, and what mends it."""
+    from barnraise.cli import doctor
+
+    return doctor.run(as_json=as_json)
+
+
+_on = click.option(
+    "--on", multiple=True, metavar="NODE", help="Only on this machine; may be repeated, or a,b,c."
+)
+
+
+def _names(on: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for text in on for name in text.split(",") if name)
+
+
+@app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@_on
+@click.option("--per-node", type=int, default=0, help="Workers on each machine (default: one per device).")
+@click.option("--min-nodes", type=int, default=1, help="Do not run on fewer machines.")
+@click.option("--wait", default="30s", help="How long to wait for machines (default: 30s).")
+@click.option(
+    "--env",
+    type=click.Choice(["auto", "sync", "agent"]),
+    default="auto",
+    help="sync: build the folder's environment on each machine; agent: use the agent's own.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "barnraise", "gloo", "nccl"]),
+    default="auto",
+    help="Force the engine of groups (default: encrypted between machines).",
+)
+@_flag("--trust-fabric", "The network between the machines is yours alone: plaintext engines may cross it.")
+@click.option("--restarts", type=int, default=3, help="Starts after deaths that are nobody's fault.")
+@click.option("--data", multiple=True, metavar="NAME=PATH", help="Ship a data set; NAME=@PATH: each has it.")
+@click.option("--set", "variables", multiple=True, metavar="NAME=VALUE", help="An environment variable.")
+@_flag("--quiet", "Leave the machines usable: lowest priority, one core free.")
+@click.option("--nice", type=click.IntRange(0, 19), default=0, help="Priority of the workers.")
+@click.option("--memory", default="", metavar="SIZE", help="The most memory of one worker, such as 8GB.")
+@click.option("--container", default="", metavar="IMAGE", help="Run in this image with Docker or Podman.")
+@click.option("--folder", type=click.Path(path_type=Path), help="The folder to send (default: this one).")
+@click.option("--name", default="", help="Call the run so (default: after the script).")
+@_flag("--all", "Show every worker's output, not only rank 0's.")
+@_flag("--detach", "Print the run's name and return.")
+@_flag("--dry-run", "Measure a few steps, keep nothing, and show plans, as `barnraise plan` does.")
+@planning_options
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def _run(script: str, arguments: tuple[str, ...], **options: Any) -> int:
+    """Train: run SCRIPT on every machine. Put options before the script; what follows it is the script's.
+
+    ``-m MODULE`` instead of a script runs a module.
+    """
+    from barnraise.cli import run
+
+    options["all_output"], options["set"] = options.pop("all"), options.pop("variables")
+    options["on"], options["wishes"] = _names(options["on"]), take_wishes(options)
+    return run.run(script, arguments, run.Options(**options))
+
+
+@app.command("plan")
+@click.option("--parameters", required=True, metavar="COUNT", help="Size of the model, such as 124M.")
+@click.option("--batch", default="256", metavar="COUNT", help="Samples of a global batch (default: 256).")
+@click.option("--tokens", default="1", metavar="COUNT", help="Tokens of a sample, for language models.")
+@click.option("--flops-per-sample", metavar="COUNT", help="Forward and backward (default: 6 x --parameters).")
+@click.option("--seconds-per-sample", metavar="TIME", help="How long this machine trains one sample.")
+@_on
+@planning_options
+def _plan(on: tuple[str, ...], **options: Any) -> int:
+    """Say which machines to train on, how, and how fast that will be. Starts nothing.
+
+    From the size of a model; `barnraise run --dry-run` measures your own script instead.
+    """
+    from barnraise.cli import plan
+
+    wishes = take_wishes(options)
+    return plan.run(plan.Size(**options), on=_names(on), wishes=wishes)
+
+
+@app.command("ps")
+@click.argument("run", required=False)
+@_flag("--all", "Also runs that ended long ago.")
+@_as_json
+def _ps(run: str | None, all: bool, as_json: bool) -> int:
+    """List the runs, or show one."""
+    from barnraise.cli import runs
+
+    return runs.ps(run=run, everything=all, as_json=as_json)
+
+
+@app.command("logs")
+@click.argument("run")
+@click.option("--rank", type=click.IntRange(0, 1024), default=0, help="Whose output (default: rank 0).")
+@_flag("--all", "Every worker's output.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+def _logs(run: str, rank: int, all: bool, follow: bool) -> int:
+    """Print what the workers of RUN said."""
+    from barnraise.cli import runs
+
+    return runs.logs(run=run, rank=rank, everybody=all, follow=follow)
+
+
+@app.command("stop")
+@click.argument("run")
+@_flag("--hard", "At once, without a last word to the workers.")
+@_as_json
+def _stop(run: str, hard: bool, as_json: bool) -> int:
+    """End RUN on every machine."""
+    from barnraise.cli import runs
+
+    return runs.stop(run=run, hard=hard, as_json=as_json)
+
+
+@app.command("attach")
+@click.argument("run")
+@_flag("--all", "Show every worker's output, not only rank 0's.")
+def _attach(run: str, all: bool) -> int:
+    """Watch RUN as if it had been started here. Ctrl-C leaves it running."""
+    from barnraise.cli import runs
+
+    return runs.attach(run=run, everybody=all)
+
+
+@app.command("resume")
+@click.argument("run")
+@_on
+@_flag("--all", "Show every worker's output, not only rank 0's.")
+@_flag("--detach", "Print the new run's name and return.")
+def _resume(run: str, on: tuple[str, ...], all: bool, detach: bool) -> int:
+    """Go on with RUN, which has ended. It begins at the newest whole checkpoint of its session."""
+    from barnraise.cli import resuming
+
+    return resuming.resume(run, on=_names(on), everybody=all, detach=detach)
+
+
+@app.command("export")
+@click.argument("run")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def _export(run: str, folder: Path) -> int:
+    """Write the model of RUN's newest whole checkpoint into FOLDER."""
+    from barnraise.cli import resuming
+
+    return resuming.export(run, folder)
+
+
+@app.command("accept")
+@click.argument("run")
+@_flag("--yes", "Do not ask.")
+@_flag("--refuse", "Say no.")
+@_as_json
+def _accept(run: str, yes: bool, refuse: bool, as_json: bool) -> int:
+    """On a guest: see what RUN would do here, and let it."""
+    from barnraise.cli import runs
+
+    return runs.accept(run=run, yes=yes, refuse=refuse, as_json=as_json)
+
+
+@app.command("self-test")
+def _self_test() -> int:
+    """Prove on this machine alone that everything works. Needs torch.
+
+    Three nodes pair, train together, lose a worker and get it back; nothing of yours is touched.
+    """
+    from barnraise.cli import self_test
+
+    return self_test.run()
+
+
+@app.group("service")
+def _service() -> None:
+    """Let the operating system start this machine's agent."""
+
+
+@_service.command("install")
+@_as_json
+def _service_install(as_json: bool) -> int:
+    """Start the agent now and whenever you log in."""
+    from barnraise.cli import service
+
+    return service.install(as_json=as_json)
+
+
+@_service.command("remove")
+@_as_json
+def _service_remove(as_json: bool) -> int:
+    """End the agent and do not start it by itself any more."""
+    from barnraise.cli import service
+
+    return service.remove(as_json=as_json)
+
+
+@_service.command("status")
+@_as_json
+def _service_status(as_json: bool) -> int:
+    """Say whether the service is installed and running."""
+    from barnraise.cli import service
+
+    return service.status(as_json=as_json)
+
+
+@app.command("id")
+def _id() -> None:
+    """Print this machine's node id. Its key is made if missing; needs no agent."""
+    from barnraise.cli import identity
+
+    identity.run()
+
+
+@app.command("listen")
+@click.option("--port", type=int, help="TCP port to listen on (default: 52416).")
+@click.option(
+    "--trust",
+    multiple=True,
+    metavar="NODEID",
+    help="Node id to trust; repeat for more. Replaces [trust] nodes.",
+)
+@_flag("--until-idle", "End when the last worker of this machine has left.")
+def _listen(port: int | None, trust: tuple[str, ...], until_idle: bool) -> int:
+    """Listen on this machine's port, without an agent. For workers that you start by hand."""
+    from barnraise.cli import listen
+
+    return listen.run(port=port, trust=list(trust), until_idle=until_idle)
+
+
+@app.command("settings")
+def _settings() -> None:
+    """Show the settings in force and where each came from. Needs no agent."""
+    from barnraise.cli import settings
+
+    settings.run()
+
+
+@app.command("torch")
+def _torch() -> int:
+    """Show how to install torch here, and what is installed. Needs no agent."""
+    from barnraise.cli import torch_install
+
+    return torch_install.run()
+
+
+app.add_command(hub_group)
+app.add_command(invite_command)
+
+
+def main() -> None:
+    """Run a command; our own errors are a sentence and a hint, never a traceback."""
+    try:
+        code = app.main(standalone_mode=False)
+    except BarnraiseError as error:
+        click.echo(f"barnraise: {error}", err=True)
+        sys.exit(1)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

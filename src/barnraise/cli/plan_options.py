@@ -1,0 +1,52 @@
+"""What ``barnraise plan`` and ``barnraise run --dry-run`` are asked in the same words. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+Command = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a plan may do, machines that are only imagined, and how the answer is shown."""
+
+    add: tuple[str, ...] = ()
+    sync: Literal["exact", "auto"] = "exact"
+    levels: Path | None = None
+    as_json: bool = False
+    picture: Path | None = None
+
+
+def planning_options(command: Command) -> Command:
+    """Those of both verbs."""
+    for option in (
+        click.option("--picture", type=click.Path(path_type=Path), help="Write the predicted times as SVG."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text."),
+        click.option(
+            "--levels",
+            type=click.Path(path_type=Path),
+            help="TOML that fixes parts of plans, and of what a session does: docs/plans.md.",
+        ),
+        click.option(
+            "--sync",
+            type=click.Choice(["exact", "auto"]),
+            default="exact",
+            help="auto: plans that change the mathematics may be chosen, too.",
+        ),
+        click.option(
+            "--add", multiple=True, metavar="MACHINE", help="As if you had it: 4090@1gbit; may be repeated."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def take_wishes(options: dict[str, Any]) -> Wishes:
+    """Out of what was typed; the rest stays."""
+    return Wishes(**{name: options.pop(name) for name in Wishes.__dataclass_fields__})

@@ -1,0 +1,34 @@
+"""``barnraise settings``: what is in force, and who said so."""
+
+from __future__ import annotations
+
+import click
+
+from barnraise.core.config import default_config_path, resolve_settings
+
+
+def run() -> None:
+    """Print every setting as TOML, with its origin as a comment where it is not the default."""
+    resolved = resolve_settings()
+    settings = resolved.settings
+    encryption = settings.network.encryption
+    click.echo(f"# settings file unless BARNRAISE_CONFIG names another: {default_config_path()}")
+    click.echo(f"# links: {'encrypted (TLS 1.3)' if encryption == 'tls' else 'PLAINTEXT, by your setting'}")
+    section_before = ""
+    for name, origin in resolved.origins.items():
+        section, _, key = name.partition(".")
+        if section != section_before:
+            click.echo(f"\n[{section}]")
+            section_before = section
+        value = getattr(getattr(settings, section), key)
+        line = f"# {key} is not set" if value is None else f"{key} = {_toml(value)}"
+        click.echo(line if origin == "default" else f"{line}  # from {origin}")
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return str(value)

@@ -1,0 +1,70 @@
+"""The ``barnraise`` c10d backend: torch's collectives over authenticated links, run by a helper process.
+
+May import ``runs``, ``planning`` and everything below them. The mover and what it uses never import torch.
+Importing this package does not either: what needs torch is loaded at its first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from barnraise.core.errors import (
+    CollectiveError,
+    MoverLost,
+    OperationAborted,
+    OperationMismatch,
+    OperationTimeout,
+    PeerLost,
+    TorchMissing,
+    UnsupportedOperation,
+)
+
+if TYPE_CHECKING:
+    from barnraise.collectives.backend import BarnraiseGroup, create_group, monitored_barrier
+    from barnraise.collectives.batch_norm import SyncBatchNorm
+    from barnraise.collectives.client import statistics
+    from barnraise.collectives.work import BarnraiseWork
+
+__all__ = [
+    "BarnraiseGroup",
+    "BarnraiseWork",
+    "CollectiveError",
+    "MoverLost",
+    "OperationAborted",
+    "OperationMismatch",
+    "OperationTimeout",
+    "PeerLost",
+    "SyncBatchNorm",
+    "UnsupportedOperation",
+    "create_group",
+    "monitored_barrier",
+    "statistics",
+]
+
+_HOMES = {
+    "BarnraiseGroup": "backend",
+    "BarnraiseWork": "work",
+    "SyncBatchNorm": "batch_norm",
+    "create_group": "backend",
+    "monitored_barrier": "backend",
+    "statistics": "client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(import_module(f"{__name__}.{home}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise TorchMissing(f"{name} needs torch, which is not installed") from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

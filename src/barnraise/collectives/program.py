@@ -1,0 +1,362 @@
+"""What one rank sends and receives in one operation, as plain data.
+
+A strategy compiles an operation into one ``Program`` per rank; the mover executes it. The rules:
+
+* The k-th ``Send`` of a to b carries exactly the k-th ``Receive`` of b from a. Both have the same size.
+* A send may be read from memory at any moment between its ``after`` receives being applied and its delivery.
+* A receive that does not reduce is placed straight into memory as its bytes come in.
+* A receive that reduces is applied at once as a whole, when everything in ``after`` has been applied
+  and everything in ``after_sends`` has been read from memory (handed to the link, not delivered).
+* The order listed is the order in which sends that are ready should leave.
+
+No later receive overwrites bytes of a send that could still be unread: either the receive can only arrive
+because that send was delivered, or ``after_sends`` names the send.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from math import lcm
+from typing import NamedTuple
+
+from barnraise.core.errors import ConfigError
+
+MAX_SEGMENT_BYTES = 1 << 20
+DEFAULT_SEGMENT_BYTES = 1 << 18
+PREFERRED_ALIGNMENT = 64
+SHAPES = ("ring", "tree", "star")
+
+NONE: tuple[int, ...] = ()
+
+
+class Kind(StrEnum):
+    """The operations that are compiled into programs."""
+
+    ALL_REDUCE = "all_reduce"
+    REDUCE = "reduce"
+    BROADCAST = "broadcast"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    GATHER = "gather"
+    SCATTER = "scatter"
+    BARRIER = "barrier"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Bytes ``[lo, hi)`` of the work buffer go to ``peer`` once the receives ``after`` are applied."""
+
+    peer: int
+    lo: int
+    hi: int
+    after: tuple[int, ...] = NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Bytes from ``peer`` are placed into ``[lo, hi)``, or combined into it if ``reduce``.
+
+    ``incoming_first`` asks for ``incoming OP mine`` instead of ``mine OP incoming``: two ranks that combine
+    the same pair then get the same bits, also for signed zeros and NaN.
+    """
+
+    peer: int
+    lo: int
+    hi: int
+    reduce: bool = False
+    after: tuple[int, ...] = NONE
+    after_sends: tuple[int, ...] = NONE
+    incoming_first: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """Everything one rank does in one operation. Compiled once, executed many times."""
+
+    sends: tuple[Send, ...] = ()
+    receives: tuple[Receive, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not self.sends and not self.receives
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(send.hi - send.lo for send in self.sends)
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(receive.hi - receive.lo for receive in self.receives)
+
+    @cached_property
+    def index(self) -> IndexedProgram:
+        sends, receives = self.sends, self.receives
+        sends_to = _by_peer([send.peer for send in sends])
+        receives_from = _by_peer([receive.peer for receive in receives])
+        ordinals = [0] * len(sends)
+        for numbers in sends_to.values():
+            for ordinal, number in enumerate(numbers):
+                ordinals[number] = ordinal
+        return IndexedProgram(
+            program=self,
+            peers=frozenset(sends_to) | frozenset(receives_from),
+            receives_from=receives_from,
+            send_ordinals=tuple(ordinals),
+            ready_sends=tuple(number for number, send in enumerate(sends) if not send.after),
+            send_waits=tuple(len(send.after) for send in sends),
+            receive_waits=tuple(len(receive.after) + len(receive.after_sends) for receive in receives),
+            send_unlocks=_inverted((send.after for send in sends), len(receives)),
+            receive_unlocks=_inverted((receive.after for receive in receives), len(receives)),
+            read_unlocks=_inverted((receive.after_sends for receive in receives), len(sends)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedProgram:
+    """A program and what its executor looks up. Numbers are positions in the program's tuples."""
+
+    program: Program
+    peers: frozenset[int]
+    """Every rank that this program exchanges a message with."""
+    receives_from: dict[int, tuple[int, ...]]
+    """By peer: its receives in order, so that the k-th message from it is for the k-th of these."""
+    send_ordinals: tuple[int, ...]
+    """Per send: the how-manieth message to its peer it is, from 0."""
+    ready_sends: tuple[int, ...]
+    """Sends that may leave at once."""
+    send_waits: tuple[int, ...]
+    """Per send: how many receives it waits for."""
+    receive_waits: tuple[int, ...]
+    """Per receive: how many receives and reads of sends it waits for."""
+    send_unlocks: tuple[tuple[int, ...], ...]
+    """Per receive: the sends that wait for it."""
+    receive_unlocks: tuple[tuple[int, ...], ...]
+    """Per receive: the receives that wait for it."""
+    read_unlocks: tuple[tuple[int, ...], ...]
+    """Per send: the receives that wait until it was read from memory."""
+
+
+EMPTY = Program()
+
+
+def indexed(program: Program) -> IndexedProgram:
+    """The program with its lookup tables, made at the first call and kept with the program."""
+    return program.index
+
+
+class Shapes(NamedTuple):
+    """How sums go through sites: to the leader of each, among the leaders, and back. A ring to or from one
+    rank is a chain."""
+
+    reduce: str = "ring"
+    across: str = "ring"
+    broadcast: str = "ring"
+
+
+CHAINS = Shapes()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes in bytes and everything else, beside rank and world, that shapes a program.
+
+    ``sizes`` is ``(nbytes,)`` for all_reduce, reduce and broadcast; one block per rank for all_gather,
+    reduce_scatter, gather and scatter; this rank's send splits followed by its receive splits for
+    all_to_all; empty for barrier. Every size is a whole number of items.
+    """
+
+    sizes: tuple[int, ...] = ()
+    item: int = 1
+    root: int = 0
+    segment: int = DEFAULT_SEGMENT_BYTES
+    arity: int = 2
+    order: tuple[int, ...] = ()
+    """The ring's order as ranks; empty means 0, 1, 2, ..."""
+    sites: tuple[tuple[int, ...], ...] = ()
+    """The ranks of each site along its chain, the leader first; empty means each its own."""
+    shapes: Shapes = CHAINS
+
+
+def chunk_bounds(nbytes: int, parts: int, item: int) -> tuple[int, ...]:
+    """``parts + 1`` bounds that cut ``nbytes`` at whole items, the remainder spread over the first chunks."""
+    items = nbytes // item
+    each, left = divmod(items, parts)
+    return tuple(item * (part * each + min(part, left)) for part in range(parts + 1))
+
+
+def block_bounds(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The offsets of blocks that lie one behind the other, and the end of the last."""
+    bounds = [0]
+    for size in sizes:
+        bounds.append(bounds[-1] + size)
+    return tuple(bounds)
+
+
+def segments(lo: int, hi: int, item: int, segment: int) -> tuple[tuple[int, int], ...]:
+    """Cut ``[lo, hi)`` into near-equal pieces of at most ``segment`` bytes, each of whole items.
+
+    The cut depends on the length only, so both ends of a transfer cut alike wherever the bytes lie.
+    """
+    length = hi - lo
+    if length <= 0:
+        return ()
+    if length <= segment:
+        return ((lo, hi),)
+    grain = lcm(item, PREFERRED_ALIGNMENT)
+    if grain > segment:
+        grain = item
+    most = max(grain, segment // grain * grain)
+    pieces = -(-length // most)
+    step = -(-length // (pieces * grain)) * grain
+    return tuple((start, min(start + step, hi)) for start in range(lo, hi, step))
+
+
+class ProgramBuilder:
+    """Write a program down as if it ran step by step; the builder derives who has to wait for whom.
+
+    A send waits for the receives that last wrote its bytes. A reducing receive waits for them too, which
+    fixes the order of every sum. A placing receive waits for nothing: its bytes are final, and come
+    only after everything they replace was used.
+    """
+
+    def __init__(self, item: int = 1, segment: int = DEFAULT_SEGMENT_BYTES) -> None:
+        self.item = item
+        self.segment = segment
+        self._sends: list[Send] = []
+        self._receives: list[Receive] = []
+        self._writers = _LastWriters()
+
+    def cut(self, lo: int, hi: int) -> tuple[tuple[int, int], ...]:
+        return segments(lo, hi, self.item, self.segment)
+
+    def send(self, peer: int, lo: int, hi: int) -> None:
+        """Send a range, cut into segments; an empty range is no message."""
+        for start, stop in self.cut(lo, hi):
+            self.send_piece(peer, start, stop)
+
+    def send_piece(self, peer: int, lo: int, hi: int) -> int:
+        self._sends.append(Send(peer, lo, hi, self._writers.of(lo, hi)))
+        return len(self._sends) - 1
+
+    def place(self, peer: int, lo: int, hi: int) -> None:
+        """Receive final bytes of a range, cut into segments."""
+        for start, stop in self.cut(lo, hi):
+            self.place_piece(peer, start, stop)
+
+    def place_piece(self, peer: int, lo: int, hi: int) -> None:
+        self._append(Receive(peer, lo, hi))
+
+    def reduce(self, peer: int, lo: int, hi: int) -> None:
+        """Receive and combine a range, cut into segments."""
+        for start, stop in self.cut(lo, hi):
+            self.reduce_piece(peer, start, stop)
+
+    def reduce_piece(
+        self,
+        peer: int,
+        lo: int,
+        hi: int,
+        *,
+        after_sends: tuple[int, ...] = NONE,
+        incoming_first: bool = False,
+    ) -> None:
+        after = self._writers.of(lo, hi)
+        self._append(Receive(peer, lo, hi, True, after, after_sends, incoming_first))
+
+    def send_token(self, peer: int) -> None:
+        """Send an empty message once every receive so far has come."""
+        self._sends.append(Send(peer, 0, 0, tuple(range(len(self._receives)))))
+
+    def receive_token(self, peer: int) -> None:
+        self._receives.append(Receive(peer, 0, 0))
+
+    def build(self) -> Program:
+        return Program(tuple(self._sends), tuple(self._receives))
+
+    def _append(self, receive: Receive) -> None:
+        self._writers.write(receive.lo, receive.hi, len(self._receives))
+        self._receives.append(receive)
+
+
+class _LastWriters:
+    """Which receive wrote each byte last: disjoint ranges in order."""
+
+    def __init__(self) -> None:
+        self._los: list[int] = []
+        self._his: list[int] = []
+        self._numbers: list[int] = []
+
+    def of(self, lo: int, hi: int) -> tuple[int, ...]:
+        first, last = self._span(lo, hi)
+        if last - first <= 1:
+            return tuple(self._numbers[first:last])
+        return tuple(sorted(set(self._numbers[first:last])))
+
+    def write(self, lo: int, hi: int, number: int) -> None:
+        first, last = self._span(lo, hi)
+        pieces = [(lo, hi, number)]
+        if first < last:
+            if self._los[first] < lo:
+                pieces.insert(0, (self._los[first], lo, self._numbers[first]))
+            if self._his[last - 1] > hi:
+                pieces.append((hi, self._his[last - 1], self._numbers[last - 1]))
+        self._los[first:last] = [piece[0] for piece in pieces]
+        self._his[first:last] = [piece[1] for piece in pieces]
+        self._numbers[first:last] = [piece[2] for piece in pieces]
+
+    def _span(self, lo: int, hi: int) -> tuple[int, int]:
+        first = bisect_right(self._his, lo)
+        return first, max(first, bisect_left(self._los, hi))
+
+
+def check_layout(rank: int, world: int, layout: Layout) -> None:
+    """Refuse numbers that no program can be made from."""
+    if world < 1 or not 0 <= rank < world:
+        raise ConfigError(f"there is no rank {rank} in a world of {world}", hint="Use ranks 0 to world - 1.")
+    if not 0 <= layout.root < world:
+        raise ConfigError(f"there is no root {layout.root} in a world of {world}", hint="Use a rank as root.")
+    if layout.item < 1 or any(size < 0 or size % layout.item for size in layout.sizes):
+        raise ConfigError(
+            f"sizes {layout.sizes[:8]} are not whole items of {layout.item} bytes",
+            hint="Give every size as the number of elements times the element size.",
+        )
+    if not layout.item <= layout.segment <= MAX_SEGMENT_BYTES:
+        raise ConfigError(
+            f"a segment of {layout.segment} bytes is not between {layout.item} and {MAX_SEGMENT_BYTES}",
+            hint="Choose a segment of 32 KiB to 1 MiB.",
+        )
+    if layout.order and sorted(layout.order) != list(range(world)):
+        raise ConfigError(
+            f"the ring order {layout.order} does not name each of {world} ranks once",
+            hint="List every rank exactly once, or leave the order out.",
+        )
+    if layout.sites and sorted(rank for site in layout.sites for rank in site) != list(range(world)):
+        raise ConfigError(
+            f"the sites {layout.sites} do not name each of {world} ranks once",
+            hint="List every rank in exactly one site, or leave the sites out.",
+        )
+    for shape in layout.shapes:
+        if shape not in SHAPES:
+            raise ConfigError(
+                f"sums do not go through sites as {shape!r}", hint=f"Use one of {', '.join(SHAPES)}."
+            )
+
+
+def _by_peer(peers: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    grouped: dict[int, list[int]] = {}
+    for number, peer in enumerate(peers):
+        grouped.setdefault(peer, []).append(number)
+    return {peer: tuple(numbers) for peer, numbers in grouped.items()}
+
+
+def _inverted(waits: Iterable[tuple[int, ...]], count: int) -> tuple[tuple[int, ...], ...]:
+    waiting: list[list[int]] = [[] for _ in range(count)]
+    for number, after in enumerate(waits):
+        for other in after:
+            waiting[other].append(number)
+    return tuple(tuple(numbers) for numbers in waiting)

@@ -1,0 +1,69 @@
+"""Memory that a worker and its mover both see. Torch-free; one small branch per operating system.
+
+Linux: an anonymous memory file; macOS: a POSIX segment whose name is removed at once; Windows: a named
+mapping. Nothing of it outlives the two processes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import sys
+
+
+class SharedSegment:
+    """A mapped segment; ``descriptor`` (POSIX) or ``name`` (Windows) lets the other process map it too."""
+
+    def __init__(self, size: int, descriptor: int, name: str, mapping: mmap.mmap) -> None:
+        self.size = size
+        self.descriptor = descriptor
+        self.name = name
+        self.mapping = mapping
+        self.view = memoryview(mapping)
+
+    @classmethod
+    def create(cls, size: int) -> SharedSegment:
+        if sys.platform == "win32":
+            name = f"barnraise-{os.getpid()}-{secrets.token_hex(8)}"
+            return cls(size, -1, name, mmap.mmap(-1, size, tagname=name))
+        descriptor = _anonymous_file()
+        os.ftruncate(descriptor, size)
+        return cls(size, descriptor, "", mmap.mmap(descriptor, size))
+
+    @classmethod
+    def attach(cls, size: int, descriptor: int, name: str) -> SharedSegment:
+        """Map what the other process made; takes over the descriptor."""
+        if sys.platform == "win32":
+            return cls(size, -1, name, mmap.mmap(-1, size, tagname=name))
+        if os.fstat(descriptor).st_size < size:
+            os.close(descriptor)
+            raise ValueError("a shared segment is smaller than announced")
+        segment = cls(size, -1, "", mmap.mmap(descriptor, size))
+        os.close(descriptor)
+        return segment
+
+    def close_descriptor(self) -> None:
+        """Once the other process has its own, ours only costs a slot."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def close(self) -> None:
+        self.close_descriptor()
+        self.view.release()
+        try:
+            self.mapping.close()
+        except BufferError:
+            pass  # a view is still in use somewhere: the mapping goes when that does
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("barnraise", os.MFD_CLOEXEC)
+    import _posixshmem  # type: ignore[import-not-found]  # macOS: what multiprocessing.shared_memory uses
+
+    name = f"/by{os.getpid()}{secrets.token_hex(6)}"
+    descriptor: int = _posixshmem.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
+    _posixshmem.shm_unlink(name)
+    return descriptor

@@ -1,0 +1,1 @@
+"""Foundation: errors with codes and hints, settings, units, metrics. Imports nothing else of Barnraise."""

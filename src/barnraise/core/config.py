@@ -1,0 +1,376 @@
+"""Settings: typed, validated, and traceable to the place that gave each value.
+
+An explicit argument beats the environment (``BARNRAISE_SECTION_KEY``), which beats the TOML file, which
+beats the default. ``docs/settings.md`` says what each setting means (a test checks that none is missing).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+import platformdirs
+from msgspec import Meta
+
+from barnraise.core.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "BARNRAISE_"
+CONFIG_VARIABLE = "BARNRAISE_CONFIG"
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Seconds = Annotated[float, Meta(gt=0, le=604_800)]
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """How machines reach each other."""
+
+    port: Port = 52416
+    discovery_port: Port = 52415
+    connect_timeout_s: Seconds = 5.0
+    retries: Annotated[int, Meta(ge=0, le=1000)] = 3
+    peer_timeout_s: Seconds = 30.0
+    min_peers: Annotated[int, Meta(ge=1, le=65535)] = 1
+    encryption: Literal["tls", "plaintext"] = "tls"
+    streams: Annotated[int, Meta(ge=0, le=16)] = 0
+    addresses: tuple[Text, ...] = ()
+    peers: tuple[Text, ...] = ()
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """When a silent link counts as lost."""
+
+    heartbeat_s: Seconds = 1.0
+    silence_s: Seconds = 5.0
+
+
+Strategy = Literal["auto", "ring", "tree", "doubling", "exchange", "direct", "star", "sites", "plain"]
+
+
+class Collectives(msgspec.Struct, frozen=True, kw_only=True):
+    """How group operations run."""
+
+    strategy: Strategy = "auto"
+    arity: Annotated[int, Meta(ge=2, le=64)] = 2
+    tree_below_bytes: Annotated[int, Meta(ge=0)] = 1024 * 1024
+    timeout_s: Seconds = 60.0
+    segment_bytes: Annotated[int, Meta(ge=1024, le=1024 * 1024)] = 1024 * 1024
+    staging: Literal["host", "refuse"] = "host"
+    arena_bytes: Annotated[int, Meta(ge=1024 * 1024)] = 1024 * 1024 * 1024
+    cost_latency_us: Annotated[float, Meta(gt=0, le=1e8)] | None = None
+    cost_bandwidth_mbps: Annotated[float, Meta(gt=0, le=1e8)] | None = None
+
+
+class Trust(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom this machine trusts until a cluster keeps that list."""
+
+    nodes: tuple[Text, ...] = ()
+    secret_file: Text | None = None
+
+
+class Runs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run may send and keep."""
+
+    most_bytes: Annotated[int, Meta(ge=1, le=1 << 44)] = 1 << 30
+    most_files: Annotated[int, Meta(ge=1, le=50_000)] = 20_000
+    most_data_bytes: Annotated[int, Meta(ge=1, le=1 << 44)] = 1 << 40
+    store_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 50 << 30
+    log_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 32 << 20
+    stop_grace_s: Seconds = 10.0
+
+
+class Contributing(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hub's run may take of this machine's line and day."""
+
+    uplink_mbps: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    metered: Literal["wait", "allow"] = "wait"
+    quiet_hours: Text | None = None
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """Where this machine keeps its key and its local sockets."""
+
+    directory: Text | None = None
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings; ``load_settings`` makes one that is checked."""
+
+    network: Network = Network()
+    link: Link = Link()
+    collectives: Collectives = Collectives()
+    trust: Trust = Trust()
+    runs: Runs = Runs()
+    contributing: Contributing = Contributing()
+    state: State = State()
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings, and for each dotted name the place its value came from."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+class _Given(msgspec.Struct, frozen=True):
+    value: object
+    origin: str
+    # Text from the environment may stand for a number; a value from a file must have the right type already.
+    from_text: bool = False
+    # A relative path in a file is meant from that file; elsewhere it is meant from the working directory.
+    base: Path | None = None
+
+
+_SECTIONS: Mapping[str, type[msgspec.Struct]] = {
+    "network": Network,
+    "link": Link,
+    "collectives": Collectives,
+    "trust": Trust,
+    "runs": Runs,
+    "contributing": Contributing,
+    "state": State,
+}
+_TYPES: Mapping[str, Any] = {
+    f"{section}.{key}": hint
+    for section, struct in _SECTIONS.items()
+    for key, hint in get_type_hints(struct, include_extras=True).items()
+}
+_PATHS = frozenset({"trust.secret_file", "state.directory"})
+_VARIABLES: Mapping[str, str] = {ENVIRONMENT_PREFIX + name.replace(".", "_").upper(): name for name in _TYPES}
+
+
+def setting_names() -> tuple[str, ...]:
+    """Every setting as ``section.key``, in the order of the documentation."""
+    return tuple(_TYPES)
+
+
+def default_config_path() -> Path:
+    """The file that is read when neither an argument nor BARNRAISE_CONFIG names one."""
+    return Path(platformdirs.user_config_dir("barnraise", appauthor=False)) / "config.toml"
+
+
+def load_settings(
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Settings:
+    """The effective settings. ``overrides`` has keys such as ``network.port``; see ``resolve_settings``."""
+    return resolve_settings(path, environ, overrides).settings
+
+
+def resolve_settings(
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Resolved:
+    """The effective settings and where each came from; raises ConfigError naming the place of a fault."""
+    variables = os.environ if environ is None else environ
+    given = {
+        **_from_file(path, variables),
+        **_from_environment(variables),
+        **_from_overrides(overrides or {}),
+    }
+    values = {name: _convert(name, item) for name, item in given.items()}
+    settings = Settings(
+        **{
+            section: struct(**{key: values[f"{section}.{key}"] for key in _keys(section, values)})
+            for section, struct in _SECTIONS.items()
+        }  # type: ignore[arg-type]
+    )
+    origins = {name: given[name].origin if name in given else "default" for name in _TYPES}
+    _check_together(settings, origins)
+    return Resolved(settings=settings, origins=origins)
+
+
+def state_directory(settings: Settings) -> Path:
+    """The directory of the node key and the local socket, made (mode 0700) if it is missing."""
+    if settings.state.directory is not None:
+        directory = Path(settings.state.directory)
+    else:
+        directory = Path(platformdirs.user_state_dir("barnraise", appauthor=False))
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the state directory {directory} cannot be made: {error.strerror or error}",
+            hint="Give a directory you may write to, in [state] directory or BARNRAISE_STATE_DIRECTORY.",
+        ) from error
+    return directory
+
+
+def _keys(section: str, values: Mapping[str, object]) -> Iterator[str]:
+    for name in values:
+        owner, _, key = name.partition(".")
+        if owner == section:
+            yield key
+
+
+def _from_file(path: Path | None, variables: Mapping[str, str]) -> dict[str, _Given]:
+    chosen = path
+    if chosen is None and variables.get(CONFIG_VARIABLE):
+        chosen = Path(variables[CONFIG_VARIABLE]).expanduser()
+    required = chosen is not None
+    file = chosen or default_config_path()
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if not required:
+            return {}
+        raise ConfigError(
+            f"the settings file {file} does not exist",
+            hint="Create it, or correct the path that was given (by an argument or BARNRAISE_CONFIG).",
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the settings file {file} cannot be read: {error}",
+            hint="Make it a UTF-8 text file that you may read.",
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"the settings file {file} is not valid TOML: {error}",
+            hint="Correct the line named above.",
+        ) from error
+    return {name: _Given(value, str(file), base=file.parent) for name, value in _flatten(document, str(file))}
+
+
+def _from_environment(variables: Mapping[str, str]) -> dict[str, _Given]:
+    given = {}
+    for variable, text in variables.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CONFIG_VARIABLE:
+            continue
+        name = _VARIABLES.get(variable)
+        if name is not None:
+            given[name] = _Given(text, f"${variable}", from_text=True)
+        elif _looks_like_a_setting(variable):
+            raise ConfigError(
+                f"the environment variable {variable} names no setting",
+                hint=f"Unset it{_did_you_mean(variable, list(_VARIABLES))}.",
+            )
+    return given
+
+
+def _looks_like_a_setting(variable: str) -> bool:
+    """Other programs may own BARNRAISE_ variables; one in our sections, or nearly so, is a mistake."""
+    section = variable.removeprefix(ENVIRONMENT_PREFIX).partition("_")[0].lower()
+    return section in _SECTIONS or bool(difflib.get_close_matches(variable, list(_VARIABLES), cutoff=0.85))
+
+
+def _from_overrides(overrides: Mapping[str, object]) -> dict[str, _Given]:
+    nested = {key: value for key, value in overrides.items() if "." not in key}
+    dotted = {key: value for key, value in overrides.items() if "." in key}
+    for name in dotted:
+        if name not in _TYPES:
+            raise ConfigError(
+                f"the argument names the unknown setting {name!r}",
+                hint=f"Use a name of docs/settings.md{_did_you_mean(name, list(_TYPES))}.",
+            )
+    return {
+        name: _Given(value, "argument") for name, value in (*_flatten(nested, "argument"), *dotted.items())
+    }
+
+
+def _flatten(document: Mapping[str, object], place: str) -> Iterator[tuple[str, object]]:
+    """``{"network": {"port": 1}}`` as ``("network.port", 1)``, refusing what is not a setting."""
+    for section, table in document.items():
+        if section not in _SECTIONS:
+            raise ConfigError(
+                f"{place} has the unknown section [{section}]",
+                hint=f"Remove it{_did_you_mean(section, list(_SECTIONS))}.",
+            )
+        if not isinstance(table, Mapping):
+            raise ConfigError(
+                f"{place}: {section!r} must be a section of settings, not a value",
+                hint=f"Write [{section}] on a line of its own and the settings below it.",
+            )
+        for key, value in table.items():
+            name = f"{section}.{key}"
+            if name not in _TYPES:
+                known = [known.partition(".")[2] for known in _TYPES if known.startswith(f"{section}.")]
+                raise ConfigError(
+                    f"{place}: [{section}] has the unknown setting {key!r}",
+                    hint=f"Remove it{_did_you_mean(str(key), known)}.",
+                )
+            yield name, value
+
+
+def _did_you_mean(word: str, known: list[str]) -> str:
+    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f", or correct it to {matches[0]!r}" if matches else ""
+
+
+def _convert(name: str, given: _Given) -> object:
+    hint = _TYPES[name]
+    value = given.value
+    if given.from_text and isinstance(value, str):
+        value = _read_text(name, value)
+    elif isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    try:
+        converted: object = msgspec.convert(value, hint, strict=not given.from_text)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        reason = _plain(str(error)) if isinstance(error, msgspec.ValidationError) else "it is not valid text"
+        if get_origin(hint) is Literal:
+            reason = f"expected one of {', '.join(get_args(hint))}"
+        raise ConfigError(f"{name} ({given.origin}) has the wrong value {given.value!r}: {reason}") from error
+    if name in _PATHS and isinstance(converted, str):
+        location = Path(converted).expanduser()
+        return str(Path(os.path.abspath((given.base or Path()) / location)))
+    return converted
+
+
+def _read_text(name: str, text: str) -> object:
+    """Environment text: a list is separated by commas; nothing at all means an empty list or no value."""
+    hint = _TYPES[name]
+    if hint == tuple[Text, ...]:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    optional = type(None) in get_args(hint)
+    return None if optional and not text.strip() else text.strip()
+
+
+def _plain(message: str) -> str:
+    return message.replace("`", "").replace(" - at $", ", at item ").replace("Expected", "expected")
+
+
+def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
+    """Rules between settings; each message names both and where they came from."""
+
+    def fail(sentence: str, first: str, second: str, hint: str) -> None:
+        raise ConfigError(
+            f"{sentence} ({first}: {origins[first]}; {second}: {origins[second]})",
+            hint=hint,
+        )
+
+    network, link, collectives = settings.network, settings.link, settings.collectives
+    if network.port == network.discovery_port:
+        fail(
+            f"port and discovery_port are both {network.port}",
+            "network.port",
+            "network.discovery_port",
+            "Give them different numbers.",
+        )
+    if link.silence_s < 2 * link.heartbeat_s:
+        fail(
+            f"silence_s is {link.silence_s:g}, less than two heartbeats of {link.heartbeat_s:g} s",
+            "link.silence_s",
+            "link.heartbeat_s",
+            "Raise silence_s or lower heartbeat_s; otherwise one late heartbeat ends a healthy link.",
+        )
+    if collectives.arena_bytes < 2 * collectives.segment_bytes:
+        fail(
+            "arena_bytes holds less than two segments",
+            "collectives.arena_bytes",
+            "collectives.segment_bytes",
+            "Raise arena_bytes or lower segment_bytes.",
+        )
+    if (collectives.cost_latency_us is None) != (collectives.cost_bandwidth_mbps is None):
+        fail(
+            "only one of cost_latency_us and cost_bandwidth_mbps is given",
+            "collectives.cost_latency_us",
+            "collectives.cost_bandwidth_mbps",
+            "Give both, or neither to have the links measured.",
+        )

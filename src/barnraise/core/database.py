@@ -1,0 +1,46 @@
+"""SQLite for what must not be forgotten: what was committed is on the disk, for its owner alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import sys
+from pathlib import Path
+
+from barnraise.core.errors import BarnraiseError
+from barnraise.core.installation import upgrade_hint
+
+
+def open_database(
+    path: Path,
+    tables: str,
+    form: int,
+    newer: type[BarnraiseError],
+    *,
+    one_thread: bool = True,
+    locked_s: float = 5.0,
+) -> sqlite3.Connection:
+    """With these tables. ``newer`` is raised if a version of Barnraise with a later ``form`` wrote the file;
+    sqlite3.Error and OSError mean what they say. ``one_thread``: SQLite sees to it that no other uses it.
+    ``locked_s``: how long to wait for another process that writes."""
+    with contextlib.suppress(FileExistsError):  # made for us alone before SQLite opens it
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    base = sqlite3.connect(path, isolation_level=None, timeout=locked_s, check_same_thread=one_thread)
+    try:
+        base.execute("PRAGMA journal_mode=WAL")
+        base.execute("PRAGMA synchronous=FULL")
+        if sys.platform == "darwin":  # there a plain fsync leaves data in the drive's own memory
+            base.execute("PRAGMA fullfsync=1")
+            base.execute("PRAGMA checkpoint_fullfsync=1")
+        if base.execute("PRAGMA user_version").fetchone()[0] > form:
+            raise newer(
+                f"{path} was written by a newer Barnraise",
+                hint=upgrade_hint(),
+            )
+        base.executescript(tables)
+        base.execute(f"PRAGMA user_version={form}")
+    except BaseException:
+        base.close()
+        raise
+    return base

@@ -1,0 +1,287 @@
+"""The one error tree.
+
+Every error has a stable code, a sentence that says what happened, and a hint that says what to do.
+Each code has a page under ``docs/errors/`` (a test checks it).
+
+BarnraiseError
+├── ConfigError
+├── IdentityError
+│   └── TrustError
+├── TransportError
+│   ├── HandshakeError
+│   ├── ProtocolError
+│   └── ListenerError
+├── PairingError
+├── DiscoveryError
+├── MembershipError
+├── AgentError
+├── ShippingError
+├── RunError
+│   └── RunEnvironmentError
+├── HubError
+│   ├── HubAway
+│   ├── StoreAway
+│   └── HubRefused
+├── TorchMissing
+└── CollectiveError
+    ├── PeerLost
+    ├── OperationTimeout
+    ├── OperationMismatch
+    ├── OperationAborted
+    ├── UnsupportedOperation
+    ├── UntrustedPickle
+    └── MoverLost
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BarnraiseError(Exception):
+    """Base of every error raised on purpose; prints as ``[code] sentence  hint``."""
+
+    code: ClassVar[str] = "barnraise"
+    default_hint: ClassVar[str] = "See the page of this code in the documentation."
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        self.message = message
+        self.hint = hint or self.default_hint
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.message}\n  -> {self.hint}"
+
+
+class ConfigError(BarnraiseError):
+    """A setting is unknown, has the wrong type, or contradicts another."""
+
+    code = "config"
+    default_hint = "Correct the setting named above, in the file or environment variable named above."
+
+
+class IdentityError(BarnraiseError):
+    """A key, node id or certificate cannot be read or does not belong here."""
+
+    code = "identity"
+    default_hint = "Check the node id for typing errors, or the key file's owner and mode (0600)."
+
+
+class TrustError(IdentityError):
+    """An entry of the trust log is not valid, or two logs contradict each other."""
+
+    code = "trust"
+    default_hint = "Run `barnraise doctor`; if one machine's log differs, pair that machine again."
+
+
+class TransportError(BarnraiseError):
+    """A connection could not be made or kept."""
+
+    code = "transport"
+    default_hint = "Check that the other machine is on, reachable, and that its firewall lets the port in."
+
+
+class HandshakeError(TransportError):
+    """The other side could not prove that it is who it must be."""
+
+    code = "handshake"
+    default_hint = "Make sure that both machines trust each other's node id and share one discovery secret."
+
+
+class ProtocolError(TransportError):
+    """The other side sent bytes that the protocol does not allow."""
+
+    code = "protocol"
+    default_hint = "Install the same Barnraise version on both machines; if they agree already, report this."
+
+    def __init__(self, message: str, *, hint: str | None = None, not_finite: bool = False) -> None:
+        self.not_finite = not_finite  # the form is right, only the numbers are none
+        super().__init__(message, hint=hint)
+
+
+class ListenerError(TransportError):
+    """This machine's listener is missing, busy, or refused the request."""
+
+    code = "listener"
+    default_hint = (
+        "Start it with `barnraise up --detach` (only without a cluster: `barnraise listen`), "
+        "or free the port that it names."
+    )
+
+
+class PairingError(BarnraiseError):
+    """Two machines could not be paired."""
+
+    code = "pairing"
+    default_hint = "Run `barnraise pair` on a machine of the cluster and type the new code here."
+
+
+class DiscoveryError(BarnraiseError):
+    """No way to look for other machines works here."""
+
+    code = "discovery"
+    default_hint = "Run `barnraise doctor`, or name the other machine: `--at HOST`."
+
+
+class MembershipError(BarnraiseError):
+    """The cluster cannot decide what was asked now."""
+
+    code = "membership"
+    default_hint = "Start the machines that `barnraise status` names as missing."
+
+
+class AgentError(BarnraiseError):
+    """This machine's agent is missing, or could not do what was asked."""
+
+    code = "agent"
+    default_hint = "Start it with `barnraise up`, then try again."
+
+
+class ShippingError(BarnraiseError):
+    """A folder or a data set cannot be packed, sent or unpacked."""
+
+    code = "shipping"
+    default_hint = "Leave out what the run does not need: list it in `.barnraiseignore`."
+
+
+class RunError(BarnraiseError):
+    """A run cannot be started, found or stopped."""
+
+    code = "run"
+    default_hint = "See which runs there are with `barnraise ps`."
+
+
+class RunEnvironmentError(RunError):
+    """A machine lacks what the script needs."""
+
+    code = "run-environment"
+    default_hint = "Install what is missing there, use `--env sync`, or leave the machine out with `--on`."
+
+
+class HubError(BarnraiseError):
+    """A hub cannot be founded, reached or kept."""
+
+    code = "hub"
+    default_hint = "Check the hub's address, and that `barnraise hub up` runs there."
+
+
+class HubAway(HubError):
+    """A hub does not answer now; it may later. ``answered``: somebody did, who is not the hub."""
+
+    code = "hub-away"
+    default_hint = "Wait: what was trained is kept. Ask the hub's owner if it lasts."
+
+    def __init__(self, message: str, *, hint: str | None = None, answered: bool = False) -> None:
+        self.answered = answered
+        super().__init__(message, hint=hint)
+
+
+class StoreAway(HubError):
+    """A hub's object store does not give or take a blob now."""
+
+    code = "store-away"
+    default_hint = "Wait: the hub itself has every blob, and the store is tried again."
+
+
+class HubRefused(HubError):
+    """A hub refused what was sent to it."""
+
+    code = "hub-refused"
+    default_hint = "Do what the sentence says; the hub's page shows the reason to everybody."
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        hint: str | None = None,
+        retry_s: float = 0.0,
+        offset: int | None = None,
+    ) -> None:
+        self.status = status
+        self.kind = kind
+        self.retry_s = retry_s
+        self.offset = offset
+        super().__init__(message, hint=hint)
+
+
+class TorchMissing(BarnraiseError):
+    """torch is not installed, or not in the range that was tested."""
+
+    code = "torch-missing"
+    default_hint = "Run `barnraise torch`: it prints the install command for this machine."
+
+
+def by_code(code: str, otherwise: type[BarnraiseError]) -> type[BarnraiseError]:
+    """The class of an error that another process of this machine raised, if it is only a sentence."""
+    plain = (
+        *(PairingError, DiscoveryError, MembershipError, TrustError, IdentityError, ConfigError),
+        *(ShippingError, RunError, RunEnvironmentError),
+    )
+    return next((cls for cls in plain if cls.code == code), otherwise)
+
+
+class CollectiveError(BarnraiseError):
+    """A group operation could not be completed."""
+
+    code = "collective"
+    default_hint = "Look at the first failing rank's message; the others only follow it."
+
+
+class PeerLost(CollectiveError):
+    """A member of the group died, was aborted or fell silent."""
+
+    code = "peer-lost"
+    default_hint = "Rebuild the group without that peer, or start the peer again and rebuild with it."
+
+    def __init__(self, peer: int, why: str, *, hint: str | None = None) -> None:
+        self.peer = peer
+        self.why = why
+        super().__init__(f"rank {peer} is lost: {why}", hint=hint)
+
+
+class OperationTimeout(CollectiveError):
+    """The operation's own time ran out although every peer was alive."""
+
+    code = "operation-timeout"
+    default_hint = "See what the late ranks named above are doing, or give the group a longer timeout."
+
+    def __init__(self, message: str, *, late: tuple[int, ...] = (), hint: str | None = None) -> None:
+        self.late = late
+        super().__init__(message, hint=hint)
+
+
+class OperationMismatch(CollectiveError):
+    """Ranks called different operations, or the same one with different arguments."""
+
+    code = "operation-mismatch"
+    default_hint = "Make every rank of the group call the same operations in the same order with equal sizes."
+
+
+class OperationAborted(CollectiveError):
+    """The group was aborted or closed by this process while the operation was pending."""
+
+    code = "operation-aborted"
+    default_hint = "Build a new group to go on."
+
+
+class UnsupportedOperation(CollectiveError):
+    """The operation does not exist for this dtype, device or reduction."""
+
+    code = "unsupported-operation"
+    default_hint = "Convert the tensor to a supported dtype or device first."
+
+
+class UntrustedPickle(CollectiveError):
+    """torch would unpickle what a guest's worker sends."""
+
+    code = "untrusted-pickle"
+    default_hint = "Send tensors instead, or name only owners' machines: `barnraise run --on NAMES`."
+
+
+class MoverLost(CollectiveError):
+    """The mover, the process that owns this worker's links, ended or stopped answering."""
+
+    code = "mover-lost"
+    default_hint = "Start the worker again; if it repeats, look at the mover's last words above."

@@ -1,0 +1,98 @@
+"""Gives out the addresses at which known machines were met before, while those machines are away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from barnraise.discovery.alarm import Alarm, end_task
+from barnraise.discovery.pacing import Backoff, Searches
+from barnraise.discovery.port import UNTAGGED, OnSighting, Sighting
+
+_BACKOFF = Backoff(2.0, 60.0)
+_MOST_NODES = 256
+_MOST_ADDRESSES = 16
+_IDLE_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """Where a node was met before."""
+
+    node: str
+    addresses: tuple[str, ...]
+    port: int
+
+
+class RememberedFinder:
+    """At the start, and with a back-off for each node that is away."""
+
+    name = "remembered"
+    finds_strangers = False
+
+    def __init__(self, places: Iterable[Remembered] = ()) -> None:
+        self._places: dict[str, Remembered] = {}
+        self._present: frozenset[str] = frozenset()
+        self._watching = False
+        self._searches = Searches(_BACKOFF)
+        self._alarm = Alarm()
+        self._task: asyncio.Task[None] | None = None
+        self._on_sighting: OnSighting | None = None
+        self.remember(places)
+
+    def remember(self, places: Iterable[Remembered]) -> None:
+        """All that is known from now on, the most useful first; what is beyond the bound is not kept."""
+        self._places = {}
+        for place in places:
+            if len(self._places) < _MOST_NODES:
+                self._places[place.node] = Remembered(
+                    place.node, place.addresses[:_MOST_ADDRESSES], place.port
+                )
+        self._look()
+
+    def present(self, nodes: frozenset[str]) -> None:
+        """Who is here now; the others are looked for."""
+        self._present = nodes
+        self._look()
+
+    async def start(self, on_sighting: OnSighting) -> None:
+        self._on_sighting = on_sighting
+        self._task = asyncio.create_task(self._keep(), name="discovery remembered")
+
+    def advertise(self, tags: frozenset[str], port: int) -> None:
+        """Nobody is told: the others have memories of their own."""
+
+    def watch(self, tags: frozenset[str]) -> None:
+        self._watching = bool(tags)
+        self._look()
+
+    def refresh(self) -> None:
+        self._searches.restart(time.monotonic())
+        self._alarm.ring()
+
+    def seen(self, tag: str) -> None:
+        """Somebody was seen, but not who: `present` says that."""
+
+    async def stop(self) -> None:
+        await end_task(self._task)
+        self._task = None
+
+    def health(self) -> str | None:
+        return None
+
+    def _look(self) -> None:
+        away = frozenset(self._places) - self._present if self._watching else frozenset()
+        self._searches.want(away, time.monotonic())
+        self._alarm.ring()
+
+    async def _keep(self) -> None:
+        while True:
+            for node in self._searches.due(time.monotonic()):
+                place = self._places[node]
+                for address in place.addresses:
+                    if self._on_sighting is not None:
+                        self._on_sighting(Sighting(address, place.port, UNTAGGED, self.name))
+            next_at = self._searches.next_at()
+            await self._alarm.sleep(_IDLE_S if next_at is None else next_at - time.monotonic())

@@ -1,0 +1,51 @@
+"""The hub's process: ``python -m barnraise.hub DIRECTORY [--host HOST] [--port PORT]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from barnraise.core.errors import BarnraiseError
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m barnraise.hub", description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--host", default="")
+    parser.add_argument("--port", type=int, default=52480)
+    parser.add_argument("--with-parent", action="store_true", help="end when standard input does")
+    parser.add_argument("--plain", action="store_true", help="no TLS: for a proxy on this machine")
+    parser.add_argument("--follow", metavar="INVITE", help="mirror the hub of this invite")
+    parser.add_argument("--parent", metavar="INVITE", help="be a region of the hub of this invite")
+    parser.add_argument("--seats", type=int, default=0, help="a region: take in so many of its parent's")
+    parser.add_argument("--offer", metavar="URL", action="append", default=[], help="how they reach it")
+    parser.add_argument("--store", metavar="s3://BUCKET/FOLDER", help="blobs go there, too")
+    parser.add_argument("--store-endpoint", metavar="URL", default="", help="of a store that is not Amazon's")
+    parser.add_argument("--held-out", metavar="FILE", type=Path, help="tries updates before they count")
+    given = parser.parse_args(arguments)
+    try:
+        from barnraise.hub.bucket import read_place
+        from barnraise.hub.invites import read_invite
+        from barnraise.hub.serving import Listening, Seats, run
+
+        host = given.host or ("127.0.0.1" if given.plain else "0.0.0.0")
+        run(
+            given.directory,
+            Listening(host, given.port, given.plain, given.with_parent),
+            follow=read_invite(given.follow) if given.follow else None,
+            parent=read_invite(given.parent) if given.parent else None,
+            seats=Seats(given.seats, tuple(given.offer)) if given.seats and given.offer else None,
+            store=read_place(given.store, given.store_endpoint) if given.store else None,
+            held_out=given.held_out,
+        )
+    except BarnraiseError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,80 @@
+"""Which redirects of a hub a member follows. Pure.
+
+A hub that is asked for a blob may lead elsewhere: to the one origin that was accepted at the beginning, for
+the blob that was asked for, and nowhere into the member's own network unless the hub is there itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from typing import Literal
+
+import httpx
+
+STORE_HEADER = "barnraise-store"  # of a request: the origin that its sender would follow a redirect to
+_MOST_LINK = 8192
+_PORTS = {"http": 80, "https": 443}
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+Where = Literal["machine", "network", "internet", "nowhere"]
+
+
+def origin_of(url: str) -> str | None:
+    """Scheme, host and port, the port only if it is not the scheme's own; None for what has no such thing."""
+    try:
+        found = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError):
+        return None
+    if found.scheme not in _PORTS or not found.host or found.userinfo:
+        return None
+    host = f"[{found.host}]" if ":" in found.host else found.host
+    port = "" if found.port in (None, _PORTS[found.scheme]) else f":{found.port}"
+    return f"{found.scheme}://{host}{port}"
+
+
+def reason_against(link: str, accepted: str, sha256: str) -> str:
+    """Why it is not followed; empty if it is what was accepted."""
+    if len(link) > _MOST_LINK or not link.isascii() or not link.isprintable():
+        return "the hub's redirect cannot be read"
+    if origin_of(link) != accepted:
+        return "the hub leads to another place than the one that was accepted"
+    if not httpx.URL(link).path.endswith(f"/{sha256}"):
+        return "the hub's redirect is for something else than the blob"
+    return ""
+
+
+def where(address: str) -> Where:
+    """What an address reaches, also if it is wrapped in one of IPv6."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return "nowhere"
+    if isinstance(found, ipaddress.IPv6Address):
+        found = found.ipv4_mapped or found.sixtofour or _behind_nat64(found) or found
+    if found.is_loopback:
+        return "machine"
+    if found.is_link_local or found.is_multicast or found.is_unspecified or found.is_reserved:
+        return "nowhere"
+    return "internet" if found.is_global else "network"
+
+
+def reachable(found: Iterable[str], hub: Where, scheme: str) -> tuple[str, ...]:
+    """Those addresses of a store that a hub which is ``hub`` may lead to, in their order."""
+    return tuple(address for address in found if _may_lead(hub, where(address), scheme))
+
+
+def _may_lead(hub: Where, store: Where, scheme: str) -> bool:
+    if scheme != "https" and store != "machine":
+        return False
+    allowed: dict[Where, tuple[Where, ...]] = {
+        "machine": ("machine", "network", "internet"),
+        "network": ("network", "internet"),
+        "internet": ("internet",),
+        "nowhere": ("internet",),
+    }
+    return store in allowed[hub]
+
+
+def _behind_nat64(found: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    return ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in _NAT64 else None

@@ -1,0 +1,185 @@
+"""HTTP Message Signatures (RFC 9421) over Ed25519, in the one form that hubs and their members use.
+
+A request's signature covers its method, path, query, the digest of its body (RFC 9530) and the hub it is
+meant for; a response's the status, the digest and the request's signature. Names and addresses of servers
+are not covered, so that a proxy or tunnel may stand between. The headers alone can be verified: nobody's body
+is read before it is known who sends it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import functools
+import hashlib
+import re
+import secrets
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from barnraise.core.errors import HubError, HubRefused, IdentityError
+from barnraise.identity.keys import NodeKey, verify_signature
+from barnraise.identity.node_id import NodeId
+
+WINDOW_S = 120.0  # a signature is this old at most, and a nonce is remembered for twice as long
+HUB_HEADER = "barnraise-hub"
+_LABEL = "barnraise"
+_REQUEST_PARTS = f'"@method" "@path" "@query" "content-digest" "{HUB_HEADER}"'
+_RESPONSE_PARTS = f'"@status" "content-digest" "signature";req;key="{_LABEL}"'
+_PARAMETERS = ';created=([0-9]{1,12});nonce="([A-Za-z0-9_-]{16,64})";keyid="([0-9A-Z-]{69})";alg="ed25519"'
+_REQUEST_INPUT = re.compile(rf"{_LABEL}=(\({re.escape(_REQUEST_PARTS)}\){_PARAMETERS})")
+_RESPONSE_INPUT = re.compile(rf"{_LABEL}=(\({re.escape(_RESPONSE_PARTS)}\){_PARAMETERS})")
+_SIGNATURE = re.compile(rf"{_LABEL}=(:[A-Za-z0-9+/]{{86}}==:)")
+_DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
+
+
+class Signed(NamedTuple):
+    """What a verified signature says."""
+
+    node: NodeId
+    created: int
+    nonce: str
+    digest: bytes  # that the body must have
+    signature: str  # as the response's signature covers it
+
+
+def content_digest(body: bytes) -> str:
+    return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
+
+
+def sign_request(
+    key: NodeKey, method: str, path: str, query: str, body: bytes, hub: NodeId, now: float
+) -> dict[str, str]:
+    """The headers to send along; path and query as they stand in the request's first line."""
+    headers = {"content-digest": content_digest(body), HUB_HEADER: str(hub)}
+    parameters = _parameters(_REQUEST_PARTS, key, now)
+    base = _request_base(method, path, query, headers["content-digest"], str(hub), parameters)
+    return headers | _signed(key, parameters, base)
+
+
+def verify_request(method: str, path: str, query: str, headers: Mapping[str, str], hub: NodeId) -> Signed:
+    """HubRefused (401) unless the headers are signed for this hub. Others judge who it is and when."""
+    if headers.get(HUB_HEADER) != str(hub):
+        raise HubRefused(401, "wrong-hub", "the request is meant for another hub", hint=_ASK_AGAIN)
+    found, digest, signature = _read(_REQUEST_INPUT, headers)
+    parameters, created, nonce, keyid = found
+    base = _request_base(method, path, query, headers["content-digest"], headers[HUB_HEADER], parameters)
+    node = _node(keyid)
+    if node is None or not verify_signature(node, base64.b64decode(signature[1:-1]), base):
+        raise HubRefused(401, "signature", "the signature does not belong to the request", hint=_ASK_AGAIN)
+    return Signed(node, int(created), nonce, digest, signature)
+
+
+def sign_response(key: NodeKey, status: int, body: bytes, asked: str, now: float) -> dict[str, str]:
+    """``asked`` is the request's signature."""
+    digest = content_digest(body)
+    parameters = _parameters(_RESPONSE_PARTS, key, now)
+    return {"content-digest": digest} | _signed(
+        key, parameters, _response_base(status, digest, asked, parameters)
+    )
+
+
+def verify_response(
+    hub: NodeId, status: int, headers: Mapping[str, str], body: bytes, request_headers: Mapping[str, str]
+) -> float:
+    """The hub's time. HubError unless the hub that was asked answered this, and answered this question."""
+    try:
+        found, digest, signature = _read(_RESPONSE_INPUT, headers)
+    except HubRefused as error:
+        raise HubError(f"the answer is not the hub's: {error.message}", hint=_WRONG_KEY) from error
+    parameters, created, _, keyid = found
+    asked = request_signature(request_headers)
+    base = _response_base(status, headers["content-digest"], asked or "", parameters)
+    if keyid != str(hub) or not verify_signature(hub, base64.b64decode(signature[1:-1]), base):
+        raise HubError("the answer is not signed with the key of the invite", hint=_WRONG_KEY)
+    if hashlib.sha256(body).digest() != digest:
+        raise HubError(
+            "the answer was changed on its way", hint="Try again, without the proxy if it repeats."
+        )
+    return float(created)
+
+
+def request_signature(headers: Mapping[str, str]) -> str | None:
+    """What a response to this request must cover, whether or not the signature is any good."""
+    found = _SIGNATURE.fullmatch(headers.get("signature", ""))
+    return found[1] if found else None
+
+
+class Nonces:
+    """Those of the window, so that nothing signed counts twice. Holds so many at most; then it refuses.
+
+    What was signed before ``began`` is too old: this process does not know what was heard before it.
+    """
+
+    def __init__(self, began: float = 0.0, most: int = 1_000_000) -> None:
+        self._seen: dict[tuple[bytes, str], float] = {}  # in the order of their time
+        self._began, self._most = int(began), most
+
+    def take(self, signed: Signed, clock: float, now: float) -> None:
+        """HubRefused if it is too old or too new by the wall ``clock``, or was here before."""
+        if abs(clock - signed.created) > WINDOW_S or signed.created < self._began:
+            raise HubRefused(
+                401,
+                "clock",
+                f"the signature's time is {clock - signed.created:+.0f} s from the hub's clock",
+                hint="Set this machine's clock, or add the difference to the time of the next signature.",
+            )
+        while self._seen:
+            oldest = next(iter(self._seen))
+            if now - self._seen[oldest] <= 2 * WINDOW_S:
+                break
+            del self._seen[oldest]
+        key = (signed.node.raw, signed.nonce)
+        if key in self._seen:
+            raise HubRefused(401, "replay", "this very request was here before", hint=_ASK_AGAIN)
+        if len(self._seen) >= self._most:
+            raise HubRefused(429, "busy", "the hub has too much to do", hint="Try again in a minute.")
+        self._seen[key] = now
+
+
+def _read(form: re.Pattern[str], headers: Mapping[str, str]) -> tuple[tuple[str, ...], bytes, str]:
+    given = form.fullmatch(headers.get("signature-input", ""))
+    signature = _SIGNATURE.fullmatch(headers.get("signature", ""))
+    digest = _DIGEST.fullmatch(headers.get("content-digest", ""))
+    if given is None or signature is None or digest is None:
+        raise HubRefused(401, "unsigned", "there is no signature of the form that hubs use", hint=_ASK_AGAIN)
+    try:
+        return given.groups(), base64.b64decode(digest[1], validate=True), signature[1]
+    except binascii.Error as error:
+        raise HubRefused(401, "unsigned", "the digest is not base64", hint=_ASK_AGAIN) from error
+
+
+def _parameters(parts: str, key: NodeKey, now: float) -> str:
+    nonce = secrets.token_urlsafe(18)
+    return f'({parts});created={int(now)};nonce="{nonce}";keyid="{key.id}";alg="ed25519"'
+
+
+def _request_base(method: str, path: str, query: str, digest: str, hub: str, parameters: str) -> bytes:
+    return (
+        f'"@method": {method}\n"@path": {path}\n"@query": ?{query}\n"content-digest": {digest}\n'
+        f'"{HUB_HEADER}": {hub}\n"@signature-params": {parameters}'
+    ).encode()
+
+
+def _response_base(status: int, digest: str, asked: str, parameters: str) -> bytes:
+    return (
+        f'"@status": {status}\n"content-digest": {digest}\n"signature";req;key="{_LABEL}": {asked}\n'
+        f'"@signature-params": {parameters}'
+    ).encode()
+
+
+def _signed(key: NodeKey, parameters: str, base: bytes) -> dict[str, str]:
+    signature = base64.b64encode(key.sign(base)).decode()
+    return {"signature-input": f"{_LABEL}={parameters}", "signature": f"{_LABEL}=:{signature}:"}
+
+
+@functools.lru_cache(maxsize=4096)
+def _node(text: str) -> NodeId | None:
+    try:
+        return NodeId.parse(text)
+    except IdentityError:
+        return None
+
+
+_ASK_AGAIN = "Install the same Barnraise version as the hub's, then try again."
+_WRONG_KEY = "Ask the person who sent the invite for a new one; do not go on with this address."

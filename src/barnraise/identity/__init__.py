@@ -1,0 +1,72 @@
+"""Who a machine is, what its workers may say in its name, and who belongs to a cluster. Imports core.
+
+Names are loaded when they are first used: the command line asks for some of them on every start, and only
+those that sign or verify need the cryptography library.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from barnraise.identity.credentials import WORKER_BYTES, WorkerCredentials
+    from barnraise.identity.delegation import WorkerIdentity, anchor, delegate, read_worker
+    from barnraise.identity.keys import NodeKey, verify_signature
+    from barnraise.identity.node_id import NodeId
+    from barnraise.identity.trust import (
+        Admit,
+        Found,
+        Member,
+        Revoke,
+        Role,
+        SignedEntry,
+        TrustLog,
+        decode_entry,
+        encode_entry,
+    )
+
+_HOMES = {
+    "credentials": ("WORKER_BYTES", "WorkerCredentials"),
+    "delegation": ("WorkerIdentity", "anchor", "delegate", "read_worker"),
+    "keys": ("NodeKey", "verify_signature"),
+    "node_id": ("NodeId",),
+    "trust": (
+        "Admit",
+        "Found",
+        "Member",
+        "Revoke",
+        "Role",
+        "SignedEntry",
+        "TrustLog",
+        "decode_entry",
+        "encode_entry",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "WORKER_BYTES",
+    "Admit",
+    "Found",
+    "Member",
+    "NodeId",
+    "NodeKey",
+    "Revoke",
+    "Role",
+    "SignedEntry",
+    "TrustLog",
+    "WorkerCredentials",
+    "WorkerIdentity",
+    "anchor",
+    "decode_entry",
+    "delegate",
+    "encode_entry",
+    "read_worker",
+    "verify_signature",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)

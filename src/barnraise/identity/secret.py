@@ -1,0 +1,44 @@
+"""The discovery secret: what machines of one cluster share so that strangers get no answer at all."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from pathlib import Path
+
+from barnraise.core.errors import IdentityError
+from barnraise.identity.private_file import load_or_create_private, read_private
+
+SECRET_BYTES_MIN = 32
+_HEXADECIMAL = frozenset(string.hexdigits.encode())
+_PRINTABLE = frozenset(string.printable.encode())
+
+
+def load_or_create_secret(path: Path) -> bytes:
+    """This machine's own secret, random if there is none yet."""
+    fresh = secrets.token_bytes(SECRET_BYTES_MIN).hex().encode() + b"\n"
+    return read_secret(load_or_create_private(path, fresh), path)
+
+
+def load_secret(path: Path) -> bytes:
+    """A secret that somebody put there."""
+    content = read_private(path)
+    if content is None:
+        raise IdentityError(
+            f"there is no discovery secret at {path}",
+            hint="Copy the file from a machine that has it (mode 0600), or correct the secret_file setting.",
+        )
+    return read_secret(content, path)
+
+
+def read_secret(content: bytes, path: Path) -> bytes:
+    """Hexadecimal text or raw bytes; the line end that an editor adds to text does not count."""
+    text = content.strip() if _PRINTABLE.issuperset(content) else content
+    if len(text) >= 2 * SECRET_BYTES_MIN and len(text) % 2 == 0 and _HEXADECIMAL.issuperset(text):
+        return bytes.fromhex(text.decode("ascii"))
+    if len(text) < SECRET_BYTES_MIN:
+        raise IdentityError(
+            f"the discovery secret at {path} has {len(text)} bytes, fewer than {SECRET_BYTES_MIN}",
+            hint=f"Write {SECRET_BYTES_MIN} random bytes, raw or hexadecimal, alike on every machine.",
+        )
+    return text

@@ -1,0 +1,382 @@
+"""The trust log: who belongs to a cluster, in which role, and who is out for ever. Pure but for randomness.
+
+A hash chain of entries, each signed by the node key of a machine that is an owner at that place. No key
+is shared and no date counts: a machine is a member if the log says so. Two owners may sign for the same
+place; which entry is next is decided by the cluster's views, and the other is signed anew on top.
+
+The log holds the discovery secrets in clear, so it is shown to members only, and a revocation is never
+sent to the machine that it removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from barnraise.core.errors import TrustError
+from barnraise.identity.keys import NodeKey, verify_signature
+from barnraise.identity.node_id import KEY_BYTES, NodeId
+
+Role = Literal["owner", "guest"]
+
+LOG_ENTRIES = 4096
+ENTRY_BYTES = 576
+NAME_LENGTH = 64
+HASH_BYTES = 32
+SECRET_BYTES = 32
+CLUSTER_BYTES = 16
+_NONCE_BYTES = 16
+_SIGNATURE_BYTES = 64
+_NO_HASH = bytes(HASH_BYTES)
+_DOMAIN = b"barnraise trust log entry 1\0"
+
+_Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+_Hash = Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+_Secret = Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+_Nonce = Annotated[bytes, Meta(min_length=_NONCE_BYTES, max_length=_NONCE_BYTES)]
+_Signature = Annotated[bytes, Meta(min_length=_SIGNATURE_BYTES, max_length=_SIGNATURE_BYTES)]
+_Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH)]
+_Index = Annotated[int, Meta(ge=0, lt=LOG_ENTRIES)]
+
+
+class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="found"):
+    """The first entry: makes a cluster, with its first owner and its first discovery secret."""
+
+    node: _Key
+    name: _Name
+    secret: _Secret
+    nonce: _Nonce
+
+    @property
+    def subject(self) -> NodeId:
+        return NodeId(self.node)
+
+    def __repr__(self) -> str:
+        return f"Found({self.subject.short}, {self.name!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        return [("node", self.subject.short), ("name", self.name)]
+
+
+class Admit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="admit"):
+    """Lets a machine in, in one role for good."""
+
+    node: _Key
+    role: Role
+    name: _Name
+
+    @property
+    def subject(self) -> NodeId:
+        return NodeId(self.node)
+
+    def __repr__(self) -> str:
+        return f"Admit({self.subject.short}, {self.role}, {self.name!r})"
+
+
+class Revoke(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="revoke"):
+    """Removes a machine for ever; from here on the cluster has a new discovery secret."""
+
+    node: _Key
+    secret: _Secret
+
+    @property
+    def subject(self) -> NodeId:
+        return NodeId(self.node)
+
+    def __repr__(self) -> str:
+        return f"Revoke({self.subject.short})"
+
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        return [("node", self.subject.short)]
+
+
+Body = Found | Admit | Revoke
+
+
+class _Unsigned(msgspec.Struct, frozen=True):
+    index: int
+    previous: bytes
+    body: Body
+    signer: bytes
+
+
+class SignedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One place of the log; ``previous`` is the hash of the entry before, zeros for the first."""
+
+    index: _Index
+    previous: _Hash
+    body: Body
+    signer: _Key
+    signature: _Signature
+
+    @property
+    def by(self) -> NodeId:
+        return NodeId(self.signer)
+
+
+class Member(msgspec.Struct, frozen=True):
+    """What the log says about a machine that is in."""
+
+    role: Role
+    name: str
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(SignedEntry)
+
+
+def encode_entry(entry: SignedEntry) -> bytes:
+    """The one byte form of an entry: what is hashed, kept and sent. TrustError if it breaks a bound."""
+    try:
+        data = _ENCODER.encode(entry)
+        if len(data) <= ENTRY_BYTES and _DECODER.decode(data) == entry:
+            _check_name(entry.body)
+            return data
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise TrustError("the entry of the trust log has a wrong form") from error
+    raise TrustError("the entry of the trust log has a wrong form")
+
+
+def decode_entry(data: bytes) -> SignedEntry:
+    """Read exactly what ``encode_entry`` writes; nothing is verified yet but the form."""
+    if len(data) > ENTRY_BYTES:
+        raise TrustError(f"an entry of the trust log has at most {ENTRY_BYTES} bytes, this has {len(data)}")
+    try:
+        entry = _DECODER.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # a deep nest of nothing
+        raise TrustError("the entry of the trust log cannot be read") from error
+    _check_name(entry.body)
+    if _ENCODER.encode(entry) != data:  # two byte forms would be two hashes of one entry
+        raise TrustError("the entry of the trust log is not in its one allowed form")
+    return entry
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class TrustLog:
+    """A verified log. Every change gives a new one; the old one stays as it was."""
+
+    entries: tuple[SignedEntry, ...]
+    secrets: tuple[bytes, ...]
+    _heads: tuple[bytes, ...]
+    _members: dict[NodeId, Member]
+    _revoked: dict[NodeId, Member]
+
+    @classmethod
+    def found(cls, key: NodeKey, name: str) -> TrustLog:
+        """A new cluster whose only member and owner is this machine."""
+        body = Found(
+            node=key.id.raw,
+            name=name,
+            secret=secrets.token_bytes(SECRET_BYTES),
+            nonce=secrets.token_bytes(_NONCE_BYTES),
+        )
+        return cls.read([_signed(key, 0, _NO_HASH, body)])
+
+    @classmethod
+    def read(cls, entries: Iterable[SignedEntry]) -> TrustLog:
+        """Verify a whole log from its first entry on."""
+        log = cls((), (), (), {}, {})
+        for entry in entries:
+            log = log.extended(entry)
+        if not log.entries:
+            raise TrustError("a trust log has at least one entry, this has none")
+        return log
+
+    def admit(self, key: NodeKey, node: NodeId, role: Role, name: str) -> SignedEntry:
+        """An entry that lets ``node`` in, signed by this machine; it counts once it is in the log."""
+        return self._next(key, Admit(node=node.raw, role=role, name=name))
+
+    def revoke(self, key: NodeKey, node: NodeId) -> SignedEntry:
+        """An entry that removes ``node`` for ever, with a new discovery secret."""
+        return self._next(key, Revoke(node=node.raw, secret=secrets.token_bytes(SECRET_BYTES)))
+
+    def resign(self, key: NodeKey, entry: SignedEntry) -> SignedEntry | None:
+        """What ``entry`` wished, signed anew on top of this log; None if this log does it already.
+
+        Only its own signer may do so, and its signature is checked: nobody gets a signature for a wish
+        that was not his. A revocation gets a fresh secret, because the lost one may have been seen by a
+        machine that was removed in the meantime.
+        """
+        encode_entry(entry)
+        _check_signature(entry)
+        if entry.by != key.id:
+            raise TrustError(f"the entry was signed by {entry.by.short}, only that machine can sign it anew")
+        body, node = entry.body, entry.body.subject
+        if isinstance(body, Found):
+            raise TrustError("the first entry of a trust log cannot be signed anew")
+        if isinstance(body, Admit):
+            return None if self.role(node) == body.role else self.admit(key, node, body.role, body.name)
+        return None if node in self._revoked else self.revoke(key, node)
+
+    def extended(self, entry: SignedEntry) -> TrustLog:
+        """This log and one more entry; everything about the entry is verified, and nothing else again."""
+        data = encode_entry(entry)
+        self._check_place(entry, data)
+        _check_signature(entry)
+        body, node = entry.body, entry.body.subject
+        self._check_rules(entry)
+        members, revoked = dict(self._members), dict(self._revoked)
+        if isinstance(body, Found):
+            members[node] = Member("owner", body.name)
+        elif isinstance(body, Admit):
+            members[node] = Member(body.role, body.name)
+        else:
+            revoked[node] = members.pop(node)
+        rotated = () if isinstance(body, Admit) else (body.secret,)
+        head = hashlib.sha3_256(data).digest()
+        return TrustLog(
+            (*self.entries, entry), self.secrets + rotated, (*self._heads, head), members, revoked
+        )
+
+    @property
+    def head(self) -> bytes:
+        """The hash of the last entry: it stands for the whole log."""
+        return self._heads[-1]
+
+    def head_at(self, count: int) -> bytes:
+        """The head as it was after ``count`` entries, for comparing with a shorter log."""
+        if not 0 <= count <= len(self._heads):
+            raise TrustError(f"this trust log has {len(self._heads)} entries, not {count}")
+        return self._heads[count - 1] if count else _NO_HASH
+
+    @property
+    def cluster(self) -> bytes:
+        """The cluster's id: it names what cannot change, the first entry."""
+        return self._heads[0][:CLUSTER_BYTES]
+
+    @property
+    def secret(self) -> bytes:
+        """The discovery secret in force. ``secrets`` has them all, for machines that were away."""
+        return self.secrets[-1]
+
+    def role(self, node: NodeId) -> Role | None:
+        member = self._members.get(node)
+        return member.role if member else None
+
+    @property
+    def members(self) -> dict[NodeId, Member]:
+        """Who is in, in order of admission."""
+        return dict(self._members)
+
+    @property
+    def revoked(self) -> dict[NodeId, Member]:
+        """Who is out for ever, with what it was, in order of removal."""
+        return dict(self._revoked)
+
+    @property
+    def owners(self) -> tuple[NodeId, ...]:
+        return tuple(node for node, member in self._members.items() if member.role == "owner")
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __eq__(self, other: object) -> bool:
+        return self._heads[-1:] == other._heads[-1:] if isinstance(other, TrustLog) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._heads[-1:])
+
+    def __repr__(self) -> str:
+        cluster = self.cluster.hex()[:8] if self._heads else "none"
+        return f"TrustLog(cluster={cluster}, entries={len(self.entries)}, members={len(self._members)})"
+
+    def _next(self, key: NodeKey, body: Body) -> SignedEntry:
+        entry = _signed(key, len(self.entries), self.head, body)
+        self.extended(entry)  # what we would refuse from others we do not sign either
+        return entry
+
+    def _check_place(self, entry: SignedEntry, data: bytes) -> None:
+        count = len(self.entries)
+        if entry.index < count:
+            if hashlib.sha3_256(data).digest() == self._heads[entry.index]:
+                raise TrustError(f"entry {entry.index} is in the trust log already")
+            raise TrustError(
+                f"there are two different entries for place {entry.index} of the trust log",
+                hint="One of them was never decided: compare with the other machines of the cluster.",
+            )
+        if entry.index > count:
+            raise TrustError(f"the trust log's next entry is {count}, this is {entry.index}")
+        if entry.previous != self.head_at(count):
+            raise TrustError(f"entry {entry.index} follows another trust log than this one")
+
+    def _check_rules(self, entry: SignedEntry) -> None:
+        body, node = entry.body, entry.body.subject
+        if isinstance(body, Found):
+            if self.entries:
+                raise TrustError("a cluster is founded once, by the first entry of its log")
+            if entry.by != node:
+                raise TrustError("a cluster is founded by its first owner's own signature")
+            return
+        if not self.entries:
+            raise TrustError("the first entry of a trust log founds the cluster, this does not")
+        if self.role(entry.by) != "owner":
+            raise TrustError(
+                f"{entry.by.short} is no owner of this cluster and can neither admit nor remove",
+                hint="Do it on a machine that `barnraise nodes` shows as owner.",
+            )
+        if isinstance(body, Admit):
+            self._check_admission(node)
+        else:
+            self._check_removal(node)
+
+    def _check_admission(self, node: NodeId) -> None:
+        if node in self._members:
+            raise TrustError(
+                f"{node.short} is a member already, as {self._members[node].role}",
+                hint="A role is for good: to change it, unpair the machine and give it a new node key.",
+            )
+        if node in self._revoked:
+            raise TrustError(
+                f"{node.short} was removed from this cluster and never returns under that node id",
+                hint="On that machine run `barnraise leave`: it then is a new node and can be paired.",
+            )
+        if len(self.entries) + 1 + len(self._members) + 1 > LOG_ENTRIES:
+            raise TrustError(
+                "the trust log is full: the room that is left is kept for removing its members",
+                hint="Found a new cluster and pair the machines with it.",
+            )
+
+    def _check_removal(self, node: NodeId) -> None:
+        if node not in self._members:
+            raise TrustError(f"{node.short} is no member of this cluster")
+        if self.owners == (node,):
+            raise TrustError(
+                f"{node.short} is the cluster's last owner and cannot be removed",
+                hint="Pair another machine as owner first.",
+            )
+
+
+def check_name(name: str) -> None:
+    """Names are shown to people: no control signs, nothing invisible, no blank ends."""
+    if not 1 <= len(name) <= NAME_LENGTH or not name.isprintable() or name != name.strip():
+        raise TrustError(
+            f"a machine's name has 1 to {NAME_LENGTH} printable characters and no blank at either end",
+            hint="Choose another name: `barnraise rename NAME`.",
+        )
+
+
+def _check_name(body: Body) -> None:
+    if not isinstance(body, Revoke):
+        check_name(body.name)
+
+
+def _signed(key: NodeKey, index: int, previous: bytes, body: Body) -> SignedEntry:
+    _check_name(body)
+    signature = key.sign(_to_sign(index, previous, body, key.id.raw))
+    return SignedEntry(index=index, previous=previous, body=body, signer=key.id.raw, signature=signature)
+
+
+def _to_sign(index: int, previous: bytes, body: Body, signer: bytes) -> bytes:
+    return _DOMAIN + _ENCODER.encode(_Unsigned(index=index, previous=previous, body=body, signer=signer))
+
+
+def _check_signature(entry: SignedEntry) -> None:
+    message = _to_sign(entry.index, entry.previous, entry.body, entry.signer)
+    if not verify_signature(NodeId(entry.signer), entry.signature, message):
+        raise TrustError(f"entry {entry.index} is not signed by the machine that it names")

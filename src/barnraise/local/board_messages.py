@@ -1,0 +1,229 @@
+"""What a process asks of the cluster's board through its agent, and what it is told. Pure.
+
+The board is a small key-value store that every agent of the cluster holds a copy of. A scope of it belongs
+to one generation of one run. Whoever writes numbers its writes: one that is repeated after a lost answer is
+recognised and not done twice.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from barnraise.core.decoding import decode
+
+LARGEST_KEY = 1024
+LARGEST_VALUE = (1 << 20) - (16 << 10)  # the rest of 1 MiB is for keys, names and the envelope
+MOST_KEYS_AT_ONCE = 100_000
+LOBBY = -1  # the generation of a scope where processes meet before they have one; it is never stale
+
+RunName = Annotated[str, Meta(min_length=1, max_length=200)]
+Generation = Annotated[int, Meta(ge=LOBBY, le=2**63 - 1)]
+ClientId = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Serial = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Key = Annotated[str, Meta(max_length=LARGEST_KEY)]
+Keys = Annotated[tuple[Key, ...], Meta(max_length=MOST_KEYS_AT_ONCE)]
+Value = Annotated[bytes, Meta(max_length=LARGEST_VALUE)]
+Values = Annotated[tuple[Value, ...], Meta(max_length=MOST_KEYS_AT_ONCE)]
+Amount = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+FoundingId = Annotated[bytes, Meta(max_length=8)]
+Seconds = Annotated[float, Meta(ge=0, le=3600)]
+
+
+class Scope(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Whose keys: one generation of one run."""
+
+    run: RunName
+    generation: Generation
+
+    def __str__(self) -> str:
+        place = "the lobby" if self.generation == LOBBY else f"generation {self.generation}"
+        return f"{place} of run {self.run!r}"
+
+
+class _Operation(msgspec.Struct, frozen=True, array_like=True):
+    """``founding`` is the board that the client knows; empty if it has not met one yet."""
+
+    scope: Scope
+    client: ClientId
+    serial: Serial
+    founding: FoundingId
+
+
+class Set(_Operation, frozen=True, array_like=True, tag="set"):
+    key: Key
+    value: Value
+
+
+class Add(_Operation, frozen=True, array_like=True, tag="add"):
+    """Tells the new sum as ``count``; a key that is not there counts as 0."""
+
+    key: Key
+    amount: Amount
+
+
+class CompareSet(_Operation, frozen=True, array_like=True, tag="compare_set"):
+    """Write ``desired`` if the key has ``expected``, or is not there and ``expected`` is empty.
+
+    Tells the value that the key has now; ``expected`` if it is not there at all.
+    """
+
+    key: Key
+    expected: Value
+    desired: Value
+
+
+class Append(_Operation, frozen=True, array_like=True, tag="append"):
+    key: Key
+    value: Value
+
+
+class Delete(_Operation, frozen=True, array_like=True, tag="delete"):
+    """Tells as ``count`` whether the key was there."""
+
+    key: Key
+
+
+class MultiSet(_Operation, frozen=True, array_like=True, tag="multi_set"):
+    keys: Keys
+    values: Values
+
+
+class Push(_Operation, frozen=True, array_like=True, tag="push"):
+    """Queues have keys of their own, apart from the values."""
+
+    key: Key
+    value: Value
+
+
+class Pop(_Operation, frozen=True, array_like=True, tag="pop"):
+    """Tells the first value of the queue, or that the key is ``missing``."""
+
+    key: Key
+
+
+class Drop(_Operation, frozen=True, array_like=True, tag="drop"):
+    """Forget the scope: its generation has ended."""
+
+
+class Get(_Operation, frozen=True, array_like=True, tag="get"):
+    key: Key
+
+
+class MultiGet(_Operation, frozen=True, array_like=True, tag="multi_get"):
+    """Tells the values in order, as many as fit into one answer, or which keys are ``missing``."""
+
+    keys: Keys
+
+
+class Check(_Operation, frozen=True, array_like=True, tag="check"):
+    """Tells which keys are ``missing``; a queue that is not empty counts as there."""
+
+    keys: Keys
+
+
+class Count(_Operation, frozen=True, array_like=True, tag="count"):
+    """Tells the number of keys."""
+
+
+class Length(_Operation, frozen=True, array_like=True, tag="length"):
+    """Tells how many values a queue has."""
+
+    key: Key
+
+
+class Watch(_Operation, frozen=True, array_like=True, tag="watch"):
+    """Like MultiGet (``fetch``) or Check, told once all keys are there, or when the patience has ended."""
+
+    keys: Keys
+    fetch: bool
+
+
+Write = Set | Add | CompareSet | Append | Delete | MultiSet | Push | Pop | Drop
+Read = Get | MultiGet | Check | Count | Length
+Operation = Write | Read
+WRITES = (Set, Add, CompareSet, Append, Delete, MultiSet, Push, Pop, Drop)
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag="done", omit_defaults=True):
+    """``number`` is the operation's place in the board's history; a later one has a higher number."""
+
+    number: Annotated[int, Meta(ge=0)]
+    founding: FoundingId
+    count: Amount = 0
+    value: Annotated[bytes, Meta(max_length=LARGEST_VALUE)] | None = None
+    values: Values = ()
+    missing: Keys = ()
+
+
+class Denied(msgspec.Struct, frozen=True, array_like=True, tag="denied"):
+    """``late`` may have happened or not; every other reason means that nothing was done."""
+
+    reason: Literal["stale", "lost", "full", "invalid", "late"]
+    message: str
+    hint: str
+
+
+Result = Done | Denied
+
+
+class BoardAsk(msgspec.Struct, frozen=True, tag="board"):
+    """``patience_s``: how long the agent may try before it says why it cannot."""
+
+    operation: Operation | Watch
+    patience_s: Seconds
+
+
+class BoardTold(msgspec.Struct, frozen=True, tag="board"):
+    result: Result
+
+
+class ClusterAsk(msgspec.Struct, frozen=True, tag="cluster"):
+    """How many are we?"""
+
+
+class ClusterTold(msgspec.Struct, frozen=True, tag="cluster"):
+    """``world`` machines of the view take work (0: this machine is in no view yet); ``node_index`` is this
+    one's place among its members, -1 if it is none."""
+
+    world: Annotated[int, Meta(ge=0, le=65535)]
+    node_index: Annotated[int, Meta(ge=-1, le=65535)]
+    view: Annotated[int, Meta(ge=0)]
+
+
+Question = BoardAsk | ClusterAsk
+Answer = BoardTold | ClusterTold
+
+_encoder = msgspec.msgpack.Encoder()
+_questions: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
+_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(message: Question | Answer) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_question(data: bytes) -> Question:
+    """ProtocolError unless it is one of ours and within its bounds."""
+    return decode(_questions, data, "a question about the board cannot be read")
+
+
+def decode_answer(data: bytes) -> Answer:
+    return decode(_answers, data, "an answer about the board cannot be read")
+
+
+def weight(operation: Operation | Watch) -> int:
+    """About how many bytes it takes on the wire."""
+    match operation:
+        case Set(value=value) | Append(value=value) | Push(value=value):
+            return 400 + len(value)
+        case CompareSet(expected=expected, desired=desired):
+            return 400 + len(expected) + len(desired)
+        case MultiSet(keys=keys, values=values):
+            return 400 + sum(map(len, keys)) + sum(map(len, values)) + 10 * len(keys)
+        case MultiGet(keys=keys) | Check(keys=keys) | Watch(keys=keys):
+            return 400 + sum(map(len, keys)) + 5 * len(keys)
+        case _:
+            return 400

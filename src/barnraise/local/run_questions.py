@@ -1,0 +1,349 @@
+"""What the command line asks of the agent about runs, and what it is told. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+MOST_FOLLOWED = 64
+MOST_WORDS = 200
+
+RunName = Annotated[str, Meta(min_length=1, max_length=64)]
+Text = Annotated[str, Meta(max_length=4000)]
+Argument = Annotated[str, Meta(max_length=32768)]
+Digest = Annotated[bytes, Meta(max_length=32)]
+Offset = Annotated[int, Meta(ge=0, le=2**62)]
+Rank = Annotated[int, Meta(ge=0, le=1024)]
+Step = Annotated[int, Meta(ge=0, lt=10**12)]
+Node = Annotated[bytes, Meta(min_length=32, max_length=32)]
+
+
+class DataGiven(msgspec.Struct, frozen=True, array_like=True):
+    """A data set: shipped if it has a manifest, otherwise at this path on every machine."""
+
+    name: Text
+    manifest: Digest = b""
+    path: Argument = ""
+
+
+class StartAsk(msgspec.Struct, frozen=True, kw_only=True, tag="start?"):
+    """Start a run of a folder that lies in this machine's store already. ``needs`` is in the runs' form."""
+
+    command: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=1024)]
+    folder: Digest
+    title: Text = ""
+    on: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
+    per_node: Annotated[int, Meta(ge=0, le=64)] = 0
+    min_nodes: Annotated[int, Meta(ge=1, le=256)] = 1
+    wait_s: Annotated[float, Meta(ge=0, le=86400)] = 30.0
+    restarts: Annotated[int, Meta(ge=0, le=1000)] = 3
+    environment: Literal["auto", "sync", "agent"] = "auto"
+    engine: Literal["auto", "barnraise", "gloo", "nccl"] = "auto"
+    fabric: Literal["untrusted", "trusted"] = "untrusted"
+    quiet: bool = False
+    nice: Annotated[int, Meta(ge=0, le=19)] = 0
+    memory_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
+    container: Text = ""
+    data: Annotated[tuple[DataGiven, ...], Meta(max_length=64)] = ()
+    variables: Annotated[tuple[tuple[Text, Argument], ...], Meta(max_length=256)] = ()
+    needs: Annotated[bytes, Meta(max_length=256 << 10)] = b""
+
+
+class ResumeAsk(msgspec.Struct, frozen=True, kw_only=True, tag="resume?"):
+    """Go on with a run that has ended, from its newest checkpoint."""
+
+    run: RunName
+    on: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
+
+
+class GraphAsk(msgspec.Struct, frozen=True, tag="graph?"):
+    """What was measured of the machines, and which of them would a run use? ``on``: of those named."""
+
+    on: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
+
+
+class RunsAsk(msgspec.Struct, frozen=True, tag="runs?"):
+    """Which runs are known?"""
+
+
+class Follow(msgspec.Struct, frozen=True, array_like=True):
+    """The output of one worker from this place on; ``offset`` counts every byte that it ever wrote."""
+
+    rank: Rank
+    generation: Annotated[int, Meta(ge=0, le=1 << 40)]
+    offset: Offset
+
+
+class WatchAsk(msgspec.Struct, frozen=True, kw_only=True, tag="watch?"):
+    """How is this run, and what did these workers say? Waits a little for news, if ``version`` is known."""
+
+    run: RunName
+    version: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    follow: Annotated[tuple[Follow, ...], Meta(max_length=MOST_FOLLOWED)] = ()
+    live: bool = False  # of output that is far ahead of the reader, only the end
+    wait_s: Annotated[float, Meta(ge=0, le=60)] = 1.0
+
+
+class StopAsk(msgspec.Struct, frozen=True, tag="stop?"):
+    """End a run; ``hard`` without a last word to its workers."""
+
+    run: RunName
+    hard: bool = False
+
+
+class AcceptAsk(msgspec.Struct, frozen=True, tag="accept?"):
+    """What would this run do here? With ``yes``: let it."""
+
+    run: RunName
+    yes: bool = False
+    no: bool = False
+
+
+class ResultsAsk(msgspec.Struct, frozen=True, tag="results?"):
+    """Bring what rank 0 wrote into this machine's store."""
+
+    run: RunName
+
+
+class CircleAsk(msgspec.Struct, frozen=True, tag="circle?"):
+    """A worker with a session: in which group am I? Waits a little for news if ``version`` is known."""
+
+    run: RunName
+    local_rank: Annotated[int, Meta(ge=0, le=64)]
+    start: Annotated[int, Meta(ge=0, le=1 << 40)]
+    version: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    wait_s: Annotated[float, Meta(ge=0, le=60)] = 5.0
+    generation: Annotated[int, Meta(ge=0, le=1 << 40)] = 0  # its last group; a newcomer's last nursery
+    stuck: bool = False  # that group has broken, and it waits for another
+    blames: Annotated[tuple[Annotated[int, Meta(ge=0, le=1024)], ...], Meta(max_length=64)] = ()
+    near: bool = False  # a newcomer that has followed the others so far that it could be let in
+    trained: bool = False  # it has committed a step
+    words: Annotated[str, Meta(max_length=MOST_WORDS)] = ""  # for what it waits
+    rests: Annotated[tuple[Node, ...], Meta(max_length=256)] = ()  # machines that its group would do without
+    rests_why: Annotated[str, Meta(max_length=MOST_WORDS)] = ""
+
+
+class DroppedAsk(msgspec.Struct, frozen=True, tag="dropped?"):
+    """A worker with a session: so many steps that this machine trained alone count no more."""
+
+    run: RunName
+    steps: Step
+    onward: Step  # where the training goes on
+
+
+class SealAsk(msgspec.Struct, frozen=True, tag="seal?"):
+    """A worker with a session: sign the manifest of a checkpoint of mine."""
+
+    run: RunName
+    local_rank: Annotated[int, Meta(ge=0, le=64)]
+    start: Annotated[int, Meta(ge=0, le=1 << 40)]
+    step: Step
+    fingerprint: Annotated[bytes, Meta(min_length=32, max_length=32)]
+
+
+class SignersAsk(msgspec.Struct, frozen=True, tag="signers?"):
+    """Whose signature under a checkpoint of this run counts?"""
+
+    run: RunName
+
+
+class NewestAsk(msgspec.Struct, frozen=True, tag="newest?"):
+    """Which is the newest checkpoint of this run on any machine in reach? ``earlier``: or of those that it
+    goes on with. Those that turned out to be of no use are passed over. ``awaiting``: and which of these
+    machines are not in reach?
+    """
+
+    run: RunName
+    earlier: bool = False
+    passing_over: Annotated[tuple[tuple[RunName, Step], ...], Meta(max_length=1024)] = ()
+    awaiting: Annotated[tuple[Node, ...], Meta(max_length=256)] = ()
+
+
+class BringAsk(msgspec.Struct, frozen=True, tag="bring?"):
+    """Have this checkpoint on this disk; answers when it is there, or a little later how far it is."""
+
+    run: RunName
+    step: Step
+    wait_s: Annotated[float, Meta(ge=0, le=60)] = 10.0
+
+
+CheckpointQuestion = SealAsk | SignersAsk | NewestAsk | BringAsk
+RunQuestion = (
+    StartAsk
+    | ResumeAsk
+    | GraphAsk
+    | RunsAsk
+    | WatchAsk
+    | StopAsk
+    | AcceptAsk
+    | ResultsAsk
+    | CircleAsk
+    | DroppedAsk
+    | CheckpointQuestion
+)
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """The run has a name, and the cluster knows it."""
+
+    run: str
+    nodes: tuple[str, ...]
+    begins: str = ""  # with what, if it goes on with another
+
+
+class GraphTold(msgspec.Struct, frozen=True, kw_only=True, tag="graph"):
+    """``graph`` in the topology's form; ``nodes`` are the ids in it that a run would use."""
+
+    graph: bytes
+    nodes: tuple[str, ...]
+    this: str
+
+
+class PartRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine's part."""
+
+    name: str
+    stage: str
+    words: str = ""
+    done_bytes: int = 0
+    all_bytes: int = 0
+
+
+class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker of the current generation."""
+
+    rank: int
+    name: str
+    device: str
+    state: str
+    local_rank: int = 0
+    start: int = 0
+    code: int | None = None
+    signal: int | None = None
+    words: str = ""  # for what it waits
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as `ps` shows it."""
+
+    run: str
+    title: str
+    command: tuple[str, ...]
+    by: str
+    at: float
+    phase: str
+    generation: int
+    version: int
+    sentence: str
+    machines: tuple[str, ...]
+    left_out: tuple[tuple[str, str], ...] = ()
+    restarts: int = 0
+    code: int | None = None
+    failed_rank: int | None = None
+    failed_on: str = ""
+    tail: str = ""
+
+
+class RunsTold(msgspec.Struct, frozen=True, tag="runs"):
+    """The newest last."""
+
+    runs: tuple[RunRow, ...]
+
+
+class Heard(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a worker's output; ``start`` is later than what was asked for if older bytes were dropped."""
+
+    rank: int
+    generation: int
+    start: int
+    data: bytes
+    whole: bool  # nothing more was there when it was read
+
+
+class WatchTold(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
+    """A run now. ``findings`` are lines about the machines' environments."""
+
+    row: RunRow
+    parts: tuple[PartRow, ...]
+    workers: tuple[WorkerRow, ...]
+    findings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what became of it that a person should know
+    heard: tuple[Heard, ...] = ()
+    has_results: bool = False
+
+
+class AcceptTold(msgspec.Struct, frozen=True, kw_only=True, tag="accept"):
+    """What a guest is asked to run."""
+
+    sentence: str
+    by: str
+    command: tuple[str, ...]
+    files: tuple[str, ...]
+    bytes: int
+    accepted: bool
+
+
+class ResultsTold(msgspec.Struct, frozen=True, tag="results"):
+    """The manifest of what rank 0 wrote; empty if that was nothing."""
+
+    manifest: Digest
+    sentence: str
+
+
+class CircleTold(msgspec.Struct, frozen=True, kw_only=True, tag="circle"):
+    """The group now; ``sentence`` says why it is so, or what is waited for."""
+
+    version: int
+    generation: int
+    is_member: bool
+    rank: int
+    world: int
+    provisional: bool
+    beginning: bool  # none of its workers was in a group before
+    finished: bool  # a member has ended well: there is nothing left to join
+    broken: bool  # somebody of the worker's last group is no member any more
+    nursery: int = 0  # the newest attempt to heal newcomers; for those who are none, whether they are meant
+    nursed: int = 0  # how many newcomers; a newcomer's ``rank`` is its place among them
+    sentence: str
+
+
+class SealTold(msgspec.Struct, frozen=True, tag="seal"):
+    """This machine's signature."""
+
+    node: Node
+    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
+
+
+class SignersTold(msgspec.Struct, frozen=True, tag="signers"):
+    """Node ids."""
+
+    nodes: tuple[Node, ...]
+
+
+class NewestTold(msgspec.Struct, frozen=True, tag="newest"):
+    """``run`` is empty if there is none; ``machines`` are the names of those that have it.
+
+    ``sharded``: of a run that has only such checkpoints, the newest step; ``machines`` have parts of them.
+    """
+
+    run: str = ""
+    step: int = 0
+    agreed: bool = False
+    machines: tuple[str, ...] = ()
+    sharded: int = 0
+    absent: tuple[str, ...] = ()  # of those who are awaited
+    generation: int = 0  # in which it was saved
+
+
+class BringTold(msgspec.Struct, frozen=True, tag="bring"):
+    """Whether it is here, and whole; else how much of it is."""
+
+    here: bool
+    done_bytes: int = 0
+    all_bytes: int = 0
+
+
+CheckpointTold = SealTold | SignersTold | NewestTold | BringTold
+RunTold = Started | GraphTold | RunsTold | WatchTold | AcceptTold | ResultsTold | CircleTold | CheckpointTold

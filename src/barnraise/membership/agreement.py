@@ -1,0 +1,221 @@
+"""A chain of decisions, each one single-decree Paxos among the voters of the one before. Pure.
+
+Nothing here knows what is decided: the cluster's views use one chain, each run's groups another. An answer
+that promises or accepts comes with the record to keep; it must be on disk before the answer leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+RawNode = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+MOST_VOTERS = 1024
+BRANCH_BITS = 16  # of a branch's number are chance, so that two that are opened apart are never one
+_MOST_PAYLOAD = 512 * 1024
+
+
+class Ballot(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Ordered by round; the proposer's node makes it unique."""
+
+    round: Count
+    node: RawNode
+
+
+class Position(NamedTuple):
+    """Where a decision stands. A higher branch, opened only by the user's word, beats any number."""
+
+    branch: int
+    number: int
+
+
+class Decision(msgspec.Struct, frozen=True, array_like=True):
+    """One link of a chain. ``voters``, most senior first, decide the next one."""
+
+    branch: Count
+    number: Count
+    previous: Digest
+    voters: Annotated[tuple[RawNode, ...], Meta(max_length=MOST_VOTERS)]
+    payload: Annotated[bytes, Meta(max_length=_MOST_PAYLOAD)]
+
+    @property
+    def position(self) -> Position:
+        return Position(self.branch, self.number)
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha3_256(b"barnraise decision 1" + msgspec.msgpack.encode(self)).digest()
+
+
+class Vote(msgspec.Struct, frozen=True, array_like=True):
+    """What an acceptor accepted, and under which ballot."""
+
+    ballot: Ballot
+    decision: Decision
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """All that a node must never forget about a chain. ``digest`` is that of ``decided``."""
+
+    decided: Decision
+    digest: Digest
+    promised: Ballot | None = None
+    accepted: Vote | None = None
+
+
+class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
+    """May I propose what follows ``after``?"""
+
+    after: Digest
+    ballot: Ballot
+
+
+class Promise(msgspec.Struct, frozen=True, array_like=True, tag="promise"):
+    """Yes, and this is what I accepted before, if anything."""
+
+    after: Digest
+    ballot: Ballot
+    accepted: Vote | None
+
+
+class Accept(msgspec.Struct, frozen=True, array_like=True, tag="accept"):
+    """Please accept this."""
+
+    ballot: Ballot
+    decision: Decision
+
+
+class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
+    """Done, and on disk."""
+
+    after: Digest
+    ballot: Ballot
+
+
+class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
+    """No: a higher ballot was promised already."""
+
+    after: Digest
+    ballot: Ballot
+    promised: Ballot
+
+
+Question = Prepare | Accept
+Reply = Promise | Accepted | Refuse
+
+
+class Answer(NamedTuple):
+    """``record`` is to be saved before ``reply`` is sent; None if nothing changed."""
+
+    reply: Reply | None
+    record: Record | None
+
+
+def is_quorum(voters: Collection[bytes], agreeing: Collection[bytes], absent: Collection[bytes] = ()) -> bool:
+    """A majority, or exactly half with the most senior. Any two of them meet in a voter.
+
+    ``absent`` are voters whom the user has declared gone: they count as if they had never been there.
+    """
+    counting = [node for node in voters if node not in absent]
+    if not counting:
+        return False
+    yes = sum(node in agreeing for node in counting)
+    return 2 * yes > len(counting) or (2 * yes == len(counting) and counting[0] in agreeing)
+
+
+def founded(decision: Decision) -> Record:
+    """The record of a chain whose newest decision is this one."""
+    return Record(decided=decision, digest=decision.digest)
+
+
+def answer_prepare(record: Record, me: bytes, question: Prepare) -> Answer:
+    """As an acceptor. No reply at all if the question is not about what we decide next."""
+    if question.after != record.digest or me not in record.decided.voters:
+        return Answer(None, None)
+    if question.ballot.node not in record.decided.voters:
+        return Answer(None, None)
+    if record.promised is not None and question.ballot < record.promised:
+        return Answer(Refuse(question.after, question.ballot, record.promised), None)
+    kept = None
+    if question.ballot != record.promised:
+        kept = msgspec.structs.replace(record, promised=question.ballot)
+    return Answer(Promise(question.after, question.ballot, record.accepted), kept)
+
+
+def answer_accept(record: Record, me: bytes, question: Accept) -> Answer:
+    """As an acceptor; the caller has checked what the decision says."""
+    after = question.decision.previous
+    if after != record.digest or me not in record.decided.voters:
+        return Answer(None, None)
+    if question.ballot.node not in record.decided.voters or not follows(record.decided, question.decision):
+        return Answer(None, None)
+    if record.promised is not None and question.ballot < record.promised:
+        return Answer(Refuse(after, question.ballot, record.promised), None)
+    vote = Vote(question.ballot, question.decision)
+    kept = msgspec.structs.replace(record, promised=question.ballot, accepted=vote)
+    return Answer(Accepted(after, question.ballot), kept if kept != record else None)
+
+
+def follows(last: Decision, decision: Decision) -> bool:
+    """Whether its position is the next one; a new branch starts where the user opened it."""
+    opened = decision.branch >> BRANCH_BITS == (last.branch >> BRANCH_BITS) + 1
+    return decision.number == last.number + 1 and (decision.branch == last.branch or opened)
+
+
+def new_branch(last: Decision, chance: int) -> int:
+    """The number of a branch that the user opens after this decision."""
+    return ((last.branch >> BRANCH_BITS) + 1 << BRANCH_BITS) + chance % (1 << BRANCH_BITS)
+
+
+class Proposal:
+    """One attempt of one proposer to have the next decision made."""
+
+    def __init__(self, record: Record, ballot: Ballot, wish: Decision, absent: frozenset[bytes]) -> None:
+        self.ballot = ballot
+        self.after = record.digest
+        self.voters = record.decided.voters
+        self.decision = wish
+        self.wish = wish
+        self.absent = absent
+        self.accepting = False
+        self._promised: set[bytes] = set()
+        self._accepted: set[bytes] = set()
+        self._highest: Ballot | None = None
+
+    def prepare(self) -> Prepare:
+        return Prepare(self.after, self.ballot)
+
+    def promised(self, sender: bytes, promise: Promise) -> Accept | None:
+        """What to ask for once a quorum has promised; None before, or when that was asked already."""
+        if promise.ballot != self.ballot or promise.after != self.after or self.accepting:
+            return None
+        self._promised.add(sender)
+        vote = promise.accepted
+        if vote is not None and self.absent and vote.decision.branch < self.wish.branch:
+            vote = None  # the user's word opens a branch: what the old one may have decided does not bind it
+        if vote is not None and (self._highest is None or vote.ballot > self._highest):
+            # Somebody may have decided it already: only that one may follow.
+            self._highest, self.decision = vote.ballot, vote.decision
+        if not is_quorum(self.voters, self._promised, self.absent):
+            return None
+        self.accepting = True
+        return Accept(self.ballot, self.decision)
+
+    def accepted(self, sender: bytes, answer: Accepted) -> bool:
+        """Whether this made it a decision."""
+        if answer.ballot != self.ballot or answer.after != self.after:
+            return False
+        self._accepted.add(sender)
+        return self.accepting and is_quorum(self.voters, self._accepted, self.absent)
+
+    @property
+    def silent(self) -> tuple[bytes, ...]:
+        """The voters whose answer is missing, most senior first."""
+        have = self._accepted if self.accepting else self._promised
+        return tuple(node for node in self.voters if node not in have and node not in self.absent)

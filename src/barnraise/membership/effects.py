@@ -1,0 +1,42 @@
+"""What a member wants done: in the order given, the saving before the sending."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from barnraise.membership.agreement import Record
+from barnraise.membership.messages import Message
+
+
+class Save(NamedTuple):
+    """Put this on disk, synced, before doing anything that follows.
+
+    ``entries`` follow the first ``log_from`` of the kept trust log, and what it had beyond those is dropped;
+    None leaves the log as it is.
+    """
+
+    record: Record
+    log_from: int | None = None
+    entries: tuple[bytes, ...] = ()
+
+
+class Send(NamedTuple):
+    """To a peer, if there is a link; nothing is kept for later."""
+
+    to: bytes
+    message: Message
+
+
+class Changed(NamedTuple):
+    """A new view or trust log is in force."""
+
+    why: str
+
+
+class Note(NamedTuple):
+    """For the log and the display."""
+
+    text: str
+
+
+Effect = Save | Send | Changed | Note

@@ -1,0 +1,121 @@
+"""What one node holds of the cluster's history: the newest decision, its view, and the trust log. Pure."""
+
+from __future__ import annotations
+
+from barnraise.core.errors import BarnraiseError, TrustError
+from barnraise.identity import NodeId
+from barnraise.identity.trust import TrustLog, decode_entry, encode_entry
+from barnraise.membership.agreement import Decision, Record, founded
+from barnraise.membership.effects import Save
+from barnraise.membership.messages import Beat, Decided
+from barnraise.membership.view import Present, View, read_view
+
+_LOG_AT_ONCE = 1200
+
+
+class History:
+    """Changes only by what was decided; every change says what is to be saved."""
+
+    def __init__(self, record: Record, log: TrustLog) -> None:
+        self.record = record
+        self._set_view(read_view(record.decided))
+        self._set_log(log)
+
+    @property
+    def decided(self) -> Decision:
+        return self.record.decided
+
+    def role(self, node: bytes) -> str | None:
+        return self._roles.get(node)
+
+    def place(self, node: bytes) -> Present | None:
+        """As which member a node is in the view."""
+        return self.places.get(node)
+
+    def answered(self, record: Record) -> Save:
+        """A promise or a vote was given."""
+        self.record = record
+        return Save(record)
+
+    def adopt(self, decision: Decision, log: TrustLog) -> Save:
+        """In force from now on."""
+        self.record = founded(decision)
+        self._set_view(read_view(decision))
+        return self.keep_log(log)
+
+    def keep_log(self, log: TrustLog) -> Save:
+        old, new = self.log.entries, log.entries
+        kept = 0
+        while kept < min(len(old), len(new)) and (old[kept] is new[kept] or old[kept] == new[kept]):
+            kept += 1
+        self._set_log(log)
+        return Save(self.record, kept, tuple(encode_entry(entry) for entry in new[kept:]))
+
+    def with_entries_of(self, view: View) -> TrustLog:
+        """The log as this view makes it; the caller has checked that it starts where ours ends."""
+        log = self.log
+        for data in view.entries:
+            log = log.extended(decode_entry(data))
+        return log
+
+    def fault(self, decision: Decision) -> str | None:
+        """What is wrong with a proposed view, if anything."""
+        length = len(self.log.entries)
+        try:
+            view = read_view(decision)
+            if view.log_from != length:
+                return f"it continues a trust log of {view.log_from} entries, ours has {length}"
+            log = self.with_entries_of(view)
+        except BarnraiseError as error:
+            return error.message
+        for member in view.members:
+            role = log.role(NodeId(member.node))
+            if role is None or (member.votes and role != "owner"):
+                return f"{NodeId(member.node).short} may not be in it"
+        return None
+
+    def told(self, message: Decided) -> tuple[TrustLog, bool]:
+        """The log that a decision leads to as far as we can follow, and whether we can follow to its end.
+
+        Raises BarnraiseError if it cannot be. On a branch that the user opened the log may be another one, so
+        it is read from its beginning and never mixed with ours.
+        """
+        entries = [decode_entry(data) for data in message.log]
+        view = read_view(message.decision)
+        log = self.log
+        if message.decision.branch > self.decided.branch:
+            if message.log_from or not entries:
+                return log, False
+            log = TrustLog.read(entries)
+            if log.cluster != self.log.cluster:
+                raise TrustError("it is the trust log of another cluster")
+        else:
+            for index, entry in enumerate(entries, message.log_from):
+                if index >= len(log.entries):
+                    log = log.extended(entry)
+        for index, data in enumerate(view.entries, view.log_from):
+            if index == len(log.entries):
+                log = log.extended(decode_entry(data))
+        return log, len(log.entries) >= view.log_from + len(view.entries)
+
+    def differs_from(self, beat: Beat) -> str | None:
+        """Two histories under one number: only if somebody's disk or key was copied."""
+        if beat.branch != self.decided.branch:
+            return None
+        if beat.number == self.decided.number and beat.view != self.record.digest:
+            return "view"
+        known = beat.log_length <= len(self.log.entries)
+        return "trust log" if known and self.log.head_at(beat.log_length) != beat.log_head else None
+
+    def telling(self, log_length: int) -> Decided:
+        """What to tell a node whose log is so long."""
+        missing = self.log.entries[log_length : log_length + _LOG_AT_ONCE]
+        return Decided(self.decided, log_length, tuple(encode_entry(entry) for entry in missing))
+
+    def _set_view(self, view: View) -> None:
+        self.view = view
+        self.places = {member.node: member for member in view.members}
+
+    def _set_log(self, log: TrustLog) -> None:
+        self.log = log
+        self._roles: dict[bytes, str] = {node.raw: found.role for node, found in log.members.items()}

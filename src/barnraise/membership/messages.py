@@ -1,0 +1,70 @@
+"""What agents say to each other about who is here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from barnraise.membership.agreement import (
+    MOST_VOTERS,
+    Accept,
+    Accepted,
+    Count,
+    Decision,
+    Digest,
+    Prepare,
+    Promise,
+    RawNode,
+    Refuse,
+)
+from barnraise.membership.view import IncarnationId, Present
+
+LogEntry = Annotated[bytes, Meta(max_length=4096)]
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+    """I am alive; this is what I hold and whom I miss. ``echo`` is the last serial I had from you."""
+
+    me: Present
+    serial: Count
+    echo: Count
+    held_us: Count
+    branch: Count
+    number: Count
+    view: Digest
+    log_length: Annotated[int, Meta(ge=0, le=4096)]
+    log_head: Digest
+    leaving: bool = False
+    suspects: Annotated[tuple[RawNode, ...], Meta(max_length=MOST_VOTERS)] = ()
+    visitors: Annotated[tuple[Present, ...], Meta(max_length=64)] = ()
+
+
+class Decided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
+    """This was decided. ``log``: entries of the trust log from ``log_from`` on that you may lack."""
+
+    decision: Decision
+    log_from: Annotated[int, Meta(ge=0, le=4096)] = 0
+    log: Annotated[tuple[LogEntry, ...], Meta(max_length=4096)] = ()
+
+
+class Behind(msgspec.Struct, frozen=True, array_like=True, tag="behind"):
+    """I cannot follow: tell me the newest decision and the trust log from here on."""
+
+    log_length: Annotated[int, Meta(ge=0, le=4096)]
+
+
+class Wish(msgspec.Struct, frozen=True, array_like=True, tag="wish"):
+    """An owner's entry that wants a place in the trust log."""
+
+    entry: LogEntry
+
+
+class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
+    """I leave on purpose: let the next view be without me."""
+
+    incarnation: IncarnationId
+
+
+Message = Beat | Decided | Behind | Wish | Goodbye | Prepare | Promise | Accept | Accepted | Refuse

@@ -1,0 +1,110 @@
+"""What a member knows of the others from their beats. Pure."""
+
+from __future__ import annotations
+
+from barnraise.membership.agreement import Position
+from barnraise.membership.health import BEAT_S, Health
+from barnraise.membership.messages import Beat
+from barnraise.membership.view import Present
+
+_REPORT_S = 6 * BEAT_S
+_MOST_HOLD_S = 8.0
+_FORGET_S = 60.0
+_MOST_LIVES = 10  # restarts in a minute before it has to wait
+_MOST_GUEST_LIVES = 3
+_JUST_S = 5.0
+
+
+class Peer:
+    """One other node, linked or not."""
+
+    __slots__ = (
+        "_evicted",
+        "_gone_as",
+        "_held_off",
+        "_lives",
+        "_reported",
+        "asked",
+        "beat",
+        "echo",
+        "gone",
+        "got",
+        "health",
+        "leaving",
+        "linked",
+        "serial",
+        "told",
+    )
+
+    def __init__(self, now: float) -> None:
+        self.health = Health(now)
+        self.beat: Beat | None = None
+        self.serial = 0
+        self.got = now
+        self.gone = False
+        self.leaving: bytes | None = None
+        self.linked = False
+        self.echo = 0
+        self.told = self.asked = -1e9
+        self._held_off = -1e9
+        self._gone_as = b""
+        self._reported = -1e9
+        self._evicted: list[float] = []
+        self._lives: list[float] = []
+
+    def heard(self, beat: Beat, now: float) -> None:
+        if self.beat is not None and beat.me.incarnation != self.beat.me.incarnation:
+            self.health, self.serial, self.echo = Health(now), 0, 0
+            self._lives = [*(then for then in self._lives if now - then < _FORGET_S), now]
+        if beat.serial <= self.serial:  # a late or doubled one
+            return
+        self.beat, self.serial, self.got, self.gone = beat, beat.serial, now, False
+        self.health.beat(now)
+        self._reported = now
+
+    @property
+    def position(self) -> Position:
+        return Position(self.beat.branch, self.beat.number) if self.beat is not None else Position(0, 0)
+
+    @property
+    def log_length(self) -> int:
+        return self.beat.log_length if self.beat is not None else 0
+
+    def present(self, now: float) -> Present | None:
+        """Its incarnation, if it is alive: a beat of it has just come. To be forgiven is not enough."""
+        if self.beat is None or self.gone or self.health.is_silent(now):
+            return None
+        return self.beat.me if now - self.got <= self.health.patience else None
+
+    def is_suspect(self, now: float) -> bool:
+        return self.gone or self.health.is_silent(now)
+
+    def suspects(self, now: float) -> tuple[bytes, ...] | None:
+        """Whom it misses; None if it has not said so lately."""
+        if self.beat is None or now - self._reported > _REPORT_S:
+            return None
+        return self.beat.suspects
+
+    def visitors(self, now: float) -> tuple[Present, ...]:
+        if self.beat is None or now - self._reported > _REPORT_S:
+            return ()
+        return self.beat.visitors
+
+    def evicted(self, now: float) -> None:
+        """Who is evicted again and again waits longer each time before it is let in: 0, 1, 2, 4, 8 s."""
+        self._evicted = [then for then in self._evicted if now - then < _FORGET_S]
+        count = len(self._evicted)
+        self._evicted.append(now)
+        self._gone_as = self.beat.me.incarnation if self.beat is not None else b""
+        self._held_off = now + (min(_MOST_HOLD_S, 2.0 ** (count - 1)) if count else 0.0)
+
+    def must_wait(self, incarnation: bytes, now: float, *, guest: bool) -> bool:
+        """Whether this incarnation may not be let in yet; another one than was evicted need not wait."""
+        most = _MOST_GUEST_LIVES if guest else _MOST_LIVES
+        if len(self._lives) > most and now - self._lives[-1] < _MOST_HOLD_S:
+            return True
+        return incarnation == self._gone_as and now < self._held_off
+
+    def was_just_evicted(self, incarnation: bytes, now: float) -> bool:
+        """Then what others still say of it is old."""
+        return incarnation == self._gone_as and bool(self._evicted) and now - self._evicted[-1] < _JUST_S

@@ -1,0 +1,84 @@
+"""Entries that owners want in the trust log, until they are in it or too old. Pure."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from barnraise.core.errors import BarnraiseError
+from barnraise.identity.trust import Revoke, decode_entry
+from barnraise.membership.history import History
+
+_WISH_S = 30.0
+_AGAIN_S = 1.0
+_MOST_WISHES = 64
+_MOST_AT_ONCE = 16
+
+
+class Fitting(NamedTuple):
+    """Entries that can be decided now, and nodes that must leave the view first.
+
+    The decision that revokes a node carries the new secret, so that node must not be asked to vote on it.
+    """
+
+    entries: tuple[bytes, ...]
+    barred: frozenset[bytes]
+
+
+class Wishes:
+    """Kept by every node, so that a wish survives the coordinator that first heard it."""
+
+    def __init__(self) -> None:
+        self._until: dict[bytes, float] = {}
+        self._repeated = -1e9
+
+    def add(self, entry: bytes, history: History, now: float) -> None:
+        if entry in self._until or len(self._until) >= _MOST_WISHES:
+            return
+        try:
+            history.log.extended(decode_entry(entry))
+        except BarnraiseError:
+            return  # moot, or signed on another log: whoever wished it signs it anew
+        self._until[entry] = now + _WISH_S
+
+    def forget(self, entries: tuple[bytes, ...]) -> None:
+        for entry in entries:
+            self._until.pop(entry, None)
+
+    def removals(self) -> frozenset[bytes]:
+        """Nodes whose revocation is wished for: they must neither coordinate nor be told."""
+        return frozenset(node for node in map(_removed, self._until) if node is not None)
+
+    def due(self, now: float, *, at_once: bool = False) -> tuple[bytes, ...]:
+        """What to tell the coordinator (again)."""
+        self._until = {entry: until for entry, until in self._until.items() if now < until}
+        if not self._until or (now - self._repeated < _AGAIN_S and not at_once):
+            return ()
+        self._repeated = now
+        return tuple(self._until)
+
+    def fitting(self, history: History) -> Fitting:
+        log = history.log
+        entries: list[bytes] = []
+        barred: set[bytes] = set()
+        for data in self._until:
+            try:
+                entry = decode_entry(data)
+                extended = log.extended(entry)
+            except BarnraiseError:
+                continue
+            if isinstance(entry.body, Revoke):
+                barred.add(entry.body.node)
+                if entry.body.node in history.places:
+                    break
+            log = extended
+            entries.append(data)
+            if len(entries) == _MOST_AT_ONCE:
+                break
+        return Fitting(tuple(entries), frozenset(barred))
+
+
+@lru_cache(maxsize=256)
+def _removed(data: bytes) -> bytes | None:
+    body = decode_entry(data).body
+    return body.node if isinstance(body, Revoke) else None

@@ -1,0 +1,128 @@
+"""The pairing code: a number that says which offer is meant, and two words that nobody else knows.
+
+The number is public: it is in the advert. The words are 16 bits, enough because a code allows one guess.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+import secrets
+import unicodedata
+from dataclasses import dataclass
+
+from barnraise.core.errors import PairingError
+from barnraise.pairing.words import PREFIX_LETTERS, WORDS
+
+NUMBERS = range(1, 100)
+TAG_BYTES = 16
+_LONGEST_INPUT = 200
+_LONGEST_WORD = max(map(len, WORDS))
+_TAG_DOMAIN = b"barnraise pairing offer 1\0"
+_PASSWORD_DOMAIN = b"barnraise pairing code 1\0"
+_KNOWN = frozenset(WORDS)
+_FORM = "A code is a number and two words, as in 7-crossover-clockwork."
+
+
+@dataclass(frozen=True, repr=False)
+class Code:
+    """``str`` gives it as people see it; ``repr``, which lands in logs, keeps the words back."""
+
+    number: int
+    first: str
+    second: str
+
+    def __post_init__(self) -> None:
+        if self.number not in NUMBERS or self.first not in _KNOWN or self.second not in _KNOWN:
+            raise PairingError("this is no pairing code", hint=_FORM)
+
+    def __str__(self) -> str:
+        return f"{self.number}-{self.first}-{self.second}"
+
+    def __repr__(self) -> str:
+        return f"Code({self.number})"
+
+    @property
+    def tag(self) -> bytes:
+        return offer_tag(self.number)
+
+    @property
+    def password(self) -> bytes:
+        return _PASSWORD_DOMAIN + str(self).encode("ascii")
+
+
+def new_code(number: int | None = None) -> Code:
+    """A random code; the number too, unless the caller must avoid one that is taken."""
+    if number is None:
+        number = secrets.choice(NUMBERS)
+    return Code(number, secrets.choice(WORDS), secrets.choice(WORDS))
+
+
+def offer_tag(number: int) -> bytes:
+    """What an open offer is found by, in adverts and in the preface. It hides nothing."""
+    return hashlib.sha3_256(_TAG_DOMAIN + str(number).encode("ascii")).digest()[:TAG_BYTES]
+
+
+def parse_code(text: str) -> Code:
+    """Read what a person typed: case, blanks, dashes and word ends do not matter, wrong words do.
+
+    A slip of the finger is found here, before it costs the only guess.
+    """
+    if len(text) > _LONGEST_INPUT:
+        raise PairingError("this is too long for a pairing code", hint=_FORM)
+    parts = re.findall(r"[0-9]+|[^\W\d_]+", unicodedata.normalize("NFKC", text).lower())
+    numbers = [part for part in parts if part.isdecimal()]
+    letters = [part for part in parts if not part.isdecimal()]
+    if len(numbers) != 1 or len(numbers[0]) > 4 or int(numbers[0]) not in NUMBERS:
+        raise PairingError(
+            f"a pairing code has one number from {NUMBERS[0]} to {NUMBERS[-1]}, this has "
+            + (", ".join(number[:8] for number in numbers[:3]) or "none"),
+            hint=_FORM,
+        )
+    if len(letters) == 2:
+        first, second = _word(letters[0]), _word(letters[1])
+    else:
+        first, second = _split(letters)
+    return Code(int(numbers[0]), first, second)
+
+
+def _word(typed: str) -> str:
+    found = _match(typed)
+    if found is not None:
+        return found
+    shown = typed if len(typed) <= 2 * _LONGEST_WORD else typed[: 2 * _LONGEST_WORD] + "..."
+    begun = [word for word in WORDS if word.startswith(typed)]
+    near = begun[:3] or difflib.get_close_matches(typed, WORDS, n=2, cutoff=0.6)
+    if near:
+        hint = f"Did you mean {' or '.join(near)}? Type the code again; nothing was sent."
+    else:
+        hint = f"Look at the code on the other machine again; nothing was sent. {_FORM}"
+    raise PairingError(f"{shown!r} is no word of a pairing code", hint=hint)
+
+
+def _match(typed: str) -> str | None:
+    """The word itself, or the one that begins so."""
+    if typed in _KNOWN:
+        return typed
+    if len(typed) < PREFIX_LETTERS:
+        return None
+    found = [word for word in WORDS if word.startswith(typed)]
+    return found[0] if len(found) == 1 else None
+
+
+def _split(letters: list[str]) -> tuple[str, str]:
+    """Two words run together or torn apart; whole words are preferred to beginnings."""
+    typed = "".join(letters)
+    places = range(PREFIX_LETTERS, min(len(typed), _LONGEST_WORD + 1))
+    halves = [(typed[:place], typed[place:]) for place in places]
+    for first, second in halves:
+        if first in _KNOWN and second in _KNOWN:
+            return first, second
+    found = {(_match(first), _match(second)) for first, second in halves}
+    whole = [(first, second) for first, second in found if first and second]
+    if len(whole) == 1:
+        return whole[0]
+    if len(letters) != 1 or _match(typed) is not None:
+        raise PairingError(f"a pairing code has two words, this has {len(letters)}", hint=_FORM)
+    raise PairingError("the two words of the pairing code cannot be told apart", hint=f"Use dashes. {_FORM}")

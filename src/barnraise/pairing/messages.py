@@ -1,0 +1,208 @@
+"""What the two machines say to each other: typed, bounded, and read strictly. Pure.
+
+``Hello``, ``Answer`` and ``Unable`` go in clear; the rest only sealed (see ``channel``).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from typing import Annotated, TypeVar, overload
+
+import msgspec
+from msgspec import Meta
+
+from barnraise.core.errors import PairingError, TrustError
+from barnraise.identity.node_id import KEY_BYTES, NodeId
+from barnraise.identity.trust import ENTRY_BYTES, HASH_BYTES, LOG_ENTRIES, NAME_LENGTH, Role, check_name
+
+VERSIONS = (1,)
+HELLO_BYTES = 1 << 10
+PROOF_BYTES = 8 << 10
+GRANT_BYTES = 2 << 20
+DONE_BYTES = 256
+SPAKE_BYTES = 33
+MOST_ADDRESSES = 16
+MOST_PEERS = 256
+_SIGNATURE_BYTES = 64
+LONGEST_TEXT = 200
+
+_Version = Annotated[int, Meta(ge=1, le=0xFFFF)]
+_Versions = Annotated[tuple[_Version, ...], Meta(min_length=1, max_length=16)]
+_Spake = Annotated[bytes, Meta(min_length=SPAKE_BYTES, max_length=SPAKE_BYTES)]
+_Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+_Hash = Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+_Signature = Annotated[bytes, Meta(min_length=_SIGNATURE_BYTES, max_length=_SIGNATURE_BYTES)]
+_Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH)]
+_Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
+_Address = Annotated[str, Meta(min_length=2, max_length=45)]
+_Addresses = Annotated[tuple[_Address, ...], Meta(max_length=MOST_ADDRESSES)]
+_Port = Annotated[int, Meta(ge=1, le=0xFFFF)]
+_Entry = Annotated[bytes, Meta(max_length=ENTRY_BYTES)]
+_Log = Annotated[tuple[_Entry, ...], Meta(min_length=1, max_length=LOG_ENTRIES)]
+
+NO_SIGNATURE = bytes(_SIGNATURE_BYTES)
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
+    pass
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """Joiner, first: the versions that it speaks and its half of SPAKE2."""
+
+    versions: _Versions
+    spake: _Spake
+
+
+class Answer(_Message, frozen=True, tag="answer"):
+    """Offerer: the version chosen and its half of SPAKE2. With this the code is spent."""
+
+    version: _Version
+    spake: _Spake
+
+
+class Unable(_Message, frozen=True, tag="unable"):
+    """Offerer, instead of an answer: no version in common. The code is not spent."""
+
+    versions: _Versions
+
+
+class Proof(_Message, frozen=True, tag="proof"):
+    """Joiner: who it is, where it is, and its node key's signature of all that was said."""
+
+    node: _Key
+    name: _Name
+    platform: _Text
+    addresses: _Addresses
+    port: _Port
+    signature: _Signature
+
+
+class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a machine of the cluster was last seen."""
+
+    node: _Key
+    addresses: _Addresses
+    port: _Port
+
+    @classmethod
+    def of(cls, node: NodeId, addresses: Iterable[str], port: int) -> Peer:
+        return cls(node=node.raw, addresses=dialable(addresses), port=port)
+
+    @property
+    def id(self) -> NodeId:
+        return NodeId(self.node)
+
+
+_Peers = Annotated[tuple[Peer, ...], Meta(max_length=MOST_PEERS)]
+
+
+class Grant(_Message, frozen=True, tag="grant"):
+    """Offerer: who it is, what is granted, the whole trust log, where the others are, and its signature."""
+
+    node: _Key
+    name: _Name
+    role: Role
+    log: _Log
+    peers: _Peers
+    signature: _Signature
+
+    def __repr__(self) -> str:  # the log holds the discovery secrets
+        return f"Grant({NodeId(self.node).short}, {self.role}, {len(self.log)} entries)"
+
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        return [("node", NodeId(self.node).short), ("role", self.role)]
+
+
+class Refusal(_Message, frozen=True, tag="refusal"):
+    """Offerer, instead of a grant: why not, for a person."""
+
+    reason: _Text
+
+
+class Done(_Message, frozen=True, tag="done"):
+    """Joiner, last: it has verified and kept the log with this head."""
+
+    head: _Hash
+
+
+Message = Hello | Answer | Unable | Proof | Grant | Refusal | Done
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Message)
+_One = TypeVar("_One", bound=_Message)
+_Two = TypeVar("_Two", bound=_Message)
+
+
+def encode(message: Message, limit: int) -> bytes:
+    """The message's bytes, if they are such that the other side would take them."""
+    data = _ENCODER.encode(message)
+    decode(data, type(message), limit=limit)
+    return data
+
+
+@overload
+def decode(data: bytes, expected: type[_One], *, limit: int) -> _One: ...
+
+
+@overload
+def decode(data: bytes, expected: type[_One], instead: type[_Two], *, limit: int) -> _One | _Two: ...
+
+
+def decode(
+    data: bytes, expected: type[_Message], instead: type[_Message] | None = None, *, limit: int
+) -> _Message:
+    """Read one message of an expected kind; PairingError for anything else."""
+    if len(data) > limit:
+        raise PairingError(f"a pairing message has {len(data)} bytes, at most {limit} are allowed here")
+    try:
+        message = _DECODER.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # a deep nest of nothing
+        raise PairingError("a pairing message cannot be read", hint=_VERSIONS_HINT) from error
+    if not isinstance(message, (expected, instead or expected)):
+        raise PairingError(f"a pairing message of the kind {type(message).__name__.lower()} came too early")
+    _check_texts(message)
+    return message
+
+
+def _check_texts(message: object) -> None:
+    if isinstance(message, Proof | Grant):
+        try:
+            check_name(message.name)
+        except TrustError as error:
+            raise PairingError(error.message, hint=error.hint) from error
+    if isinstance(message, Proof):
+        _check_addresses(message.addresses)
+        _check_printable(message.platform)
+    elif isinstance(message, Grant):
+        for peer in message.peers:
+            _check_addresses(peer.addresses)
+    elif isinstance(message, Refusal):
+        _check_printable(message.reason)
+
+
+def dialable(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Those that may be told to another machine, the first ones if there are many."""
+    return tuple(text for text in dict.fromkeys(addresses) if _is_dialable(text))[:MOST_ADDRESSES]
+
+
+def _is_dialable(text: str) -> bool:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    # A zone names an interface and means nothing elsewhere.
+    return "%" not in text and not address.is_unspecified and not address.is_multicast
+
+
+def _check_addresses(addresses: tuple[str, ...]) -> None:
+    if not all(map(_is_dialable, addresses)):
+        raise PairingError("a pairing message has an address that nobody can dial")
+
+
+def _check_printable(text: str) -> None:
+    if not text.isprintable():
+        raise PairingError("a pairing message has text that cannot be shown")
+
+
+_VERSIONS_HINT = "Install the same Barnraise version on both machines; if they agree already, report this."

@@ -1,0 +1,125 @@
+"""An offer to be paired: open for a while, good for one guess, and able to say what became of it.
+
+It is told the time; it keeps no clock. A code is spent as soon as a machine's half of the key exchange has
+been answered: that machine then knows whether its guess was right, whatever happens next.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from barnraise.core.errors import PairingError
+from barnraise.identity.keys import NodeKey
+from barnraise.identity.trust import Role, check_name
+from barnraise.pairing.code import Code
+from barnraise.pairing.machine import Offerer
+from barnraise.pairing.psk import Psk
+
+LIFETIME_S = 600.0
+_MOST_SPOILED = 32  # messages that are no guess still cost us time: somebody who sends so many means harm
+
+OfferState = Literal["open", "answered", "used", "burned", "expired", "withdrawn"]
+_AGAIN = "Run `barnraise pair` for a new code."
+
+
+class Offer:
+    """One open code, or a pre-shared key. A key has many guesses and no end, since nobody can guess it."""
+
+    def __init__(
+        self,
+        secret: Code | Psk,
+        role: Role,
+        *,
+        key: NodeKey,
+        name: str,
+        now: float,
+        lifetime_s: float = LIFETIME_S,
+    ) -> None:
+        if isinstance(secret, Psk) and secret.role != role:
+            raise PairingError(f"the pre-shared key is for the role {secret.role}, not {role}")
+        check_name(name)
+        self.secret = secret
+        self.role: Role = role
+        self._key = key
+        self._name = name
+        self._created = now
+        self._lifetime_s = lifetime_s
+        self._state: OfferState = "open"
+        self._why = ""
+        self._spoiled = 0
+
+    @property
+    def tag(self) -> bytes:
+        return self.secret.tag
+
+    @property
+    def is_psk(self) -> bool:
+        return isinstance(self.secret, Psk)
+
+    def state(self, now: float) -> OfferState:
+        if self._state == "open" and not self.is_psk and now - self._created >= self._lifetime_s:
+            return "expired"
+        return self._state
+
+    def open_at(self, now: float) -> bool:
+        """Whether a machine may still come with a guess: advertise it as long as this is so."""
+        return self.state(now) == "open"
+
+    def seconds_left(self, now: float) -> float:
+        return max(0.0, self._created + self._lifetime_s - now) if self.open_at(now) else 0.0
+
+    def take(self, now: float) -> Offerer | str:
+        """A machine for one connection, or the sentence that says why there is none."""
+        if not self.open_at(now):
+            return self.sentence(now)
+        return Offerer(self.secret, self.role, self._key, self._name, self)
+
+    def withdraw(self) -> None:
+        """The user changed their mind; a guess that was answered already stays answered."""
+        if self._state == "open":
+            self._state = "withdrawn"
+
+    def sentence(self, now: float) -> str:
+        """What became of it, for a person."""
+        what = "pre-shared key" if self.is_psk else "code"
+        match self.state(now):
+            case "open":
+                return f"The {what} is open."
+            case "answered":
+                return f"A machine is using the {what} now."
+            case "used":
+                return f"The code was used by {self._why}."
+            case "burned":
+                return f"The code is burned: {self._why}. {_AGAIN}"
+            case "expired":
+                return f"The code expired after {self._lifetime_s:.0f} s. {_AGAIN}"
+            case "withdrawn":
+                return f"The {what} was withdrawn."
+
+    def __repr__(self) -> str:
+        return f"Offer({self.secret!r}, {self.role}, {self._state})"
+
+    def check(self) -> None:
+        if self._state != "open":
+            raise PairingError("the code is spent: it allows one guess", hint=_AGAIN)
+
+    def claim(self) -> None:
+        self.check()
+        if not self.is_psk:
+            self._state = "answered"
+
+    def spoil(self) -> None:
+        self._spoiled += 1
+        if self._spoiled >= _MOST_SPOILED and not self.is_psk and self._state == "open":
+            self._state = "burned"
+            self._why = "somebody sends messages that no joining machine sends"
+
+    def burn(self, why: str) -> None:
+        if self._state == "answered":
+            self._state = "burned"
+            self._why = why
+
+    def use(self, name: str) -> None:
+        if self._state == "answered":
+            self._state = "used"
+            self._why = name

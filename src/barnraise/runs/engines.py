@@ -1,0 +1,145 @@
+"""Which engine moves the tensors of a process group: the one that the script named, or ours. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from barnraise.core.decoding import decode
+
+OURS = "barnraise"
+AUTO = "auto"
+TRUSTED = "trusted"
+
+_PLAINTEXT = "Gloo and NCCL send plaintext and do not work between operating systems"
+_TORCHS_OWN = frozenset({"gloo", "nccl"})
+_SENDS_NOTHING = frozenset({"fake"})
+
+Name = Annotated[str, Meta(max_length=200)]
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """``backend`` as torch takes it, and why it is this one."""
+
+    backend: str
+    reason: str
+
+
+class Rank(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank tells the others before they choose; ``asked`` is None where the script named nothing."""
+
+    asked: Name | None
+    device: Annotated[str, Meta(max_length=64)]
+    nccl_available: bool
+    system: Annotated[str, Meta(max_length=64)]
+
+
+def encode_rank(rank: Rank) -> bytes:
+    return msgspec.msgpack.encode(rank)
+
+
+def decode_rank(data: bytes, number: int) -> Rank:
+    return decode(_ranks, data, f"what rank {number} tells of itself cannot be read")
+
+
+_ranks = msgspec.msgpack.Decoder(Rank)
+
+
+def choose_together(ranks: Sequence[Rank], machines: Sequence[int], forced: str, fabric: str) -> Choice:
+    """The same choice on every rank, because each knows of all. ``machines`` are those of the ranks.
+
+    On an untrusted fabric nothing that another machine tells can open a plaintext engine between machines.
+    """
+    asked = {None if rank.asked is None else rank.asked.lower() for rank in ranks}
+    first = ranks[0].asked
+    choice = choose_engine(
+        first,
+        tuple(machines),
+        ",".join(sorted({rank.device for rank in ranks})),
+        forced,
+        fabric,
+        all(rank.nccl_available for rank in ranks),
+        tuple(sorted({rank.system for rank in ranks})),
+    )
+    if len(asked) > 1 and forced == AUTO and choice.backend != OURS:
+        named = ", ".join(sorted(name or "none" for name in asked))
+        return Choice(OURS, f"its ranks ask for different engines ({named})")
+    return choice
+
+
+def choose_engine(
+    asked: str | None,
+    machines: tuple[int, ...],
+    device: str,
+    forced: str = AUTO,
+    fabric: str = "untrusted",
+    nccl_available: bool = False,
+    systems: tuple[str, ...] = ("linux",),
+) -> Choice:
+    """For a group whose ranks are on ``machines`` and compute on ``device`` (several: with commas)."""
+    spans = len(set(machines)) > 1
+    wanted = usual_name(asked, device)
+    names = _names(wanted)
+    if names <= _SENDS_NOTHING:
+        return Choice(wanted, "it sends nothing")
+    if forced != AUTO:
+        return Choice(forced, "it was forced with --engine")
+    if names == {OURS}:
+        return Choice(OURS, "the script asks for it")
+    if spans and fabric != TRUSTED:
+        known = names <= _TORCHS_OWN | {OURS}
+        return Choice(
+            OURS, _PLAINTEXT if known else f"{wanted} is not known to encrypt what it sends between machines"
+        )
+    obstacle = _obstacle(names, _kinds(device), nccl_available, systems if spans else ())
+    if obstacle:
+        return Choice(OURS, obstacle)
+    return Choice(wanted, "the fabric is trusted" if spans else "the group is within one machine")
+
+
+def usual_name(asked: str | None, device: str) -> str:
+    """What was asked for in torch's spelling, or what torch takes for such a device if nothing was."""
+    if asked:
+        return asked.lower()
+    return "nccl" if _kinds(device) == {"cuda"} else "gloo"
+
+
+def sentence(asked: str | None, choice: Choice, machines: Sequence[int]) -> str | None:
+    """What the user should know of the choice; None if the script gets what it asked for, safely."""
+    plain = len(set(machines)) > 1 and bool(_names(choice.backend) - {OURS} - _SENDS_NOTHING)
+    kept = choice.backend == asked.lower() if asked else choice.backend != OURS
+    if kept and not plain:
+        return None
+    instead = "" if kept else f" instead of {asked or 'the default of torch'}"
+    warning = "; it sends plaintext" if plain else ""
+    group = f"the group of {_many(len(machines), 'rank')} on {_many(len(set(machines)), 'machine')}"
+    return f"{group} uses {choice.backend}{instead}: {choice.reason}{warning}"
+
+
+def _obstacle(names: frozenset[str], kinds: set[str], nccl_available: bool, systems: Sequence[str]) -> str:
+    """Why torch's engines cannot carry this group; ``systems`` only where it spans machines."""
+    if "nccl" in names and kinds != {"cuda"}:
+        return f"NCCL needs CUDA on every rank, and these compute on {', '.join(sorted(kinds))}"
+    if "nccl" in names and not nccl_available:
+        return "this torch has no NCCL, or sees no CUDA device"
+    if "gloo" in names and "mps" in kinds:
+        return "Gloo takes no MPS tensors"
+    if "gloo" in names and set(systems) - {"linux"}:
+        return f"Gloo works between machines on Linux only, and these run {', '.join(systems)}"
+    return ""
+
+
+def _names(backend: str) -> frozenset[str]:
+    """The engines in ``gloo`` or ``cpu:gloo,cuda:nccl``."""
+    return frozenset(part.rpartition(":")[2].strip() for part in backend.lower().split(","))
+
+
+def _kinds(device: str) -> set[str]:
+    return {one.partition(":")[0].strip() for one in device.lower().split(",")}
+
+
+def _many(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

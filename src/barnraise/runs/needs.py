@@ -1,0 +1,324 @@
+"""What a script needs, read from its text and never by running it. Pure.
+
+Imports are followed from the script into the modules of its folder. A name is looked for beside the script
+first, then at the top of the folder; what is found there, or belongs to Python itself, is no need.
+
+- *Required*: imported whenever its module is loaded: at the top of it, or in a class, a ``with``, or the
+  script's own ``if __name__ == "__main__"``.
+- *Optional*: in a function, a loop, another condition, or a ``try`` (or ``suppress``) that survives an
+  ImportError. What a module needs is optional if the module is only imported so.
+- Nothing under ``if TYPE_CHECKING`` counts.
+
+The code *demands CUDA* if it says ``x.cuda()``, ``torch.cuda.set_device(...)``, ``torch.device("cuda...")``,
+``.to("cuda...")``, ``device="cuda..."`` in a call, or ``device = "cuda..."``, and nothing in the same file
+asks whether there is such a device (``cuda.is_available``, ``cuda.device_count``, the same of ``mps``,
+``xpu`` or ``torch.accelerator``). A line under a condition that speaks of cuda or gpu is no demand, nor is a
+default that the caller may change (of a function, of an option); ``init_process_group("nccl")`` is none,
+since our backend stands in for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Name = Annotated[str, Meta(max_length=128)]
+Names = Annotated[tuple[Name, ...], Meta(max_length=512)]
+Sentence = Annotated[str, Meta(max_length=600)]
+
+_LONGEST_NAME = 128
+_MOST_NAMES = 512
+_MOST_MODULES = 2000
+# No person writes a longer one, and parsing takes memory by the hundredfold.
+_LARGEST_MODULE = 4 * 1024 * 1024
+_SHOWN = 80
+_NO_NEEDS = sys.stdlib_module_names | {"__main__", "barnraise"}
+_CATCHES_IMPORT_ERROR = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+_ASKS = {"is_available", "device_count", "current_accelerator"}
+_ASKED = {"cuda", "mps", "xpu", "accelerator"}
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+class Needs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the script imports from outside its folder, and what would keep it from running at all."""
+
+    required: Names = ()
+    optional: Names = ()
+    cuda: Sentence | None = None
+    syntax: Sentence | None = None
+
+
+class _Import(msgspec.Struct, frozen=True):
+    """One imported module, by its absolute name, and where to begin to look for it in the folder."""
+
+    name: str
+    required: bool
+    roots: tuple[str, ...]
+    # Of `from name import these`: each may be a module too.
+    members: tuple[str, ...] = ()
+    relative: bool = False
+
+
+def needs_of(files: Mapping[str, bytes], script: str) -> Needs:
+    """The needs of a script in a folder whose files are named by relative paths with ``/``."""
+    script = str(PurePosixPath(script))
+    if script not in files:
+        return Needs(syntax=f"{script} is not in the folder that is sent"[:600])
+    folder = _Folder(files, script)
+    required: dict[str, None] = {}
+    optional: dict[str, None] = {}
+    demands: dict[str, str] = {}
+    seen: dict[str, bool] = {}
+    waiting = [(script, True)]
+    while waiting and len(seen) < _MOST_MODULES:
+        # What is required comes first, so that few modules are read twice.
+        path, is_required = waiting.pop(next((i for i, (_, must) in enumerate(waiting) if must), 0))
+        if seen.get(path, False) or (path in seen and not is_required):
+            continue
+        seen[path] = is_required
+        tree = _parsed(path, files[path])
+        if isinstance(tree, str):
+            return Needs(syntax=tree[:600])
+        if tree is None:
+            continue
+        demand = _cuda_demand(path, files[path], tree)
+        if demand is not None:
+            demands.setdefault(path, demand)
+        for found in _imports(tree, folder, path, is_script=path == script):
+            must = is_required and found.required
+            local = folder.modules(found)
+            waiting += [(module, must) for module in local]
+            top = found.name.partition(".")[0]
+            if not local and not found.relative and not folder.holds(found) and top not in _NO_NEEDS:
+                (required if must else optional).setdefault(top[:_LONGEST_NAME])
+    return Needs(
+        required=tuple(required)[:_MOST_NAMES],
+        optional=tuple(name for name in optional if name not in required)[:_MOST_NAMES],
+        cuda=demands.get(script) or next(iter(demands.values()), None),
+    )
+
+
+class _Folder:
+    """Where the modules of the folder are."""
+
+    def __init__(self, files: Mapping[str, bytes], script: str) -> None:
+        self._files = files
+        beside = _parent(script)
+        self.roots = (beside, "") if beside else ("",)
+        self._compiled = {path.split(".")[0] for path in files if path.endswith((".so", ".pyd"))}
+        self._folders = {
+            str(parent) for path in files if path.endswith(".py") for parent in PurePosixPath(path).parents
+        }
+
+    def holds(self, found: _Import) -> bool:
+        """Whether the first part of the name is a module of the folder.
+
+        A folder without ``__init__.py`` is none: an installed package of that name goes before it.
+        """
+        top = found.name.partition(".")[0]
+        return any(self._module(root, top) or _joined(root, top) in self._compiled for root in found.roots)
+
+    def modules(self, found: _Import) -> list[str]:
+        """The files that the import loads: the packages on the way, the module, and its members' modules."""
+        for root in found.roots:
+            parts = [part for part in found.name.split(".") if part]
+            top = _joined(root, parts[0]) if parts else root
+            if parts and not self._module(root, parts[0]) and top not in self._folders:
+                continue
+            loaded = [self._module(root, *parts[: end + 1]) for end in range(len(parts))]
+            if not parts:
+                loaded = [_joined(root, "__init__.py")]
+            loaded += [self._module(root, *parts, member) for member in found.members]
+            return [path for path in dict.fromkeys(loaded) if path and path in self._files]
+        return []
+
+    def _module(self, *parts: str) -> str | None:
+        base = _joined(*parts)
+        for path in (f"{base}/__init__.py", f"{base}.py"):
+            if path in self._files:
+                return path
+        return None
+
+
+def _imports(tree: ast.Module, folder: _Folder, path: str, *, is_script: bool) -> Iterator[_Import]:
+    """Every import of a module, in the order of the text."""
+    waiting: list[tuple[ast.AST, bool]] = [(node, True) for node in reversed(tree.body)]
+    while waiting:
+        node, required = waiting.pop()
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield _Import(alias.name, required, folder.roots)
+        elif isinstance(node, ast.ImportFrom):
+            members = tuple(alias.name for alias in node.names)
+            root = path
+            for _ in range(node.level):
+                root = _parent(root)
+            roots = (root,) if node.level else folder.roots
+            yield _Import(node.module or "", required, roots, members, node.level > 0)
+        else:
+            inside = list(_inside(node, required, is_script))
+            waiting += reversed(inside)
+
+
+def _inside(node: ast.AST, required: bool, is_script: bool) -> Iterator[tuple[ast.AST, bool]]:
+    """The parts of a statement, and whether each is reached whenever the statement is."""
+    if isinstance(node, ast.If):
+        always, never = _known_outcome(node.test, is_script)
+        if not never:
+            yield from ((each, required and always) for each in node.body)
+        if not always:
+            yield from ((each, required and never) for each in node.orelse)
+    elif isinstance(node, ast.Try | ast.TryStar):
+        survives = any(_catches(handler.type) for handler in node.handlers)
+        yield from ((each, required and not survives) for each in (*node.body, *node.orelse))
+        yield from ((handler, False) for handler in node.handlers)
+        yield from ((each, required) for each in node.finalbody)
+    elif isinstance(node, ast.With | ast.AsyncWith):
+        survives = any(_suppresses(item.context_expr) for item in node.items)
+        yield from ((each, required and not survives) for each in node.body)
+    elif isinstance(node, ast.ClassDef):
+        yield from ((each, required) for each in node.body)
+    else:
+        yield from ((each, False) for each in ast.iter_child_nodes(node))
+
+
+def _known_outcome(test: ast.expr, is_script: bool) -> tuple[bool, bool]:
+    """Whether a condition is (always, never) true, for the two that everybody writes."""
+    if _last_name(test) == "TYPE_CHECKING":
+        return False, True
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+        sides = (test.left, test.comparators[0])
+        names_main = any(isinstance(side, ast.Constant) and side.value == "__main__" for side in sides)
+        if names_main and any(_last_name(side) == "__name__" for side in sides):
+            return is_script, not is_script
+    return False, False
+
+
+def _catches(caught: ast.expr | None) -> bool:
+    if caught is None:
+        return True
+    kinds = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+    return any(_last_name(kind) in _CATCHES_IMPORT_ERROR for kind in kinds)
+
+
+def _suppresses(context: ast.expr) -> bool:
+    return (
+        isinstance(context, ast.Call)
+        and _last_name(context.func) == "suppress"
+        and any(_catches(kind) for kind in context.args)
+    )
+
+
+def _cuda_demand(path: str, text: bytes, tree: ast.Module) -> str | None:
+    """A sentence for the first line that cannot work without CUDA; None if there is none, or a guard."""
+    lines: list[int] = []
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if _is_guard(node):
+            return None
+        if isinstance(node, ast.If | ast.IfExp) and _speaks_of_cuda(node.test):
+            # Still searched for guards: one anywhere in the file counts.
+            if any(_is_guard(each) for each in ast.walk(node)):
+                return None
+            continue
+        if isinstance(node, _Function):
+            # A default is the caller's to change.
+            inside = node.body if isinstance(node.body, list) else [node.body]
+            waiting += [*inside, *getattr(node, "decorator_list", [])]
+            continue
+        if _demands_cuda(node):
+            lines.append(getattr(node, "lineno", 1))
+        waiting += ast.iter_child_nodes(node)
+    if not lines:
+        return None
+    first = min(lines)
+    shown = text.splitlines()[first - 1 : first] or [b""]
+    code = shown[0].decode("utf-8", "replace").strip()[:_SHOWN]
+    return f"{path[:200]} line {first} asks for CUDA without a test for it: {code}"[:600]
+
+
+def _is_guard(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr in _ASKS and _last_name(node.value) in _ASKED
+    if isinstance(node, ast.ImportFrom) and node.module:
+        asked = node.module.rpartition(".")[2] in _ASKED
+        return asked and any(alias.name in _ASKS for alias in node.names)
+    return False
+
+
+def _speaks_of_cuda(test: ast.expr) -> bool:
+    for node in ast.walk(test):
+        words = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "value", None)
+        if isinstance(words, str) and any(word in words.lower() for word in ("cuda", "gpu")):
+            return True
+    return False
+
+
+def _demands_cuda(node: ast.AST) -> bool:
+    if isinstance(node, ast.Assign):
+        names = [_last_name(target) or "" for target in node.targets]
+        return _says_cuda(node.value) and any(name.lower().endswith("device") for name in names)
+    if not isinstance(node, ast.Call):
+        return False
+    if any(keyword.arg == "device" and _says_cuda(keyword.value) for keyword in node.keywords):
+        return True
+    called = _last_name(node.func)
+    if called in {"device", "to"}:
+        return any(_says_cuda(argument) for argument in node.args[:1])
+    if called == "set_device" and isinstance(node.func, ast.Attribute):
+        return _last_name(node.func.value) == "cuda"
+    return called == "cuda" and isinstance(node.func, ast.Attribute)
+
+
+def _says_cuda(value: ast.expr) -> bool:
+    """``"cuda"``, ``"cuda:1"``, or a formatted text that begins so."""
+    if isinstance(value, ast.JoinedStr) and value.values:
+        value = value.values[0]
+    if not isinstance(value, ast.Constant) or not isinstance(value.value, str):
+        return False
+    return value.value.partition(":")[0] == "cuda"
+
+
+def _parsed(path: str, text: bytes) -> ast.Module | str | None:
+    """The module's tree, a sentence that says why it is none, or None for what cannot be judged here."""
+    if len(text) > _LARGEST_MODULE:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(text, filename=path)
+        except SyntaxError as error:
+            line = f" line {error.lineno}" if error.lineno else ""
+            code = (error.text or "").strip()[:_SHOWN]
+            shown = f" `{code}`" if code else ""
+            version = ".".join(map(str, sys.version_info[:2]))
+            return f"{path[:200]}{line}: invalid syntax: {error.msg[:200]}{shown} (read by Python {version})"
+        except ValueError:
+            return f"{path[:200]}: invalid syntax: it holds null bytes, so that it is no text"
+        except (RecursionError, MemoryError):
+            return None
+
+
+def _last_name(node: ast.expr) -> str | None:
+    """``c`` of ``a.b.c``."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _parent(path: str) -> str:
+    parent = str(PurePosixPath(path).parent)
+    return "" if parent == "." else parent
+
+
+def _joined(*parts: str) -> str:
+    return "/".join(part for part in parts if part)

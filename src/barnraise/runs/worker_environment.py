@@ -1,0 +1,76 @@
+"""The environment of a worker: who it is in its run, in the words that torch's own launcher uses. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from barnraise.runs.company import VARIABLE, Company
+from barnraise.runs.record import Order, RunRecord
+
+# Programs insist that these are set; no such host exists, the cluster's own store is used instead.
+MASTER_ADDR = "barnraise.invalid"
+MASTER_PORT = "52416"
+
+
+def worker_environment(
+    base: Mapping[str, str],
+    order: Order,
+    record: RunRecord,
+    rank: int,
+    *,
+    start: int,
+    state_directory: str,
+    local_store: str,
+    checkpoints: str,
+    data: Mapping[str, str],
+    cores: int,
+    guests: Mapping[bytes, str],
+) -> dict[str, str]:
+    """All of it; what the user set wins over the machine's own, and neither over who the worker is."""
+    slot = record.slots[rank]
+    mine = record.ranks_of(slot.node)
+    machines = record.nodes
+    place = {node: index for index, node in enumerate(machines)}
+    given = {name: value for name, value in base.items() if not name.startswith("BARNRAISE_")}
+    given |= dict(order.variables)
+    given.setdefault("OMP_NUM_THREADS", str(max(1, cores // len(mine))))
+    given.setdefault("PYTHONUNBUFFERED", "1")
+    given |= {f"BARNRAISE_DATA_{name.upper()}": path for name, path in data.items()}
+    return given | {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(len(record.slots)),
+        "LOCAL_RANK": str(slot.local_rank),
+        "LOCAL_WORLD_SIZE": str(len(mine)),
+        "GROUP_RANK": str(place[slot.node]),
+        "GROUP_WORLD_SIZE": str(len(machines)),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(len(record.slots)),
+        "MASTER_ADDR": MASTER_ADDR,
+        "MASTER_PORT": MASTER_PORT,
+        "TORCHELASTIC_RUN_ID": order.run,
+        "TORCHELASTIC_RESTART_COUNT": str(record.generation - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(order.restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "BARNRAISE_LAUNCHED": "1",
+        "BARNRAISE_RUN": order.run,
+        "BARNRAISE_NODE": slot.node.hex(),
+        "BARNRAISE_GENERATION": str(record.generation),
+        "BARNRAISE_START": str(start),
+        "BARNRAISE_STATE_DIRECTORY": state_directory,
+        "BARNRAISE_LOCAL_STORE": local_store,
+        "BARNRAISE_CHECKPOINTS": checkpoints,
+        "BARNRAISE_RESUMES": ",".join(order.resumes),
+        "BARNRAISE_DEVICE": slot.device,
+        "BARNRAISE_MACHINES": ",".join(str(place[one.node]) for one in record.slots),
+        "BARNRAISE_ENGINE": order.engine,
+        "BARNRAISE_FABRIC": order.fabric,
+        VARIABLE: _company(order, slot.node, guests),
+    }
+
+
+def _company(order: Order, here: bytes, guests: Mapping[bytes, str]) -> str:
+    if not guests:
+        return ""
+    owners = tuple(node.hex() for node in order.nodes if node not in guests)
+    return Company(here.hex(), owners, {node.hex(): name for node, name in guests.items()}).encode()

@@ -1,0 +1,21 @@
+"""What the machines and the links between them can do: devices, a speed probe, and the graph to plan from.
+
+May import ``local``, ``transport``, ``identity`` and ``core``; never torch.
+"""
+
+from barnraise.topology.describing import describe_machine
+from barnraise.topology.devices import Device, Machine, with_speeds
+from barnraise.topology.graph import Graph, LinkFacts, NodeFacts, build_graph
+from barnraise.topology.probe import measured_speeds
+
+__all__ = [
+    "Device",
+    "Graph",
+    "LinkFacts",
+    "Machine",
+    "NodeFacts",
+    "build_graph",
+    "describe_machine",
+    "measured_speeds",
+    "with_speeds",
+]

@@ -1,0 +1,177 @@
+"""When to measure which link, how much to send, and what the arrivals say. Pure.
+
+Polite: one measurement at a time on each machine (`turns`), never beside a run unless asked, never more than
+a second of traffic or 16 MB, and less as soon as the figure is steady.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from barnraise.core.units import format_duration
+from barnraise.topology.graph import Graph, LinkFacts, Pair, ordered_pair
+
+MOST_BYTES = 16 * 1024 * 1024
+MOST_SECONDS = 1.0
+LARGEST_PIECE = 64 * 1024
+AGAIN_S = 6 * 3600.0
+RETRY_S = 600.0
+_FACTOR = 2.0
+# On a LAN a round trip doubles by chance; below this it says nothing about the link.
+_LEAST_CHANGE_S = 0.002
+
+_WINDOWS = 8
+_RAMP = 0.15
+_STEADY_S = 0.1
+_STEADY_SPREAD = 0.1
+_TICK_S = 1e-9
+_FEWEST = 4
+_FIRST_WINDOW = 32 * 1024
+_SMALL_PIECE = 2 * 1024
+_SLOW_BYTES = 128 * 1024
+_LARGEST_WINDOW = 4 * 1024 * 1024
+_WINDOW_S = 0.2
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The last measurement of a pair: when, the round trip then, and whether it gave a figure."""
+
+    at_s: float
+    rtt_s: float
+    succeeded: bool = True
+
+
+def next_measurement(
+    graph: Graph,
+    now: float,
+    busy: Collection[str],
+    last: Mapping[Pair, Measured],
+    *,
+    under_way: Collection[Pair] = (),
+    asked: Collection[Pair] = (),
+) -> Pair | None:
+    """The pair to measure next, or None.
+
+    ``busy``: nodes that take part in a run; only a pair that a person ``asked`` for is measured beside one. A
+    node of a measurement that is ``under_way`` waits, asked or not.
+    """
+    occupied = {node for pair in under_way for node in pair}
+    wishes = {ordered_pair(*pair) for pair in asked}
+    best: tuple[tuple[bool, bool, float, Pair], Pair] | None = None
+    for link in graph.links:
+        pair = (link.a, link.b)
+        wished = pair in wishes
+        if occupied & set(pair) or (not wished and (link.a in busy or link.b in busy)):
+            continue
+        before = last.get(pair)
+        if not wished and why_measure(link, before, now) is None:
+            continue
+        # First what was asked for, then what was never measured, then what is oldest.
+        rank = (not wished, before is not None, before.at_s if before is not None else 0.0, pair)
+        if best is None or rank < best[0]:
+            best = (rank, pair)
+    return None if best is None else best[1]
+
+
+def why_measure(link: LinkFacts, before: Measured | None, now: float) -> str | None:
+    """The reason to measure a link now, for the log; None if there is none."""
+    if before is None:
+        return "it was never measured"
+    age = now - before.at_s
+    if age < RETRY_S:
+        return None
+    if not before.succeeded:
+        return "the last attempt gave no figure"
+    if age >= AGAIN_S:
+        return f"it was measured {format_duration(age)} ago"
+    if link.rtt_s >= _FACTOR * before.rtt_s and link.rtt_s - before.rtt_s >= _LEAST_CHANGE_S:
+        was, now_is = format_duration(before.rtt_s), format_duration(link.rtt_s)
+        return f"its round trip went from {was} to {now_is}"
+    return None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the arrivals so far say. ``enough``: the receiver should say stop."""
+
+    mbps: float | None
+    spread: float
+    received: int
+    seconds: float
+    enough: bool
+    reason: str
+
+
+def estimate(train: Sequence[tuple[float, int]]) -> Estimate:
+    """Mbit/s from arrivals ``(time, bytes)`` in the order in which they came, with the spread of its parts.
+
+    The bytes of the first arrival do not count, since nobody knows when they set out. The first part of the
+    rest is left out as well, while TCP finds its speed. What remains is cut into parts of equal bytes. The
+    median of their rates is the answer: a stall and the burst after it are outliers on either side.
+    """
+    received = sum(size for _, size in train)
+    seconds = max(0.0, train[-1][0] - train[0][0]) if train else 0.0
+    full = received >= MOST_BYTES or seconds >= MOST_SECONDS
+    rates = _rates(train) if len(train) >= _FEWEST else []
+    if len(rates) < _FEWEST:
+        reason = "too little arrived to tell" if full else "too little arrived yet"
+        return Estimate(None, 0.0, received, seconds, full, reason)
+    lower, median, upper = statistics.quantiles(rates, n=4)
+    spread = (upper - lower) / median
+    half = len(rates) // 2
+    drift = abs(statistics.median(rates[:half]) - statistics.median(rates[half:])) / median
+    steady = seconds >= _STEADY_S and spread <= _STEADY_SPREAD and drift <= _STEADY_SPREAD
+    if steady:
+        reason = "the figure is steady"
+    else:
+        reason = "the most that is polite has been sent" if full else "the figure still moves"
+    return Estimate(median * 8 / 1e6, spread, received, seconds, full or steady, reason)
+
+
+def next_piece(sent: int, received: int, elapsed_s: float) -> int:
+    """How many bytes to send now, in one message; 0: wait until more has arrived.
+
+    Small ones at first: of a slow line only a few large ones would arrive in time, too few to tell its speed.
+    """
+    largest = LARGEST_PIECE if received >= _SLOW_BYTES else _SMALL_PIECE
+    return min(largest, send_allowance(sent, received, elapsed_s))
+
+
+def send_allowance(sent: int, received: int, elapsed_s: float) -> int:
+    """How many more bytes may be sent now, when the other side has confirmed ``received`` of ``sent``.
+
+    What waits in buffers on the way is traffic too: a slow line would carry it for seconds after the end. So
+    the part that is not confirmed stays below a fifth of a second of the speed seen so far.
+    """
+    if elapsed_s >= MOST_SECONDS or sent >= MOST_BYTES:
+        return 0
+    speed = received / elapsed_s if elapsed_s > 0 else 0.0
+    window = min(_LARGEST_WINDOW, max(_FIRST_WINDOW, int(speed * _WINDOW_S)))
+    return max(0, min(window - (sent - received), MOST_BYTES - sent))
+
+
+def _rates(train: Sequence[tuple[float, int]]) -> list[float]:
+    """Bytes per second of parts of equal bytes; a part too short for any clock is left out."""
+    times, counts = [train[0][0]], [0.0]
+    for at, size in train[1:]:
+        times.append(max(at, times[-1]))
+        counts.append(counts[-1] + max(0, size))
+    total = counts[-1]
+    if total <= 0:
+        return []
+    step = total * (1 - _RAMP) / _WINDOWS
+    edges = [_when(total * _RAMP + step * number, times, counts) for number in range(_WINDOWS + 1)]
+    return [step / (end - begin) for begin, end in pairwise(edges) if end - begin > _TICK_S]
+
+
+def _when(count: float, times: Sequence[float], counts: Sequence[float]) -> float:
+    """When so many bytes had come, as if each arrival had come evenly since the one before."""
+    place = min(max(1, bisect_left(counts, count)), len(counts) - 1)
+    size = counts[place] - counts[place - 1]
+    share = min(1.0, (count - counts[place - 1]) / size) if size > 0 else 1.0
+    return times[place - 1] + share * (times[place] - times[place - 1])

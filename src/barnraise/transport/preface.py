@@ -1,0 +1,193 @@
+"""The first bytes of a connection, before TLS: who may knock, and for whom. Pure.
+
+Layout (little-endian) in ``docs/wire/preface.md``, fixed by ``tests/vectors/preface.json``. A preface
+with a wrong MAC is never answered, so that a stranger sees neither a banner nor a certificate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from barnraise.core.errors import ProtocolError
+from barnraise.identity import NodeId
+
+VERSION_MIN = 1
+VERSION_MAX = 1
+ROUTE_PAIRING = 0  # only while a code or a pre-shared key is open
+ROUTE_WORKER = 1
+ROUTE_AGENT = 2  # heartbeats and decisions
+ROUTE_AGENT_BULK = 3  # everything large between agents, so that it never delays a heartbeat
+ROUTE_AGENT_SHIP = 4  # files of runs, so that they never delay what a training waits for
+AGENT_ROUTES = (ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP)
+
+TARGET_BYTES = 16
+ANYBODY = bytes(TARGET_BYTES)  # for the routes of agents: whoever is there
+# The secret of a code's pairing route. Known to all: there the MAC proves only that the dialler speaks our
+# language and read the offer; the code itself is proven later. A pre-shared key brings its own secret.
+PAIRING_KEY = hashlib.sha256(b"barnraise: opens the pairing route, proves nothing").digest()
+
+_PREFACE_MAGIC = b"BARNRAIS"
+_FIELDS = struct.Struct("<8sHHBBH16s16s")
+_MAC_BYTES = 32
+PREFACE_BYTES = _FIELDS.size + _MAC_BYTES
+_PLAINTEXT = 1
+
+_ANSWER_MAGIC = b"BYOK"
+_ANSWER = struct.Struct("<4sHH")
+ANSWER_BYTES = _ANSWER.size
+_NO_ROUTE = 2
+_NO_VERSION = 4
+
+_SECRET_BYTES_MIN = 32
+_MAC_PURPOSE = b"barnraise preface mac 1"
+
+
+# The secret that guards a route to a target here; None if there is no such route or target.
+KeyFor = Callable[[int, bytes], "bytes | None"]
+
+
+@dataclass(frozen=True)
+class Preface:
+    """What a dialler says first.
+
+    ``target`` is whom it wants: the id of a worker; the beginning of an agent's NodeId, or zeros for
+    whoever is there; the tag of a pairing offer.
+    """
+
+    target: bytes
+    nonce: bytes
+    route: int = ROUTE_WORKER
+    plaintext: bool = False
+    version_min: int = VERSION_MIN
+    version_max: int = VERSION_MAX
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a knock with a right MAC gets back: the version to speak, or why it is turned away."""
+
+    version: int
+    plaintext: bool = False
+    refusal: str | None = None
+
+
+def encode(preface: Preface, secret: bytes) -> bytes:
+    fields = _FIELDS.pack(
+        _PREFACE_MAGIC,
+        preface.version_min,
+        preface.version_max,
+        preface.route,
+        _PLAINTEXT if preface.plaintext else 0,
+        0,
+        preface.target,
+        preface.nonce,
+    )
+    return fields + _mac(fields, secret)
+
+
+def parse(data: bytes, key_for: KeyFor) -> Preface:
+    """Read exactly PREFACE_BYTES; ProtocolError for anything that the right secret did not make."""
+    if len(data) != PREFACE_BYTES:
+        raise ProtocolError(f"a preface has {PREFACE_BYTES} bytes, this has {len(data)}")
+    fields, mac = data[: _FIELDS.size], data[_FIELDS.size :]
+    magic, version_min, version_max, route, flags, reserved, target, nonce = _FIELDS.unpack(fields)
+    if magic != _PREFACE_MAGIC or reserved or flags & ~_PLAINTEXT:
+        raise ProtocolError("the preface has a wrong form")
+    secret = key_for(route, target)
+    if secret is None:
+        raise ProtocolError(f"route {route} leads nowhere here")
+    if not hmac.compare_digest(mac, _mac(fields, secret)):
+        raise ProtocolError("the preface was not made with this discovery secret")
+    if not 1 <= version_min <= version_max:
+        raise ProtocolError(f"the preface offers no protocol version ({version_min} to {version_max})")
+    return Preface(target, nonce, route, bool(flags & _PLAINTEXT), version_min, version_max)
+
+
+def target_at(secret: bytes, address: str, port: int) -> bytes:
+    """For an agent whose name is not known yet: whoever has this very address.
+
+    Bound to the place, so that a stranger who lured us to his own door cannot show our preface at another.
+    """
+    place = f"{address}|{port}".encode()
+    return hmac.digest(secret, b"barnraise preface place 1\0" + place, hashlib.sha256)[:TARGET_BYTES]
+
+
+def target_of(node: NodeId) -> bytes:
+    """What a preface names an agent by."""
+    return node.raw[:TARGET_BYTES]
+
+
+def negotiate(version_min: int, version_max: int) -> int | None:
+    """The newest version that both we and a peer with this range speak."""
+    version = min(version_max, VERSION_MAX)
+    return version if version >= max(version_min, VERSION_MIN) else None
+
+
+def encode_answer(version: int, *, plaintext: bool = False) -> bytes:
+    """Come in, we speak this version."""
+    return _ANSWER.pack(_ANSWER_MAGIC, version, _PLAINTEXT if plaintext else 0)
+
+
+def refuse_route() -> bytes:
+    """The secret is right, but nobody of that id is registered here."""
+    return _ANSWER.pack(_ANSWER_MAGIC, 0, _NO_ROUTE)
+
+
+def refuse_version() -> bytes:
+    """The secret is right, but no protocol version is common."""
+    return _ANSWER.pack(_ANSWER_MAGIC, 0, _NO_VERSION)
+
+
+def parse_answer(data: bytes) -> Answer:
+    if len(data) != ANSWER_BYTES:
+        raise ProtocolError(f"an answer has {ANSWER_BYTES} bytes, this has {len(data)}")
+    magic, version, flags = _ANSWER.unpack(data)
+    if magic != _ANSWER_MAGIC:
+        raise ProtocolError("the port that was dialled does not belong to Barnraise")
+    if version and not flags & ~_PLAINTEXT:
+        return Answer(version, plaintext=bool(flags))
+    if not version and flags == _NO_ROUTE:
+        return Answer(0, refusal="no such worker is registered there")
+    if not version and flags == _NO_VERSION:
+        return Answer(0, refusal="no protocol version is common to both")
+    raise ProtocolError("the answer to the preface has a wrong form")
+
+
+class Replays:
+    """Nonces seen lately. Only prefaces with a right MAC get here, so a stranger cannot push one out.
+
+    Hence the pairing route, whose secret may be known to all, has one of its own.
+    """
+
+    def __init__(self, capacity: int = 16384) -> None:
+        self._order: deque[bytes] = deque(maxlen=capacity)
+        self._seen: set[bytes] = set()
+
+    def is_new(self, nonce: bytes) -> bool:
+        """Remember the nonce; False if it is known already."""
+        if nonce in self._seen:
+            return False
+        if len(self._order) == self._order.maxlen:
+            self._seen.discard(self._order[0])
+        self._order.append(nonce)
+        self._seen.add(nonce)
+        return True
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+
+def _mac(fields: bytes, secret: bytes) -> bytes:
+    if len(secret) < _SECRET_BYTES_MIN:
+        raise ProtocolError(
+            f"a discovery secret has at least {_SECRET_BYTES_MIN} bytes, this has {len(secret)}",
+            hint="Delete the secret file and let Barnraise make a new one, then share it.",
+        )
+    # A key of its own, so that this MAC can never be mistaken for another use of the secret.
+    key = hmac.digest(secret, _MAC_PURPOSE, hashlib.sha256)
+    return hmac.digest(key, fields, hashlib.sha256)

@@ -1,0 +1,130 @@
+"""TLS contexts of a link, and the check of who is at its other end.
+
+OpenSSL verifies that the peer's leaf was signed by a trusted node; `peer` then checks that it speaks
+for the right run and worker. TLS 1.3 only, both sides prove themselves, nothing is resumed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import ssl
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from barnraise.core.errors import HandshakeError, IdentityError
+from barnraise.identity import NodeId, WorkerCredentials, WorkerIdentity, anchor, read_worker
+
+# X509_V_FLAG_NO_CHECK_TIME: for us dates authorise nothing, and home machines have wrong clocks.
+_NO_CHECK_TIME = 0x200000
+# One core encrypts about a third more bytes with AES-128 than with AES-256.
+CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
+_OPENSSL_CONF = f"""\
+# Python before 3.15 cannot choose TLS 1.3 cipher suites; OpenSSL reads them from here.
+openssl_conf = barnraise
+[barnraise]
+ssl_conf = sections
+[sections]
+system_default = tls
+[tls]
+MinProtocol = TLSv1.3
+Ciphersuites = {":".join(CIPHERS)}
+"""
+
+
+def server_context(credentials: WorkerCredentials, trusted: Iterable[NodeId]) -> ssl.SSLContext:
+    """For the side that was dialled."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER, credentials, trusted)
+    context.num_tickets = 0
+    return context
+
+
+def client_context(credentials: WorkerCredentials, trusted: Iterable[NodeId]) -> ssl.SSLContext:
+    """For the side that dials."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, credentials, trusted)
+
+
+def peer(
+    connection: ssl.SSLSocket | ssl.SSLObject,
+    *,
+    run: str,
+    expect_worker: bytes | None = None,
+    expect_node: NodeId | None = None,
+) -> WorkerIdentity:
+    """Who is at the other end of a finished handshake; HandshakeError if it is not who it must be.
+
+    A worker id alone is only as good as the trusted nodes: pin the node too whenever it is known.
+    """
+    if connection.version() != "TLSv1.3":
+        raise HandshakeError(f"the link speaks {connection.version()} instead of TLS 1.3")
+    certificate = connection.getpeercert(binary_form=True)
+    if certificate is None:
+        raise HandshakeError("the peer showed no certificate")
+    try:
+        found = read_worker(certificate)
+    except IdentityError as error:
+        raise HandshakeError(f"the peer's certificate is not valid: {error.message}") from error
+    if found.run != run:
+        raise HandshakeError(
+            f"the peer is {found}, not of run {run!r}",
+            hint="Start the workers of one run with one and the same run name.",
+        )
+    if expect_node is not None and found.node != expect_node:
+        raise HandshakeError(f"the peer is {found}, expected was node {expect_node.short}", hint=_STALE)
+    if expect_worker is not None and found.worker != expect_worker:
+        raise HandshakeError(
+            f"the peer is {found}, expected was worker {expect_worker.hex()[:8]}", hint=_STALE
+        )
+    return found
+
+
+def write_openssl_conf(directory: Path) -> Path:
+    """Write the file that a mover's OPENSSL_CONF names, in place of the system's (which may be absent)."""
+    path = directory / "openssl.cnf"
+    draft = directory / f".openssl.cnf.{os.getpid()}"
+    draft.write_text(_OPENSSL_CONF, encoding="ascii", newline="\n")
+    os.replace(draft, path)
+    return path
+
+
+@functools.lru_cache(maxsize=1024)
+def _anchor(node: NodeId) -> bytes:
+    # An agent makes its contexts anew whenever trust changes, and most nodes stay.
+    return anchor(node)
+
+
+def _context(protocol: int, credentials: WorkerCredentials, trusted: Iterable[NodeId]) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # peers are known by key; names and addresses prove nothing
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VerifyFlags(_NO_CHECK_TIME)
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
+    choose = getattr(context, "set_ciphersuites", None)
+    if choose is not None:
+        choose(":".join(CIPHERS))
+    anchors = b"".join(_anchor(node) for node in dict.fromkeys(trusted))
+    if not anchors:
+        raise IdentityError(
+            "no node is trusted, so nobody could connect", hint="Name at least this machine's node."
+        )
+    context.load_verify_locations(cadata=anchors)
+    _load_own(context, credentials)
+    return context
+
+
+def _load_own(context: ssl.SSLContext, credentials: WorkerCredentials) -> None:
+    # Python hands a key to OpenSSL only by file name; mkstemp makes the file for us alone (0600).
+    descriptor, path = tempfile.mkstemp(prefix="barnraise-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(credentials.key_pem + credentials.certificate_pem)
+        context.load_cert_chain(path)
+    except ssl.SSLError as error:
+        raise IdentityError("the worker's own key and certificate do not fit together") from error
+    finally:
+        os.unlink(path)
+
+
+_STALE = "The peer was probably started again: exchange worker ids anew and dial again."
