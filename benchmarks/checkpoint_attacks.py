@@ -9,8 +9,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from barnraise.agent import run_messages, wire
-from barnraise.agent.run_messages import (
+from barnraise.agent import protocol
+from barnraise.agent.runs import messages
+from barnraise.agent.runs.messages import (
     CheckpointRequest,
     CopyOffered,
     CopyTold,
@@ -19,8 +20,11 @@ from barnraise.agent.run_messages import (
     HeldTold,
     HeldWanted,
 )
+from barnraise.artifacts.store.manifest import FileEntry, make_manifest, manifest_id, piece_hash
+from barnraise.artifacts.transfer import messages as shipping
+from barnraise.artifacts.transfer.messages import ManifestIs, Piece, Pieces, Want, WantManifest
 from barnraise.identity import NodeId, NodeKey
-from barnraise.runs.checkpoints import (
+from barnraise.runs.checkpoint_manifest import (
     MANIFEST,
     SEAL,
     STATE,
@@ -29,11 +33,8 @@ from barnraise.runs.checkpoints import (
     fingerprint,
     sign,
 )
-from barnraise.runs.checkpoints import Manifest as Checkpoint
-from barnraise.shipping import messages as shipping
-from barnraise.shipping.manifest import FileEntry, make_manifest, manifest_id, piece_hash
-from barnraise.shipping.messages import ManifestIs, Piece, Pieces, Want, WantManifest
-from barnraise.transport.preface import ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
+from barnraise.runs.checkpoint_manifest import Manifest as Checkpoint
+from barnraise.transport.listener.preface import ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
 from benchmarks.insider import Agents
 from benchmarks.run_insider import Insider, until_found
 from benchmarks.toolbox import Result, attack
@@ -57,12 +58,12 @@ async def guest_wants_checkpoints(keep: str, agents: Agents, run: str, step: int
         CopyOffered(7, "no-such-run", step),
     ]
     for question in asked:
-        await guest.tell(run_messages.encode(question))
+        await guest.tell(messages.encode(question))
     # Answers that nobody asked for: another machine's question may have any of these numbers.
     for serial in range(200):
         held = tuple(Held(run, 10**11 + number, True) for number in range(6))
         for answer in (HeldTold(serial, held, True, 10**11), FilesLent(serial, bytes(32)), CopyTold(serial)):
-            await guest.tell(run_messages.encode(answer))
+            await guest.tell(messages.encode(answer))
 
     def is_answered() -> bool:
         kinds = Counter(map(type, guest.told))
@@ -94,15 +95,15 @@ async def owner_offers(keep: str, agents: Agents, run: str, lie: str, folder: st
         link = owner.routes[node, ROUTE_AGENT_SHIP]
         if isinstance(message, FilesWanted):
             lent = FilesLent(message.serial, name)
-            owner.routes[node, ROUTE_AGENT_BULK].send(run_messages.encode(lent))
+            owner.routes[node, ROUTE_AGENT_BULK].send(messages.encode(lent))
         elif isinstance(message, WantManifest):
-            link.send(wire.SHIP + shipping.encode(ManifestIs(message.id, listed)))
+            link.send(protocol.SHIP + shipping.encode(ManifestIs(message.id, listed)))
         elif isinstance(message, Want):
             found = [Piece(one, memoryview(pieces.get(one.object, b"x"))) for one in message.names]
-            link.send(wire.SHIP + shipping.encode(Pieces(tuple(found))))
+            link.send(protocol.SHIP + shipping.encode(Pieces(tuple(found))))
 
     owner.on_told = answer
-    await owner.tell(run_messages.encode(CopyOffered(1, run, _STEP)))
+    await owner.tell(messages.encode(CopyOffered(1, run, _STEP)))
     end = asyncio.get_running_loop().time() + seconds
     words: list[str] = []
     while len(words) < len(owner.agents) and asyncio.get_running_loop().time() < end:

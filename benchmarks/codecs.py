@@ -31,7 +31,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_power
 
 from barnraise.compression import Codec, ErrorFeedback, Part, PowerSGD, Turn, codec_named, sum_over
-from barnraise.compression.powersgd import orthonormal, restore
+from barnraise.compression.codecs.powersgd import orthonormal, restore
 from benchmarks.hosts import PROCESS_ENVIRONMENT, identities, prepare_driver, working_directory
 from benchmarks.measure import CpuMeter
 from benchmarks.report import REPOSITORY, Spread, durations, environment_line, last_line, table
@@ -330,7 +330,7 @@ def contenders(parts: Sequence[Part]) -> Iterator[tuple[str, Operation]]:
 
 
 def member(rank: int, room: Path, first: str) -> None:
-    from barnraise.collectives.autoload import register
+    from barnraise.collectives.torch_patch.autoload import register
 
     register()
     torch.set_num_threads(1)

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from barnraise.hub.log import Committed, Contribution, Log
+from barnraise.hub.storage.log import Committed, Contribution, Log
 from benchmarks.report import REPOSITORY, environment_line, last_line, table
 from benchmarks.runs import figures_in
 from lab import Host, Lab, LabProcess

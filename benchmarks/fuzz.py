@@ -22,17 +22,17 @@ from random import Random
 import msgspec
 import psutil
 
-from barnraise.collectives.costs import CostTable
+from barnraise.collectives.algorithms.cost_model import CostTable
+from barnraise.collectives.comm_process.decode import decoded
+from barnraise.collectives.comm_process.group import JoinBody
+from barnraise.collectives.comm_process.links.handshakes import Security, Steps, Want, accept
 from barnraise.collectives.messages import Failure, Specification, encode_specification
-from barnraise.collectives.mover.group import JoinBody
-from barnraise.collectives.mover.handshakes import Security, Steps, Want, accept
-from barnraise.collectives.mover.reports import decoded
 from barnraise.core.errors import BarnraiseError, IdentityError, ProtocolError
 from barnraise.identity import NodeKey, delegate, read_worker
-from barnraise.transport import preface
-from barnraise.transport.frames import BULK, HEADER_BYTES, Header, Kind, parse_header
-from barnraise.transport.memory import MemoryLink
-from barnraise.transport.registration import Incoming
+from barnraise.transport.ipc.messages import Incoming
+from barnraise.transport.links.frames import BULK, HEADER_BYTES, Header, Kind, parse_header
+from barnraise.transport.links.memory import MemoryLink
+from barnraise.transport.listener import preface
 from benchmarks.hostile_peer import Session, mutated
 from benchmarks.report import environment_line, last_line, table
 

@@ -10,7 +10,10 @@ from random import Random
 
 import msgspec
 
-from barnraise.collectives.costs import CostTable
+from barnraise.collectives.algorithms.cost_model import CostTable
+from barnraise.collectives.comm_process.engine import Engine
+from barnraise.collectives.comm_process.group import JoinBody, group_tag, membership_digest
+from barnraise.collectives.comm_process.peers import Clocks
 from barnraise.collectives.messages import (
     CloseGroup,
     Failed,
@@ -26,11 +29,8 @@ from barnraise.collectives.messages import (
     Start,
     encode_specification,
 )
-from barnraise.collectives.mover.engine import Engine
-from barnraise.collectives.mover.group import JoinBody, group_tag, membership_digest
-from barnraise.collectives.mover.peers import Clocks
-from barnraise.transport.frames import BULK, MAX_CONTROL, MAX_PAYLOAD, Header, Kind
-from barnraise.transport.memory import memory_pair
+from barnraise.transport.links.frames import BULK, MAX_CONTROL, MAX_PAYLOAD, Header, Kind
+from barnraise.transport.links.memory import memory_pair
 
 VICTIM, FRIEND, HOSTILE = b"V" * 16, b"F" * 16, b"H" * 16
 RUN = "run"

@@ -28,10 +28,10 @@ import msgspec
 import torch
 
 from barnraise.core.errors import BarnraiseError
-from barnraise.hub.client import HubClient
-from barnraise.hub.log import Log
-from barnraise.hub.messages import Description, Head, Join, Joined, Step, Terms
-from barnraise.hub.vectors import Form, add_vector
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.protocol.messages import Description, Head, Join, Joined, Step, Terms
+from barnraise.hub.protocol.vector_file import Form, add_vector
+from barnraise.hub.storage.log import Log
 from barnraise.identity.keys import NodeKey
 from benchmarks.hosts import prepare_driver, tail, working_directory
 from benchmarks.hub_crowd import Leaf, Round, found, play_round

@@ -22,12 +22,12 @@ import msgspec
 import psutil
 import torch
 
-from barnraise.core.syncing import sync
-from barnraise.hub.log import Committed as Version
-from barnraise.hub.log import Contribution, Log, change
-from barnraise.hub.merging import Input, merged_chunk
-from barnraise.hub.messages import Span, Step, Terms
-from barnraise.hub.vectors import Form, VectorFile
+from barnraise.core.files import sync
+from barnraise.hub.aggregation.aggregate import Input, merged_chunk
+from barnraise.hub.protocol.messages import Span, Step, Terms
+from barnraise.hub.protocol.vector_file import Form, VectorFile
+from barnraise.hub.storage.log import Committed as Version
+from barnraise.hub.storage.log import Contribution, Log, change
 from benchmarks.hosts import working_directory
 from benchmarks.hub_crowd import Leaf, Payloads, Round, found, play_round
 from benchmarks.hub_process import UNVERIFIED, HubProcess
@@ -192,7 +192,7 @@ def sync_s(times: int = 30) -> float:
 
 _TRIM = """
 import resource, sys, torch
-from barnraise.hub.merging import trimmed_mean
+from barnraise.hub.aggregation.aggregate import trimmed_mean
 torch.set_num_threads(1)
 count = int(sys.argv[1])
 trimmed_mean(torch.randn(count, 65536), [1.0] * count, 0.25)

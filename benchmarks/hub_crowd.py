@@ -20,8 +20,8 @@ import msgspec
 import torch
 
 from barnraise.core.errors import HubRefused
-from barnraise.hub.invites import Invite
-from barnraise.hub.messages import (
+from barnraise.hub.protocol.invites import Invite
+from barnraise.hub.protocol.messages import (
     Course,
     Declaration,
     Description,
@@ -37,8 +37,8 @@ from barnraise.hub.messages import (
     decode_message,
     encode_message,
 )
-from barnraise.hub.signing import sign_request, verify_response
-from barnraise.hub.vectors import MAGIC, Form
+from barnraise.hub.protocol.signatures import sign_request, verify_response
+from barnraise.hub.protocol.vector_file import MAGIC, Form
 from barnraise.identity.keys import NodeKey
 from benchmarks.hub_process import UNVERIFIED
 

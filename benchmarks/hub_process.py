@@ -19,9 +19,9 @@ from types import TracebackType
 
 import psutil
 
-from barnraise.hub.founding import found_hub, invite_to
-from barnraise.hub.invites import Invite, invite_text
-from barnraise.hub.messages import Role, Terms
+from barnraise.hub.protocol.invites import Invite, invite_text
+from barnraise.hub.protocol.messages import Role, Terms
+from barnraise.hub.storage.create import found_hub, invite_to
 from barnraise.identity.keys import NodeKey
 from benchmarks.hosts import PROCESS_ENVIRONMENT, tail
 

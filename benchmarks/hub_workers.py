@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from barnraise.core.errors import BarnraiseError, HubRefused
-from barnraise.hub.client import HubClient
-from barnraise.hub.contributing import Contributor
-from barnraise.hub.invites import Invite
-from barnraise.hub.messages import Course, Declaration, Entry, Join, Joined, Layout, Lease, Span
-from barnraise.hub.uploads import push
-from barnraise.hub.vectors import MAGIC, Form, encode_vector, flatten, spread
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.client.contributor import Contributor
+from barnraise.hub.client.upload import push
+from barnraise.hub.protocol.invites import Invite
+from barnraise.hub.protocol.messages import Course, Declaration, Entry, Join, Joined, Layout, Lease, Span
+from barnraise.hub.protocol.vector_file import MAGIC, Form, encode_vector, flatten, spread
 from barnraise.identity.keys import NodeKey
 
 KINDS = ("nan", "sign-flip", "x100", "copied", "stale", "random", "oversize", "malformed")

@@ -17,11 +17,13 @@ from typing import Any
 
 import msgspec
 
-from barnraise.agent import surveyor, wire
+from barnraise.agent import protocol
+from barnraise.agent.cluster import link_probe
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.trust import Admit, Revoke, TrustLog, _signed, decode_entry, encode_entry
-from barnraise.membership.agreement import (
+from barnraise.membership.messages import Beat, Behind, Decided, Goodbye, Message, Wish
+from barnraise.membership.paxos import (
     Accept,
     Accepted,
     Ballot,
@@ -30,13 +32,12 @@ from barnraise.membership.agreement import (
     Promise,
     Refuse,
 )
-from barnraise.membership.messages import Beat, Behind, Decided, Goodbye, Message, Wish
 from barnraise.membership.view import Present, View, decide, read_view
 from barnraise.topology import LinkFacts
-from barnraise.transport.agent_tls import AGENT_RUN, AgentTls
-from barnraise.transport.control import ControlLink, dial_agent
-from barnraise.transport.control_frames import Kind, encode_control
-from barnraise.transport.preface import ROUTE_AGENT, target_of
+from barnraise.transport.control.agent_tls import AGENT_RUN, AgentTls
+from barnraise.transport.control.dial import ControlLink, dial_agent
+from barnraise.transport.control.framing import Kind, encode_control
+from barnraise.transport.listener.preface import ROUTE_AGENT, target_of
 from benchmarks.toolbox import READY, Result, attack
 
 _BEAT_S = 0.3
@@ -89,8 +90,8 @@ class Guest:
         )
 
     def _received(self, link: ControlLink, message: bytes) -> None:
-        if message[:1] == wire.MEMBERSHIP:
-            found = wire.decode_membership(message[1:])
+        if message[:1] == protocol.MEMBERSHIP:
+            found = protocol.decode_membership(message[1:])
             if isinstance(found, Beat):
                 self.heard[link.peer.node] = found
             elif isinstance(found, Decided):
@@ -131,7 +132,7 @@ class Guest:
             log_length=heard.log_length,
             log_head=heard.log_head,
         )
-        return wire.encode_membership(msgspec.structs.replace(honest, **self.lies()))
+        return protocol.encode_membership(msgspec.structs.replace(honest, **self.lies()))
 
     async def say(self, node: NodeId, messages: Iterable[bytes]) -> None:
         """Over the link to this agent, made anew if it was cut."""
@@ -151,7 +152,7 @@ class Guest:
     async def leave(self) -> None:
         self.lies = dict
         for node in self.agents:
-            await self.say(node, [wire.encode_membership(Goodbye(self.incarnation))])
+            await self.say(node, [protocol.encode_membership(Goodbye(self.incarnation))])
         await asyncio.sleep(0.5)
         for link in self.links.values():
             link.close("it leaves")
@@ -165,10 +166,10 @@ async def guest_decides(keep: str, agents: Agents, friend: str, times: int) -> R
     for _ in range(times):
         for node in guest.agents:
             words = _decisions(guest, node, bytes.fromhex(friend))
-            await guest.say(node, map(wire.encode_membership, words))
+            await guest.say(node, map(protocol.encode_membership, words))
         await guest.live(0.01, 0.01)
     for node in guest.agents:
-        await guest.say(node, [wire.REMOVED])
+        await guest.say(node, [protocol.REMOVED])
     await guest.live(1.0)
     await guest.leave()
     return {"dialled": guest.dialled, "stalled": guest.stalled}
@@ -254,7 +255,7 @@ async def guest_babbles(keep: str, agents: Agents, times: int) -> Result:
     """What no agent sends: unknown kinds, nests, lengths. Each ends the link, and the guest comes again."""
     guest = Guest(keep, agents)
     deep = b"\x91" * 100_000 + b"\xc0"
-    kinds = (wire.MEMBERSHIP, wire.GREETING, wire.TRAIN, wire.SURVEY, wire.BOARD)
+    kinds = (protocol.MEMBERSHIP, protocol.GREETING, protocol.TRAIN, protocol.SURVEY, protocol.BOARD)
     words = [b"", b"\x00", b"zzz", *(kind + deep for kind in kinds), *kinds]
     words += [kind + b"\xff" * 200 for kind in kinds]
     frames = [encode_control(Kind.MESSAGE, word) for word in words]
@@ -311,8 +312,8 @@ async def guest_measures(keep: str, agents: Agents, crumbs: int) -> Result:
     await guest.enter()
     victim, names = next(iter(guest.agents)), sorted(node.raw.hex() for node in guest.agents)
     facts = [LinkFacts(a=a, b=b, rtt_s=99.0, mbps=0.1) for a, b in itertools.combinations(names, 2)]
-    crumb = surveyor._encode(surveyor.Chunk(7, b"x"))
-    strange = [surveyor._encode(surveyor.Got(1, 1)), surveyor._encode(surveyor.Told(tuple(facts)))]
+    crumb = link_probe._encode(link_probe.Chunk(7, b"x"))
+    strange = [link_probe._encode(link_probe.Got(1, 1)), link_probe._encode(link_probe.Told(tuple(facts)))]
     for _ in range(crumbs // 500):
         await guest.say(victim, [crumb] * 500 + strange)
         with contextlib.suppress(BarnraiseError):
@@ -331,7 +332,7 @@ async def guest_greets(keep: str, agents: Agents, names: int) -> Result:
     addresses = tuple(f"192.0.2.{number}" for number in range(16))
     for number in range(names):
         name = f"\x1b[31mh{number}\x07" if number % 4 == 3 else f"guest {number}"
-        greeting = wire.encode_greeting(wire.Greeting(name, "9.9", addresses, 9, 4096))
+        greeting = protocol.encode_greeting(protocol.Greeting(name, "9.9", addresses, 9, 4096))
         for node in guest.agents:
             await guest.say(node, [greeting])
         await guest.live(0.01, 0.01)

@@ -12,9 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from barnraise.core.errors import BarnraiseError
-from barnraise.local.client import ListenerClient
-from barnraise.local.questions import (
+from barnraise.agent_client.client import ListenerClient
+from barnraise.agent_client.cluster_requests import (
     Done,
     JoinAsk,
     OfferTold,
@@ -27,7 +26,8 @@ from barnraise.local.questions import (
     decode_told,
     encode,
 )
-from barnraise.local.run_questions import RunQuestion
+from barnraise.agent_client.run_requests import RunQuestion
+from barnraise.core.errors import BarnraiseError
 from lab import Host, Lab, LabProcess
 
 REPOSITORY = Path(__file__).parents[1]

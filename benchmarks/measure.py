@@ -24,8 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 Groups = Mapping[str, Any]
 Times = dict[str, list[list[int]]]
-MOVER = "barnraise.collectives.mover"
-LISTENER = "barnraise.transport.listener"
+MOVER = "barnraise.collectives.comm_process"
+LISTENER = "barnraise.transport.listener.listener"
 
 
 def mover_pids() -> list[int]:

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from barnraise.local.run_questions import GraphAsk, GraphTold
+from barnraise.agent_client.run_requests import GraphAsk, GraphTold
 from barnraise.planning import (
     Calibration,
     Cluster,
@@ -46,8 +46,8 @@ from barnraise.planning import (
     refit,
 )
 from barnraise.topology.graph import Graph, decode_graph
-from barnraise.training.choosing import CODECS, cluster_at, sync_of
-from barnraise.training.codec_speeds import measured as measured_codecs
+from barnraise.training.autotune.codec_benchmark import measured as measured_codecs
+from barnraise.training.autotune.tuner import CODECS, cluster_at, sync_of
 from benchmarks import plot
 from benchmarks.machines import Machines
 from benchmarks.report import environment_line, last_line, table

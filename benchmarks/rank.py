@@ -93,7 +93,7 @@ class Worker:
 
     def _prepare(self, backend: str) -> None:
         if backend == "barnraise" and not self._registered:
-            from barnraise.collectives import autoload
+            from barnraise.collectives.torch_patch import autoload
 
             autoload.register()
             self._registered = True
@@ -170,7 +170,7 @@ def main(path: str, host: int, log: str, address: str) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed ranks leave no zombies
     with suppress(ImportError):  # what all ranks need, once; runs of Gloo alone do without
-        import barnraise.collectives.backend  # noqa: F401
+        import barnraise.collectives.process_group  # noqa: F401
     line = _connect(path, {"nursery": host})
     gc.freeze()
     while (request := line.receive(None)) is not None:

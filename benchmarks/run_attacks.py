@@ -18,12 +18,11 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from barnraise.agent import run_messages, wire
-from barnraise.agent.board_proxy import Here, Please
-from barnraise.agent.run_messages import HeldWanted, LogTold, LogWanted, RecordTold, ReportTold
-from barnraise.core.errors import BarnraiseError
-from barnraise.identity import NodeId, NodeKey
-from barnraise.local.board_messages import (
+from barnraise.agent import protocol
+from barnraise.agent.cluster.kv_proxy import Here, Please
+from barnraise.agent.runs import messages
+from barnraise.agent.runs.messages import HeldWanted, LogTold, LogWanted, RecordTold, ReportTold
+from barnraise.agent_client.kv_messages import (
     LOBBY,
     Count,
     Denied,
@@ -35,6 +34,19 @@ from barnraise.local.board_messages import (
     Set,
     Watch,
 )
+from barnraise.artifacts.store.manifest import FileEntry, Manifest, manifest_id, piece_hash
+from barnraise.artifacts.transfer import messages as shipping
+from barnraise.artifacts.transfer.messages import (
+    Lacks,
+    ManifestIs,
+    Piece,
+    PieceName,
+    Pieces,
+    Want,
+    WantManifest,
+)
+from barnraise.core.errors import BarnraiseError
+from barnraise.identity import NodeId, NodeKey
 from barnraise.runs.record import (
     _PURPOSE,
     Order,
@@ -46,10 +58,7 @@ from barnraise.runs.record import (
     read_order,
     sign_order,
 )
-from barnraise.shipping import messages as shipping
-from barnraise.shipping.manifest import FileEntry, Manifest, manifest_id, piece_hash
-from barnraise.shipping.messages import Lacks, ManifestIs, Piece, PieceName, Pieces, Want, WantManifest
-from barnraise.transport.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
+from barnraise.transport.listener.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
 from benchmarks import checkpoint_attacks as checkpoint_attacks  # served with these
 from benchmarks.attacks import main
 from benchmarks.insider import Agents
@@ -108,9 +117,7 @@ async def owner_orders(keep: str, agents: Agents, record: str, guest: str, canar
 
 
 async def _tell_records(member: Insider, records: Mapping[str, RunRecord]) -> Result:
-    cut = {
-        what: await member.are_cut_at(run_messages.encode(RecordTold(told))) for what, told in records.items()
-    }
+    cut = {what: await member.are_cut_at(messages.encode(RecordTold(told))) for what, told in records.items()}
     return {"cut": cut, "told": len(records)}
 
 
@@ -144,7 +151,7 @@ async def guest_asks(
     ours = (os.urandom(16), 1, b"")
     scopes = [Scope(run, generation), Scope(run, LOBBY), Scope("@runs", LOBBY), Scope(run, generation + 1)]
     pleas = [
-        wire.GUEST_BOARD + _encode(Please(number, operation, 1.0))
+        protocol.GUEST_BOARD + _encode(Please(number, operation, 1.0))
         for number, scope in enumerate(scopes)
         for operation in (Count(scope, *ours), Get(scope, *ours, run), Set(scope, *ours, "key", FORGED))
     ]
@@ -152,7 +159,7 @@ async def guest_asks(
     for plea in pleas:
         await guest.tell(plea)
     for question in asked:
-        await guest.tell(wire.SHIP + shipping.encode(question), ROUTE_AGENT_SHIP)
+        await guest.tell(protocol.SHIP + shipping.encode(question), ROUTE_AGENT_SHIP)
 
     def is_answered() -> bool:
         """As far as anything is answered; of what is not, something might come later."""
@@ -165,7 +172,7 @@ async def guest_asks(
     await asyncio.sleep(seconds)
     cut = 0
     for rank in range(2):
-        cut += await guest.are_cut_at(run_messages.encode(LogWanted(1, run, generation, rank, 0, 4096)))
+        cut += await guest.are_cut_at(messages.encode(LogWanted(1, run, generation, rank, 0, 4096)))
     return {
         "lists": [len(one.data) for one in guest.told if isinstance(one, ManifestIs)],
         "pieces": sum(isinstance(one, Pieces) for one in guest.told),
@@ -190,7 +197,7 @@ async def guest_forges_output(keep: str, agents: Agents, serials: int, seconds: 
     end = loop.time() + seconds
     while loop.time() < end:
         for serial in range(serials):
-            await guest.tell(run_messages.encode(LogTold(serial, 0, FORGED, len(FORGED))))
+            await guest.tell(messages.encode(LogTold(serial, 0, FORGED, len(FORGED))))
             sent += 1
         await asyncio.sleep(0.001)
     return {"sent": sent, "dialled": guest.dialled}
@@ -288,7 +295,7 @@ def _lies(guest: Insider, record: RunRecord, run: str, lie: str) -> Iterator[byt
 async def _flood_lists(guest: Insider, run: str, seconds: float) -> None:
     """Lists of files that nobody asked it for, before the one who was asked can answer."""
     folder = read_order(guest.records[run]).folder
-    junk = [wire.SHIP + shipping.encode(ManifestIs(folder, data)) for data in (b"", b"junk")]
+    junk = [protocol.SHIP + shipping.encode(ManifestIs(folder, data)) for data in (b"", b"junk")]
     end = asyncio.get_running_loop().time() + seconds
     while asyncio.get_running_loop().time() < end:
         for message in junk * 50:
@@ -307,7 +314,7 @@ async def _strain_board(guest: Insider, run: str, seconds: float) -> None:
         MultiGet(scope, client, 2, b"", tuple(f"key {number}" for number in range(50_000))),
         Watch(scope, client, 3, b"", ("never",), True),
     ]
-    lawful = wire.GUEST_BOARD + _encode(Please(99, Set(scope, client, 0, b"", "k", b"v"), 5.0))
+    lawful = protocol.GUEST_BOARD + _encode(Please(99, Set(scope, client, 0, b"", "k", b"v"), 5.0))
     for _ in range(10):  # again, as an agent would: a link may break
         await guest.tell(lawful)
         with contextlib.suppress(TimeoutError):
@@ -315,11 +322,11 @@ async def _strain_board(guest: Insider, run: str, seconds: float) -> None:
             break
     for number, operation in enumerate(operations):
         for patience in (0.0, 1.0, float("nan")):
-            await guest.tell(wire.GUEST_BOARD + _encode(Please(number, operation, patience)))
+            await guest.tell(protocol.GUEST_BOARD + _encode(Please(number, operation, patience)))
     await asyncio.sleep(seconds / 2)
     for number in range(2000):
         watch = Watch(scope, client, number, b"", (f"never {number}",), True)
-        await guest.tell(wire.GUEST_BOARD + _encode(Please(number, watch, 3600.0)))
+        await guest.tell(protocol.GUEST_BOARD + _encode(Please(number, watch, 3600.0)))
     await asyncio.sleep(seconds / 2)
 
 
@@ -340,17 +347,17 @@ async def owner_ships(keep: str, agents: Agents, run: str, kind: str, canary: st
         if isinstance(message, WantManifest):
             served.append("list")
             with contextlib.suppress(BarnraiseError):
-                link.send(wire.SHIP + shipping.encode(ManifestIs(message.id, listed)))
+                link.send(protocol.SHIP + shipping.encode(ManifestIs(message.id, listed)))
         elif isinstance(message, Want):
             served.append("pieces")
             wrong = memoryview(content.swapcase())
             pieces = tuple(Piece(name, wrong) for name in message.names)
-            link.send(wire.SHIP + shipping.encode(Pieces(pieces)))
+            link.send(protocol.SHIP + shipping.encode(Pieces(pieces)))
 
     owner.on_told = answer
     order = _order(owner, run, canary, manifest_id(listed))
     record = sign_order(order, owner.key)
-    await owner.tell(run_messages.encode(RecordTold(record)))
+    await owner.tell(messages.encode(RecordTold(record)))
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while loop.time() < end and owner.records.get(run, record).phase != "ended":
@@ -444,20 +451,20 @@ def _questions() -> dict[str, tuple[Callable[[], bytes], int]]:
         return tuple(PieceName(seed + number.to_bytes(4, "big"), 0) for number in range(1024))
 
     def ship(message: shipping.Message) -> bytes:
-        return wire.SHIP + shipping.encode(message)
+        return protocol.SHIP + shipping.encode(message)
 
     def plea() -> bytes:
-        return wire.GUEST_BOARD + _encode(Please(1, Count(scope, bytes(16), 1, b""), 3600.0))
+        return protocol.GUEST_BOARD + _encode(Please(1, Count(scope, bytes(16), 1, b""), 3600.0))
 
-    held = run_messages.encode(HeldWanted(1, ("mallory",) * 16, True))
-    wanted_log = run_messages.encode(LogWanted(1, "mallory", 1, 0, 0, 1 << 18))
+    held = messages.encode(HeldWanted(1, ("mallory",) * 16, True))
+    wanted_log = messages.encode(LogWanted(1, "mallory", 1, 0, 0, 1 << 18))
     return {
         "want": (lambda: ship(Want(unknown, False)), ROUTE_AGENT_SHIP),
         "want and hold": (lambda: ship(Want(fresh(), True)), ROUTE_AGENT_SHIP),
         "lists": (lambda: ship(WantManifest(os.urandom(32))), ROUTE_AGENT_SHIP),
         "output": (lambda: wanted_log, ROUTE_AGENT_BULK),
         "board": (plea, ROUTE_AGENT_BULK),
-        "reports": (lambda: run_messages.encode(_stranger_report()), ROUTE_AGENT_BULK),
+        "reports": (lambda: messages.encode(_stranger_report()), ROUTE_AGENT_BULK),
         "checkpoints": (lambda: held, ROUTE_AGENT_BULK),
     }
 

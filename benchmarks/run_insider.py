@@ -10,16 +10,17 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from barnraise.agent import run_messages, wire
-from barnraise.agent.board_proxy import Here, Please
-from barnraise.agent.run_messages import RecordTold, ReportTold
+from barnraise.agent import protocol
+from barnraise.agent.cluster.kv_proxy import Here, Please
+from barnraise.agent.runs import messages
+from barnraise.agent.runs.messages import RecordTold, ReportTold
+from barnraise.artifacts.transfer import messages as shipping
 from barnraise.core.errors import BarnraiseError
+from barnraise.environments.installed_packages import own_packages
 from barnraise.identity import NodeId
 from barnraise.runs.record import Report, RunRecord, read_order
-from barnraise.shipping import messages as shipping
-from barnraise.topology.packages import own_packages
-from barnraise.transport.control import ControlLink
-from barnraise.transport.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
+from barnraise.transport.control.dial import ControlLink
+from barnraise.transport.listener.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
 from benchmarks.insider import Agents, Guest, is_closed
 
 _answers: msgspec.msgpack.Decoder[Please | Here] = msgspec.msgpack.Decoder(Please | Here)
@@ -42,11 +43,11 @@ class Insider(Guest):
         super()._received(link, message)
         kind, body, node = message[:1], message[1:], link.peer.node
         found: object = None
-        if kind == wire.RUN:
-            found = run_messages.decode(body)
-        elif kind == wire.SHIP:
+        if kind == protocol.RUN:
+            found = messages.decode(body)
+        elif kind == protocol.SHIP:
             found = shipping.decode(body)
-        elif kind == wire.GUEST_BOARD:
+        elif kind == protocol.GUEST_BOARD:
             found = _answers.decode(body)
         if isinstance(found, RecordTold):
             self.records[read_order(found.record).run] = found.record
@@ -60,7 +61,7 @@ class Insider(Guest):
         """It passes no files on, and says so: others would wait for it."""
         link = self.routes.get((node, ROUTE_AGENT_SHIP))
         if isinstance(message, shipping.Want) and link is not None:
-            link.send(wire.SHIP + shipping.encode(shipping.Lacks(message.names)))
+            link.send(protocol.SHIP + shipping.encode(shipping.Lacks(message.names)))
 
     async def call(self, node: NodeId, route: int) -> ControlLink:
         """A link on this route; one that is there is used again."""
@@ -97,7 +98,7 @@ class Insider(Guest):
             devices=("cpu",),
             packages=own_packages(()),
         )
-        return run_messages.encode(ReportTold(replace(told, **more)))
+        return messages.encode(ReportTold(replace(told, **more)))
 
     async def tell(self, message: bytes, route: int = ROUTE_AGENT_BULK) -> None:
         for node in self.agents:

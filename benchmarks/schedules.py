@@ -23,7 +23,7 @@ from functools import partial
 from typing import NamedTuple
 
 from barnraise.identity.trust import encode_entry
-from barnraise.membership.agreement import is_quorum
+from barnraise.membership.paxos import is_quorum
 from benchmarks.simulated_cluster import Cluster, Node, Violation, keys
 
 _CHAOS_S = 10.0

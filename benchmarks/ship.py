@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from barnraise.local.run_questions import RunsAsk, RunsTold, WatchAsk, WatchTold
+from barnraise.agent_client.run_requests import RunsAsk, RunsTold, WatchAsk, WatchTold
 from benchmarks.machines import Machines
 from benchmarks.report import environment_line, last_line, table
 from benchmarks.runs import CommandLine, write_folder

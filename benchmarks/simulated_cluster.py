@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import Role, TrustLog, decode_entry, encode_entry
-from barnraise.membership.agreement import Record, founded
 from barnraise.membership.effects import Changed, Effect, Note, Save, Send
-from barnraise.membership.member import TICK_S, Member
+from barnraise.membership.node import TICK_S, Member
+from barnraise.membership.paxos import Record, founded
 from barnraise.membership.view import Present, View, decide, first, nowhere
 from benchmarks.fake_clock import FakeClock
 

@@ -22,10 +22,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from barnraise.hub.accepting import MOST as CONNECTIONS
-from barnraise.hub.leases import Delivered
-from barnraise.hub.messages import Terms
-from barnraise.hub.rounds import Arrived, Asked, Committed, Founded, Heard, Lend, State, decide
+from barnraise.hub.protocol.messages import Terms
+from barnraise.hub.rounds.leases import Delivered
+from barnraise.hub.rounds.state_machine import Arrived, Asked, Committed, Founded, Heard, Lend, State, decide
+from barnraise.hub.server.connection_limits import MOST as CONNECTIONS
 from benchmarks.hosts import prepare_driver
 from benchmarks.hub_costs import SMALL, Logged, Played, costs_of, logged, merge_mb_s, play, sync_s, trim_mb
 from benchmarks.report import environment_line, last_line, table

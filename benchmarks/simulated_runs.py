@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from barnraise.planning import Codec, Level, Levels, Model, Options, Plan, StepProfile, make_plans
-from barnraise.planning.codecs import LOSSY
-from barnraise.runs.leases import Course
+from barnraise.planning.inputs.codecs import LOSSY
+from barnraise.runs.sharding import Course
 from barnraise.training.sync import Sync
 from benchmarks.report import REPOSITORY, environment_line, last_line, table
 from benchmarks.simulation.figures import (

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from barnraise.planning import Cluster, Model, Options, StepProfile, make_plans
-from barnraise.planning.codecs import EXACT
-from barnraise.training.choosing import cluster_at
+from barnraise.planning.inputs.codecs import EXACT
+from barnraise.training.autotune.tuner import cluster_at
 from benchmarks.machines import Machines
 from benchmarks.plans import Bench
 from benchmarks.report import environment_line, last_line, table

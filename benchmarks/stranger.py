@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from barnraise.agent.pairing_desk import join_by
+from barnraise.agent.cluster.pairing_server import join_by
 from barnraise.core.errors import BarnraiseError
 from barnraise.discovery.datagrams import Datagram, encode_datagram
 from barnraise.discovery.mdns import MdnsFinder
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.trust import encode_entry
 from barnraise.pairing import Introduction, Joiner, offer_tag, parse_code
-from barnraise.transport.agent_tls import AGENT_RUN, AgentTls, TlsSession
-from barnraise.transport.control import dial_agent
-from barnraise.transport.preface import (
+from barnraise.transport.control.agent_tls import AGENT_RUN, AgentTls, TlsSession
+from barnraise.transport.control.dial import dial_agent
+from barnraise.transport.listener.preface import (
     ANSWER_BYTES,
     ANYBODY,
     PAIRING_KEY,

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from barnraise.local.starting import AGENT_LOG
+from barnraise.agent_client.bootstrap import AGENT_LOG
 from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.runs import CommandLine
 from lab import Lab, LabProcess

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
 import barnraise
-from barnraise.planning.codecs import LOSSY
-from barnraise.planning.quality import outer_rule
+from barnraise.planning.cost.quality_model import outer_rule
+from barnraise.planning.inputs.codecs import LOSSY
 
 PARAMETERS = int(os.environ.get("PARAMETERS", "20000000"))
 BATCH = int(os.environ.get("BATCH", "32"))

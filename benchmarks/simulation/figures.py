@@ -9,12 +9,12 @@ from typing import NamedTuple
 from unittest import mock
 
 from barnraise.planning import Model, StepProfile
-from barnraise.planning.codecs import LOSSY
-from barnraise.planning.quality import outer_rule
-from barnraise.runs.leases import Course
+from barnraise.planning.cost.quality_model import outer_rule
+from barnraise.planning.inputs.codecs import LOSSY
+from barnraise.runs.sharding import Course
 from barnraise.topology.graph import Graph, LinkFacts, NodeFacts, build_graph
-from barnraise.training import choosing
-from barnraise.training.choosing import Chooser, Seen, Wish
+from barnraise.training.autotune import tuner
+from barnraise.training.autotune.tuner import Chooser, Seen, Wish
 from barnraise.training.sync import Sync
 from benchmarks.simulation.network import Link
 from benchmarks.simulation.training import Committed, Costs, Training
@@ -106,8 +106,8 @@ def chosen_while_training(
     training.on_commit.append(note)
     # Codecs are as fast on simulated machines as the planner believes at first, whatever this one does.
     with (
-        mock.patch.object(choosing, "time", SimpleNamespace(monotonic=lambda: training.clock.now)),
-        mock.patch.object(choosing, "measured_codecs", lambda codecs: codecs),
+        mock.patch.object(tuner, "time", SimpleNamespace(monotonic=lambda: training.clock.now)),
+        mock.patch.object(tuner, "measured_codecs", lambda codecs: codecs),
     ):
         yield
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from barnraise.runs.leases import Unit, fingerprint
-from barnraise.training.held import Held, read_held
+from barnraise.runs.sharding import Unit, fingerprint
+from barnraise.training.steps.commit_vote import Held, read_held
 from barnraise.training.sync import Sync
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.network import Network

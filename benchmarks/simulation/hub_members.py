@@ -10,12 +10,20 @@ from collections.abc import Callable
 from functools import partial
 
 from barnraise.core.errors import ProtocolError
-from barnraise.hub.leases import Delivered, Lent
-from barnraise.hub.log import Contribution
-from barnraise.hub.messages import Course, Declaration, Lease, Step, Terms, decode_message, encode_message
-from barnraise.hub.regional import GATHER_S, declared, regional_terms
-from barnraise.hub.rounds import Committed, Ended, Refuse, Supplied
-from barnraise.hub.waiting import Waiting
+from barnraise.core.flow.backoff import Waiting
+from barnraise.hub.protocol.messages import (
+    Course,
+    Declaration,
+    Lease,
+    Step,
+    Terms,
+    decode_message,
+    encode_message,
+)
+from barnraise.hub.region.region import GATHER_S, declared, regional_terms
+from barnraise.hub.rounds.leases import Delivered, Lent
+from barnraise.hub.rounds.state_machine import Committed, Ended, Refuse, Supplied
+from barnraise.hub.storage.log import Contribution
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.hubs import Costs, Reach, Server, SimulatedHub, Sizes
 

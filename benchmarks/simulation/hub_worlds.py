@@ -9,13 +9,13 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
-from barnraise.hub.client import CONNECT_S
-from barnraise.hub.leases import Delivered, Lent
-from barnraise.hub.messages import Course, Terms
-from barnraise.hub.portions import rounded
-from barnraise.hub.regional import regional_terms
-from barnraise.hub.rounds import Refuse
-from barnraise.hub.waiting import Waiting
+from barnraise.core.flow.backoff import Waiting
+from barnraise.hub.client.client import CONNECT_S
+from barnraise.hub.protocol.messages import Course, Terms
+from barnraise.hub.region.region import regional_terms
+from barnraise.hub.rounds.leases import Delivered, Lent
+from barnraise.hub.rounds.portions import rounded
+from barnraise.hub.rounds.state_machine import Refuse
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.hub_members import Habits, Leaf, Region
 from benchmarks.simulation.hubs import Costs, Reach, Server, SimulatedHub, Sizes, begun_with

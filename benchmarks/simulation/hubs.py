@@ -1,7 +1,7 @@
 """A hub without sockets, disk or tensors: its own decisions, and waits in place of the rest.
 
-Who gets which samples, whose update counts and when a round closes is `barnraise.hub.rounds` itself, with all
-that it is made of. What a member asks for passes the hub's event loop, its line, its places for large bodies
+Who gets which samples, whose update counts and when a round closes is `hub.rounds.state_machine` itself,
+with all its parts. What a member asks for passes the hub's event loop, its line, its upload slots
 and its log, as in `hub.app`, `hub.intake` and `hub.service`, at the costs that were measured.
 """
 
@@ -14,13 +14,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from barnraise.hub.books import Book
-from barnraise.hub.leases import Delivered, Lent
-from barnraise.hub.log import Contribution
-from barnraise.hub.messages import Course, Terms
-from barnraise.hub.places import AT_ONCE
-from barnraise.hub.pool import trained
-from barnraise.hub.rounds import (
+from barnraise.hub.protocol.messages import Course, Terms
+from barnraise.hub.rounds.leases import Delivered, Lent
+from barnraise.hub.rounds.persistent_map import Book
+from barnraise.hub.rounds.sample_pool import trained
+from barnraise.hub.rounds.state_machine import (
     Arrived,
     Asked,
     Close,
@@ -40,6 +38,8 @@ from barnraise.hub.rounds import (
     next_moment,
     weight_of,
 )
+from barnraise.hub.server.upload_slots import AT_ONCE
+from barnraise.hub.storage.log import Contribution
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.queues import Journal, Line, Places, Processor, Then
 

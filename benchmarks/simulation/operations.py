@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 
-from barnraise.collectives.program import IndexedProgram, Layout
-from barnraise.collectives.strategies import compile_program
+from barnraise.collectives.algorithms import compile_program
+from barnraise.collectives.algorithms.schedule import IndexedProgram, Layout
 from benchmarks.simulation.network import Network
 
 

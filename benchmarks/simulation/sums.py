@@ -6,15 +6,15 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from barnraise.collectives.costs import CostTable, choose
-from barnraise.collectives.program import MAX_SEGMENT_BYTES, IndexedProgram, Kind, Layout
+from barnraise.collectives.algorithms.cost_model import CostTable, choose
+from barnraise.collectives.algorithms.schedule import MAX_SEGMENT_BYTES, IndexedProgram, Kind, Layout
 from barnraise.compression import Codec
-from barnraise.compression.shards import PIECE, cut
+from barnraise.compression.allreduce.sharded import PIECE, cut
 from barnraise.core.errors import ConfigError
-from barnraise.planning.codecs import LOSSY
-from barnraise.planning.codecs import Codec as Known
-from barnraise.planning.levels import Shape
-from barnraise.training.sums import BUCKET_BYTES
+from barnraise.planning.inputs.codecs import LOSSY
+from barnraise.planning.inputs.codecs import Codec as Known
+from barnraise.planning.inputs.levels import Shape
+from barnraise.training.gradients.reducer import BUCKET_BYTES
 from barnraise.training.sync import Sync
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.network import Network

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from barnraise.collectives.costs import segment_bytes
-from barnraise.collectives.program import MAX_SEGMENT_BYTES, Kind, Layout
+from barnraise.collectives.algorithms.cost_model import segment_bytes
+from barnraise.collectives.algorithms.schedule import MAX_SEGMENT_BYTES, Kind, Layout
 from barnraise.core.units import parse_rate
 from benchmarks.simulation.operations import Operation, compiled
 from benchmarks.simulation.worlds import lab_world

@@ -12,11 +12,11 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from barnraise.runs.commit import Verdict, Word, conclude
-from barnraise.runs.leases import Course, Unit, cut, lease
-from barnraise.training.at_hand import AtHand, Deal, may_go_ahead
-from barnraise.training.dealing import Leased, deal_to_all
-from barnraise.training.held import Held, is_outdated
-from barnraise.training.pace import Pace
+from barnraise.runs.sharding import Course, Unit, cut, lease
+from barnraise.training.steps.commit_vote import Held, is_outdated
+from barnraise.training.steps.load_balancing import Leased, deal_to_all
+from barnraise.training.steps.progress import AtHand, Deal, may_go_ahead
+from barnraise.training.steps.throughput import Pace
 from barnraise.training.sync import Sync, heard
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.flights import Flight, Setting, StepSum

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
-from barnraise.collectives.costs import CostTable
+from barnraise.collectives.algorithms.cost_model import CostTable
 from barnraise.planning import Cluster, Member, Path, build_cluster
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.network import Link, Network, Way

@@ -39,7 +39,7 @@ def test_entry_points() -> None:
     project = PROJECT["project"]
     assert project["scripts"] == {"barnraise": "barnraise.cli.main:main"}
     assert project["entry-points"]["torch.backends"] == {
-        "barnraise": "barnraise.collectives.autoload:register"
+        "barnraise": "barnraise.collectives.torch_patch.autoload:register"
     }
 
 

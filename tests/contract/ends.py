@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from barnraise.core.errors import ProtocolError
 from barnraise.identity import NodeKey, delegate
-from barnraise.transport.link import Header, Link
-from barnraise.transport.memory import memory_pair
-from barnraise.transport.stream import StreamLink, tune
-from barnraise.transport.tls import client_context, server_context
+from barnraise.transport.links.link import Header, Link
+from barnraise.transport.links.memory import memory_pair
+from barnraise.transport.links.stream import StreamLink, tune
+from barnraise.transport.links.tls import client_context, server_context
 
 
 @dataclass

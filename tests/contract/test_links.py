@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from barnraise.transport.frames import HEADER_BYTES, MAX_PAYLOAD, Header, Kind
+from barnraise.transport.links.frames import HEADER_BYTES, MAX_PAYLOAD, Header, Kind
 from tests.contract.ends import KINDS, Pair
 
 MEBI = 1 << 20

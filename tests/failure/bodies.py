@@ -20,8 +20,8 @@ _groups: list[Any] = []
 
 def prepare() -> dict[str, Any]:
     """Be ready to join: the backend is registered and the mover runs."""
-    from barnraise.collectives.autoload import register
     from barnraise.collectives.client import current_mover
+    from barnraise.collectives.torch_patch.autoload import register
 
     register()
     mover = current_mover()
@@ -213,7 +213,7 @@ def late_operation(seconds: float, missing: bool) -> dict[str, Any]:
 
 def make_group(place: str, rank: int, world: int, generation: int, timeout: float = 30.0) -> dict[str, Any]:
     """A group of a generation, without torch's registry."""
-    from barnraise.collectives.backend import create_group
+    from barnraise.collectives.process_group import create_group
 
     prepare()
     store = dist.FileStore(place, world)

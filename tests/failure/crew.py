@@ -18,9 +18,9 @@ from typing import Any
 
 import psutil
 
+from barnraise.agent_client.client import ListenerClient
 from barnraise.identity import NodeKey
-from barnraise.local.client import ListenerClient
-from barnraise.transport.registration import Standing
+from barnraise.transport.ipc.messages import Standing
 from tests.failure.line import Line
 
 REPOSITORY = Path(__file__).resolve().parents[2]

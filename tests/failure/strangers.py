@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import msgspec
 
 from barnraise.identity import NodeKey, delegate
-from barnraise.transport import preface, tls
-from barnraise.transport.frames import HEADER_BYTES, MAX_CONTROL, Header, Kind
+from barnraise.transport.links import tls
+from barnraise.transport.links.frames import HEADER_BYTES, MAX_CONTROL, Header, Kind
+from barnraise.transport.listener import preface
 
 WAIT_S = 40.0  # much longer than every deadline that a stalled stranger can have
 _HELLO_BYTES = HEADER_BYTES + 16

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from barnraise.local.client import ListenerClient
+from barnraise.agent_client.client import ListenerClient
 from tests.failure.crew import NOTICE_S, REPOSITORY, Crew, Worker, answers, ask_all, is_running, living, until
 from tests.failure.test_deaths import check_named
 
@@ -20,7 +20,7 @@ _LASTING = {"node.key", "secret", "openssl.cnf", "listener.lock", "listener.log"
 _SCRIPT = """
 import sys
 import torch, torch.distributed as dist
-from barnraise.collectives.autoload import register
+from barnraise.collectives.torch_patch.autoload import register
 register()
 store = dist.FileStore(sys.argv[1], 2)
 dist.init_process_group("barnraise", store=store, rank=int(sys.argv[2]), world_size=2)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import psutil
 
+from barnraise.agent_client.cluster_requests import OfferAsk, OfferTold, PairAsk, StatusTold
 from barnraise.identity.trust import Role, TrustLog, decode_entry
-from barnraise.local.questions import OfferAsk, OfferTold, PairAsk, StatusTold
 from benchmarks.attacks import LIMIT_S
 from benchmarks.machines import REPOSITORY, Machines
 from lab import Host, Lab

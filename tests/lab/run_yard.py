@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 
+from barnraise.agent_client.cluster_requests import OfferTold, PairAsk
+from barnraise.agent_client.run_requests import Follow, RunsAsk, RunsTold, WatchAsk, WatchTold
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity.trust import Role, TrustLog, decode_entry
-from barnraise.local.questions import OfferTold, PairAsk
-from barnraise.local.run_questions import Follow, RunsAsk, RunsTold, WatchAsk, WatchTold
 from barnraise.runs.record import RunRecord, decode_record
 from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.runs import CommandLine, write_folder

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from barnraise.agent_client.cluster_requests import Done, UnpairAsk
 from barnraise.discovery import namespace_tag
-from barnraise.local.questions import Done, UnpairAsk
 from benchmarks.insider import SELVES
 from benchmarks.machines import Machines
 from lab import Lab

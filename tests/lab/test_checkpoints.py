@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from barnraise.agent_client.run_requests import RunsAsk, RunsTold
 from barnraise.checkpoint import AgentsNotary, Checkpoints, digest
-from barnraise.local.run_questions import RunsAsk, RunsTold
-from barnraise.runs.checkpoints import step_of
+from barnraise.runs.checkpoint_manifest import step_of
 from benchmarks.commits import read_commits
 from benchmarks.machines import Machines
 from benchmarks.runs import CommandLine

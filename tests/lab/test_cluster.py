@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from barnraise.core.errors import AgentError, PairingError
-from barnraise.identity.private_file import create_private
-from barnraise.local.questions import (
+from barnraise.agent_client.cluster_requests import (
     ContinueAsk,
     Done,
     DownAsk,
@@ -21,6 +19,8 @@ from barnraise.local.questions import (
     RenameAsk,
     UnpairAsk,
 )
+from barnraise.core.errors import AgentError, PairingError
+from barnraise.identity.private_file import create_private
 from barnraise.pairing import new_psk
 from benchmarks.machines import Machines, named
 from lab import Lab

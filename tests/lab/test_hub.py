@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.hub.log import Log, Member
+from barnraise.hub.storage.log import Log, Member
 from lab import Host, Lab, LabProcess
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]

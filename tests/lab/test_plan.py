@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.local.run_questions import RunsAsk, RunsTold
+from barnraise.agent_client.run_requests import RunsAsk, RunsTold
 from benchmarks.machines import Machines
 from benchmarks.runs import CommandLine
 from lab import Lab

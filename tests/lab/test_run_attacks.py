@@ -16,20 +16,20 @@ from typing import Any
 import psutil
 import pytest
 
-from barnraise.core.errors import BarnraiseError
-from barnraise.identity import NodeId, NodeKey
-from barnraise.local.run_questions import (
+from barnraise.agent_client.run_requests import (
     Follow,
     NewestAsk,
     NewestTold,
     StartAsk,
     Started,
 )
-from barnraise.runs.checkpoints import MANIFEST, SEAL, STATE, encode, fingerprint, folder_name, sign
-from barnraise.runs.checkpoints import Manifest as Checkpoint
+from barnraise.artifacts import FileEntry, Store, store_directory
+from barnraise.artifacts.store.manifest import piece_hash
+from barnraise.core.errors import BarnraiseError
+from barnraise.identity import NodeId, NodeKey
+from barnraise.runs.checkpoint_manifest import MANIFEST, SEAL, STATE, encode, fingerprint, folder_name, sign
+from barnraise.runs.checkpoint_manifest import Manifest as Checkpoint
 from barnraise.runs.record import read_order
-from barnraise.shipping import FileEntry, Store, store_directory
-from barnraise.shipping.manifest import piece_hash
 from benchmarks.machines import Machines
 from benchmarks.runs import write_folder
 from lab import Lab

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.local.run_questions import RunsAsk, RunsTold, WatchAsk, WatchTold
+from barnraise.agent_client.run_requests import RunsAsk, RunsTold, WatchAsk, WatchTold
 from benchmarks.machines import Machines
 from benchmarks.run_failures import left_over
 from benchmarks.runs import MARK, CommandLine, first_lines, write_folder

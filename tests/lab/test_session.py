@@ -22,8 +22,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from barnraise.local.run_questions import RunsAsk, RunsTold
-from barnraise.runs.checkpoints import step_of
+from barnraise.agent_client.run_requests import RunsAsk, RunsTold
+from barnraise.runs.checkpoint_manifest import step_of
 from benchmarks.commits import judge, read_commits
 from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.runs import CommandLine

@@ -7,10 +7,10 @@ from random import Random
 
 import numpy as np
 
-from barnraise.collectives.dtypes import by_code, numpy_dtype
+from barnraise.collectives.algorithms import STRATEGIES
+from barnraise.collectives.algorithms.schedule import Kind, block_bounds
 from barnraise.collectives.messages import Specification
-from barnraise.collectives.program import Kind, block_bounds
-from barnraise.collectives.strategies import STRATEGIES
+from barnraise.collectives.ops.dtypes import by_code, numpy_dtype
 
 REDUCING = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER)
 ROOTED = (Kind.REDUCE, Kind.BROADCAST, Kind.GATHER, Kind.SCATTER)

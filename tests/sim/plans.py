@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from barnraise.collectives.costs import CostTable
+from barnraise.collectives.algorithms.cost_model import CostTable
 from tests.sim.operations import Collective, Message, Tags, collective, message
 from tests.sim.world import Machine, Side, Simulation
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from barnraise.local.board_messages import (
+from barnraise.agent_client.kv_messages import (
     Add,
     Append,
     Denied,
@@ -30,9 +30,7 @@ from barnraise.local.board_messages import (
     Set,
     Watch,
 )
-from barnraise.runs.leading import Reign
-from barnraise.runs.replica import TICK_S, Replica
-from barnraise.runs.replication import (
+from barnraise.kvstore.messages import (
     Answer,
     Effect,
     Message,
@@ -42,6 +40,8 @@ from barnraise.runs.replication import (
     decode_message,
     encode_message,
 )
+from barnraise.kvstore.primary import Reign
+from barnraise.kvstore.replica import TICK_S, Replica
 
 SCHEDULES = 300
 SCOPE = Scope("simulated", 3)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from barnraise.core.errors import ProtocolError
 from barnraise.runs import commit
 from barnraise.runs.commit import Verdict, Word, conclude
-from barnraise.runs.leases import Course, lease
+from barnraise.runs.sharding import Course, lease
 
 COURSE = Course(samples=64, batch=16, unit=3, seed=5)
 

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from barnraise.identity.trust import encode_entry
-from barnraise.membership import agreement, history, member
-from barnraise.membership.agreement import BRANCH_BITS, Answer, Prepare, Promise, Record
+from barnraise.membership import history, paxos
 from barnraise.membership.effects import Note
+from barnraise.membership.messages import Decided
+from barnraise.membership.paxos import BRANCH_BITS, Answer, Prepare, Promise, Record
 from benchmarks.schedules import forming_time, message_cost, run_many, run_schedule
 from benchmarks.simulated_cluster import Cluster, keys
 
@@ -49,13 +50,13 @@ def test_two_halves_that_both_decide_are_found(monkeypatch: pytest.MonkeyPatch) 
     def half(voters: Collection[bytes], agreeing: Collection[bytes], absent: Collection[bytes] = ()) -> bool:
         return 2 * sum(node in agreeing for node in voters) >= len(voters)
 
-    monkeypatch.setattr(agreement, "is_quorum", half)
+    monkeypatch.setattr(paxos, "is_quorum", half)
     assert any("two views" in fault for fault in _faults())
 
 
 @pytest.mark.slow
 def test_a_forgotten_vote_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = agreement.answer_prepare
+    honest = paxos.answer_prepare
 
     def forgetful(record: Record, me: bytes, question: Prepare) -> Answer:
         reply, kept = honest(record, me, question)
@@ -63,7 +64,7 @@ def test_a_forgotten_vote_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             reply = msgspec.structs.replace(reply, accepted=None)
         return Answer(reply, kept)
 
-    monkeypatch.setattr(agreement, "answer_prepare", forgetful)
+    monkeypatch.setattr(paxos, "answer_prepare", forgetful)
     assert any("two views" in fault for fault in _faults(3000))
 
 
@@ -200,7 +201,7 @@ def test_a_guest_neither_votes_nor_decides() -> None:
     assert owner.member is not None
     assert guest.raw not in owner.member.view.voters
     number = owner.member.record.decided.number
-    forged = member.Decided(msgspec.structs.replace(owner.member.record.decided, number=number + 1))
+    forged = Decided(msgspec.structs.replace(owner.member.record.decided, number=number + 1))
     cluster.perform(owner, owner.member.receive, guest.raw, forged)
     assert owner.member.record.decided.number == number
     assert any("guest" in text for _, _, text in cluster.notes)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from barnraise.collectives.program import Kind, Layout
+from barnraise.collectives.algorithms.schedule import Kind, Layout
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.planning import Model, StepProfile
 from barnraise.runs.commit import Verdict, Word, conclude
-from barnraise.runs.leases import Course
-from barnraise.training.at_hand import AtHand
+from barnraise.runs.sharding import Course
+from barnraise.training.steps.progress import AtHand
 from barnraise.training.sync import Sync
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation import training as simulated

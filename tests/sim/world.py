@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from barnraise.collectives.costs import CostTable
+from barnraise.collectives.algorithms.cost_model import CostTable
+from barnraise.collectives.comm_process.engine import Engine
+from barnraise.collectives.comm_process.peers import Clocks
 from barnraise.collectives.messages import (
     AbortGroup,
     CloseGroup,
@@ -28,10 +30,8 @@ from barnraise.collectives.messages import (
     Start,
     Waiting,
 )
-from barnraise.collectives.mover.engine import Engine
-from barnraise.collectives.mover.peers import Clocks
-from barnraise.transport.link import Link
-from barnraise.transport.memory import MemoryLink, memory_pair
+from barnraise.transport.links.link import Link
+from barnraise.transport.links.memory import MemoryLink, memory_pair
 from tests.sim.operations import Collective, Message, Region
 
 POISON = 0xDB

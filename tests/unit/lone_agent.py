@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import barnraise
+from barnraise.agent_client.kv_client import agent_at, ask_cluster
 from barnraise.core.errors import BarnraiseError
-from barnraise.local.board import agent_at, ask_cluster
 from benchmarks.hub_process import free_port
 
 SOURCE = str(Path(barnraise.__file__).parents[1])

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from barnraise.agent import desk
-from barnraise.agent.admission import forsake
-from barnraise.agent.joining import join_by_psk
-from barnraise.agent.node import Agent
+from barnraise.agent.api import cluster_api
+from barnraise.agent.cluster.admission import forsake
+from barnraise.agent.cluster.join import join_by_psk
+from barnraise.agent.daemon import Agent
 from barnraise.core.config import Settings
 from barnraise.core.errors import BarnraiseError, IdentityError
 from barnraise.identity.private_file import read_private
@@ -47,7 +47,7 @@ def serve(
 
 async def _serve(settings: Settings, psk: Psk | None, witness: bool, on_start: OnStart | None) -> int:
     agent = Agent(settings, witness=witness)
-    agent.on_question = partial(desk.answer, agent)
+    agent.on_question = partial(cluster_api.answer, agent)
     await agent.start()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows raises KeyboardInterrupt instead

@@ -4,7 +4,7 @@ May import ``collectives``, ``runs`` and what is below them, and torch; never pi
 """
 
 from barnraise.checkpoint.files import Checkpoints, Facts
-from barnraise.checkpoint.notary import AgentsNotary, Notary
-from barnraise.checkpoint.state import Parts, assemble, digest, dismantle
+from barnraise.checkpoint.serialization import Parts, assemble, digest, dismantle
+from barnraise.checkpoint.signer import AgentsNotary, Notary
 
 __all__ = ["AgentsNotary", "Checkpoints", "Facts", "Notary", "Parts", "assemble", "digest", "dismantle"]

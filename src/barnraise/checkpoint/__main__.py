@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from barnraise.checkpoint.files import Checkpoints, write_model
-from barnraise.checkpoint.notary import AgentsNotary, Notary
-from barnraise.checkpoint.state import assemble
+from barnraise.checkpoint.serialization import assemble
+from barnraise.checkpoint.signer import AgentsNotary, Notary
 from barnraise.core.errors import BarnraiseError, RunError
 
 

@@ -21,11 +21,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from barnraise.checkpoint.notary import Notary
-from barnraise.checkpoint.state import Parts, digest
+from barnraise.artifacts.store.disk import remove_tree
+from barnraise.artifacts.store.linked_files import entry_of
+from barnraise.checkpoint.serialization import Parts, digest
+from barnraise.checkpoint.signer import Notary
 from barnraise.core.errors import BarnraiseError, RunError
-from barnraise.core.syncing import sync_path
-from barnraise.runs.checkpoints import (
+from barnraise.core.files import sync_path
+from barnraise.runs.checkpoint_manifest import (
     MANIFEST,
     SEAL,
     STATE,
@@ -40,8 +42,6 @@ from barnraise.runs.checkpoints import (
     written_in,
 )
 from barnraise.runs.record import MOST_MACHINES
-from barnraise.shipping.disk import remove_tree
-from barnraise.shipping.lending import entry_of
 
 log = logging.getLogger("barnraise.checkpoint")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from barnraise.core.whole_files import write_whole
-from barnraise.runs.checkpoints import Step
+from barnraise.core.files import write_whole
+from barnraise.runs.checkpoint_manifest import Step
 from barnraise.runs.record import Node, Version
 
 

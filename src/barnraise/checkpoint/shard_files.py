@@ -22,11 +22,11 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
+from barnraise.artifacts.store.disk import remove_tree
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError, RunError
-from barnraise.core.syncing import sync_path
-from barnraise.runs.checkpoints import Step, folder_name, step_of
-from barnraise.shipping.disk import remove_tree
+from barnraise.core.files import sync_path
+from barnraise.runs.checkpoint_manifest import Step, folder_name, step_of
 
 log = logging.getLogger("barnraise.checkpoint")
 

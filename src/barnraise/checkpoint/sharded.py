@@ -29,6 +29,10 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from barnraise.agent_client.client import ListenerClient
+from barnraise.agent_client.cluster_requests import StatusAsk, StatusTold, decode_told, encode
+from barnraise.agent_client.run_requests import WatchAsk, WatchTold
+from barnraise.artifacts.store.disk import remove_tree
 from barnraise.checkpoint.shard_files import (
     DRAFT,
     METADATA,
@@ -57,14 +61,10 @@ from barnraise.checkpoint.shard_files import (
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.decoding import decode
 from barnraise.core.errors import AgentError, BarnraiseError, ProtocolError, RunError
-from barnraise.core.syncing import sync_path
+from barnraise.core.files import sync_path
 from barnraise.core.units import format_size
-from barnraise.local.client import ListenerClient
-from barnraise.local.questions import StatusAsk, StatusTold, decode_told, encode
-from barnraise.local.run_questions import WatchAsk, WatchTold
-from barnraise.runs.checkpoints import MOST_STEP
+from barnraise.runs.checkpoint_manifest import MOST_STEP
 from barnraise.runs.record import MOST_MACHINES
-from barnraise.shipping.disk import remove_tree
 
 log = logging.getLogger("barnraise.checkpoint")
 

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from barnraise import __version__
-from barnraise.cli.hub_verbs import hub_group, invite_command
-from barnraise.cli.plan_options import planning_options, take_wishes
+from barnraise.cli.hub.commands import hub_group, invite_command
+from barnraise.cli.plan.options import planning_options, take_wishes
 from barnraise.core.errors import BarnraiseError
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -51,7 +51,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON 
 @_flag("--witness", "Only vote; never take work (for an old machine that is always on).")
 def _up(detach: bool, psk_file: Path | None, witness: bool) -> int:
     """Start this machine's agent."""
-    from barnraise.cli import up
+    from barnraise.cli.cluster import up
 
     return up.run(detach=detach, psk_file=psk_file, witness=witness)
 
@@ -60,9 +60,9 @@ def _up(detach: bool, psk_file: Path | None, witness: bool) -> int:
 @_as_json
 def _down(as_json: bool) -> int:
     """Say goodbye to the others and end this machine's agent."""
-    from barnraise.cli import changes
+    from barnraise.cli.cluster import members
 
-    return changes.down(as_json=as_json)
+    return members.down(as_json=as_json)
 
 
 @app.command("status")
@@ -71,7 +71,7 @@ def _down(as_json: bool) -> int:
 @_flag("--measure", "Measure this machine's links again first (at most a second of traffic each).")
 def _status(as_json: bool, graph: bool, measure: bool) -> int:
     """Show the cluster: machines, links, who coordinates."""
-    from barnraise.cli import status
+    from barnraise.cli.cluster import status
 
     return status.run(as_json=as_json, graph=graph, measure=measure)
 
@@ -80,7 +80,7 @@ def _status(as_json: bool, graph: bool, measure: bool) -> int:
 @_as_json
 def _nodes(as_json: bool) -> int:
     """List the machines with their whole ids, roles and hardware."""
-    from barnraise.cli import status
+    from barnraise.cli.cluster import status
 
     return status.nodes(as_json=as_json)
 
@@ -91,7 +91,7 @@ def _nodes(as_json: bool) -> int:
 @_as_json
 def _pair(guest: bool, wait: bool, as_json: bool) -> int:
     """Show a code that lets one other machine in."""
-    from barnraise.cli import pair
+    from barnraise.cli.cluster import pair
 
     return pair.run(guest=guest, wait=wait, as_json=as_json)
 
@@ -111,7 +111,7 @@ def _pair(guest: bool, wait: bool, as_json: bool) -> int:
 @_as_json
 def _join(code: str | None, **options: Any) -> int:
     """Join the cluster of the machine that shows CODE, or a friend's run with --invite."""
-    from barnraise.cli import join
+    from barnraise.cli.cluster import join
 
     return join.run(code, join.Options(**options))
 
@@ -122,9 +122,9 @@ def _join(code: str | None, **options: Any) -> int:
 @_as_json
 def _unpair(node: str, yes: bool, as_json: bool) -> int:
     """Remove NODE (its name or id) from the cluster for ever."""
-    from barnraise.cli import changes
+    from barnraise.cli.cluster import members
 
-    return changes.unpair(node=node, yes=yes, as_json=as_json)
+    return members.unpair(node=node, yes=yes, as_json=as_json)
 
 
 @app.command("leave")
@@ -132,9 +132,9 @@ def _unpair(node: str, yes: bool, as_json: bool) -> int:
 @_as_json
 def _leave(yes: bool, as_json: bool) -> int:
     """Leave the cluster for good. This machine forgets it, and is a new node from then on."""
-    from barnraise.cli import changes
+    from barnraise.cli.cluster import members
 
-    return changes.leave(yes=yes, as_json=as_json)
+    return members.leave(yes=yes, as_json=as_json)
 
 
 @app.command("rename")
@@ -142,9 +142,9 @@ def _leave(yes: bool, as_json: bool) -> int:
 @_as_json
 def _rename(name: str, as_json: bool) -> int:
     """Give this machine another NAME."""
-    from barnraise.cli import changes
+    from barnraise.cli.cluster import members
 
-    return changes.rename(name=name, as_json=as_json)
+    return members.rename(name=name, as_json=as_json)
 
 
 @app.command("continue")
@@ -154,9 +154,9 @@ def _rename(name: str, as_json: bool) -> int:
 @_as_json
 def _continue(without: tuple[str, ...], as_json: bool) -> int:
     """Go on without machines that are gone. For when too few are left to decide."""
-    from barnraise.cli import changes
+    from barnraise.cli.cluster import members
 
-    return changes.go_on(without=list(without), as_json=as_json)
+    return members.go_on(without=list(without), as_json=as_json)
 
 
 @app.group("psk")
@@ -170,16 +170,16 @@ def _psk() -> None:
 @_as_json
 def _psk_new(guest: bool, output: Path | None, as_json: bool) -> int:
     """Make a key of 256 bits: whoever has it may join while this agent runs."""
-    from barnraise.cli import changes
+    from barnraise.cli.cluster import members
 
-    return changes.new_psk(guest=guest, output=output, as_json=as_json)
+    return members.new_psk(guest=guest, output=output, as_json=as_json)
 
 
 @app.command("doctor")
 @_as_json
 def _doctor(as_json: bool) -> int:
     """Find what keeps machines from working, and what mends it."""
-    from barnraise.cli import doctor
+    from barnraise.cli.doctor import doctor
 
     return doctor.run(as_json=as_json)
 
@@ -231,7 +231,7 @@ def _run(script: str, arguments: tuple[str, ...], **options: Any) -> int:
 
     ``-m MODULE`` instead of a script runs a module.
     """
-    from barnraise.cli import run
+    from barnraise.cli.runs import run
 
     options["all_output"], options["set"] = options.pop("all"), options.pop("variables")
     options["on"], options["wishes"] = _names(options["on"]), take_wishes(options)
@@ -251,7 +251,7 @@ def _plan(on: tuple[str, ...], **options: Any) -> int:
 
     From the size of a model; `barnraise run --dry-run` measures your own script instead.
     """
-    from barnraise.cli import plan
+    from barnraise.cli.plan import plan
 
     wishes = take_wishes(options)
     return plan.run(plan.Size(**options), on=_names(on), wishes=wishes)
@@ -263,7 +263,7 @@ def _plan(on: tuple[str, ...], **options: Any) -> int:
 @_as_json
 def _ps(run: str | None, all: bool, as_json: bool) -> int:
     """List the runs, or show one."""
-    from barnraise.cli import runs
+    from barnraise.cli.runs import runs
 
     return runs.ps(run=run, everything=all, as_json=as_json)
 
@@ -275,7 +275,7 @@ def _ps(run: str | None, all: bool, as_json: bool) -> int:
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
 def _logs(run: str, rank: int, all: bool, follow: bool) -> int:
     """Print what the workers of RUN said."""
-    from barnraise.cli import runs
+    from barnraise.cli.runs import runs
 
     return runs.logs(run=run, rank=rank, everybody=all, follow=follow)
 
@@ -286,7 +286,7 @@ def _logs(run: str, rank: int, all: bool, follow: bool) -> int:
 @_as_json
 def _stop(run: str, hard: bool, as_json: bool) -> int:
     """End RUN on every machine."""
-    from barnraise.cli import runs
+    from barnraise.cli.runs import runs
 
     return runs.stop(run=run, hard=hard, as_json=as_json)
 
@@ -296,7 +296,7 @@ def _stop(run: str, hard: bool, as_json: bool) -> int:
 @_flag("--all", "Show every worker's output, not only rank 0's.")
 def _attach(run: str, all: bool) -> int:
     """Watch RUN as if it had been started here. Ctrl-C leaves it running."""
-    from barnraise.cli import runs
+    from barnraise.cli.runs import runs
 
     return runs.attach(run=run, everybody=all)
 
@@ -308,9 +308,9 @@ def _attach(run: str, all: bool) -> int:
 @_flag("--detach", "Print the new run's name and return.")
 def _resume(run: str, on: tuple[str, ...], all: bool, detach: bool) -> int:
     """Go on with RUN, which has ended. It begins at the newest whole checkpoint of its session."""
-    from barnraise.cli import resuming
+    from barnraise.cli.runs import resume
 
-    return resuming.resume(run, on=_names(on), everybody=all, detach=detach)
+    return resume.resume(run, on=_names(on), everybody=all, detach=detach)
 
 
 @app.command("export")
@@ -318,9 +318,9 @@ def _resume(run: str, on: tuple[str, ...], all: bool, detach: bool) -> int:
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 def _export(run: str, folder: Path) -> int:
     """Write the model of RUN's newest whole checkpoint into FOLDER."""
-    from barnraise.cli import resuming
+    from barnraise.cli.runs import resume
 
-    return resuming.export(run, folder)
+    return resume.export(run, folder)
 
 
 @app.command("accept")
@@ -330,7 +330,7 @@ def _export(run: str, folder: Path) -> int:
 @_as_json
 def _accept(run: str, yes: bool, refuse: bool, as_json: bool) -> int:
     """On a guest: see what RUN would do here, and let it."""
-    from barnraise.cli import runs
+    from barnraise.cli.runs import runs
 
     return runs.accept(run=run, yes=yes, refuse=refuse, as_json=as_json)
 
@@ -341,7 +341,7 @@ def _self_test() -> int:
 
     Three nodes pair, train together, lose a worker and get it back; nothing of yours is touched.
     """
-    from barnraise.cli import self_test
+    from barnraise.cli.cluster import self_test
 
     return self_test.run()
 
@@ -355,7 +355,7 @@ def _service() -> None:
 @_as_json
 def _service_install(as_json: bool) -> int:
     """Start the agent now and whenever you log in."""
-    from barnraise.cli import service
+    from barnraise.cli.services import service
 
     return service.install(as_json=as_json)
 
@@ -364,7 +364,7 @@ def _service_install(as_json: bool) -> int:
 @_as_json
 def _service_remove(as_json: bool) -> int:
     """End the agent and do not start it by itself any more."""
-    from barnraise.cli import service
+    from barnraise.cli.services import service
 
     return service.remove(as_json=as_json)
 
@@ -373,7 +373,7 @@ def _service_remove(as_json: bool) -> int:
 @_as_json
 def _service_status(as_json: bool) -> int:
     """Say whether the service is installed and running."""
-    from barnraise.cli import service
+    from barnraise.cli.services import service
 
     return service.status(as_json=as_json)
 
@@ -381,7 +381,7 @@ def _service_status(as_json: bool) -> int:
 @app.command("id")
 def _id() -> None:
     """Print this machine's node id. Its key is made if missing; needs no agent."""
-    from barnraise.cli import identity
+    from barnraise.cli.cluster import identity
 
     identity.run()
 
@@ -397,7 +397,7 @@ def _id() -> None:
 @_flag("--until-idle", "End when the last worker of this machine has left.")
 def _listen(port: int | None, trust: tuple[str, ...], until_idle: bool) -> int:
     """Listen on this machine's port, without an agent. For workers that you start by hand."""
-    from barnraise.cli import listen
+    from barnraise.cli.cluster import listen
 
     return listen.run(port=port, trust=list(trust), until_idle=until_idle)
 
@@ -405,7 +405,7 @@ def _listen(port: int | None, trust: tuple[str, ...], until_idle: bool) -> int:
 @app.command("settings")
 def _settings() -> None:
     """Show the settings in force and where each came from. Needs no agent."""
-    from barnraise.cli import settings
+    from barnraise.cli.cluster import settings
 
     settings.run()
 
@@ -413,7 +413,7 @@ def _settings() -> None:
 @app.command("torch")
 def _torch() -> int:
     """Show how to install torch here, and what is installed. Needs no agent."""
-    from barnraise.cli import torch_install
+    from barnraise.cli.cluster import torch_install
 
     return torch_install.run()
 

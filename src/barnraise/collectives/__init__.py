@@ -21,9 +21,9 @@ from barnraise.core.errors import (
 )
 
 if TYPE_CHECKING:
-    from barnraise.collectives.backend import BarnraiseGroup, create_group, monitored_barrier
     from barnraise.collectives.batch_norm import SyncBatchNorm
     from barnraise.collectives.client import statistics
+    from barnraise.collectives.process_group import BarnraiseGroup, create_group, monitored_barrier
     from barnraise.collectives.work import BarnraiseWork
 
 __all__ = [

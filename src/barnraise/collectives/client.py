@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from barnraise.collectives import settling
-from barnraise.collectives.costs import CostTable
+from barnraise.collectives import completion_thread
+from barnraise.collectives.algorithms.cost_model import CostTable
 from barnraise.collectives.failures import error_of, refusal_of
 from barnraise.collectives.messages import (
     AbortGroup,
@@ -42,8 +42,8 @@ from barnraise.collectives.messages import (
     Waiting,
     encode,
 )
-from barnraise.collectives.segments import SharedSegment
-from barnraise.collectives.spawning import start_mover
+from barnraise.collectives.shm.segment import SharedSegment
+from barnraise.collectives.spawn import start_mover
 from barnraise.core import errors, metrics
 from barnraise.core.config import Settings, load_settings
 
@@ -428,7 +428,7 @@ def _generation() -> int:
 def _close_at_exit() -> None:
     if _current is not None:
         _current.close()
-    settling.settler.drain(_LAST_CALLBACKS_S)
+    completion_thread.settler.drain(_LAST_CALLBACKS_S)
 
 
 def _leave_to_parent() -> None:

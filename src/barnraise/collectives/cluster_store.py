@@ -23,11 +23,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 from torch.distributed.constants import default_pg_timeout
 
+from barnraise.agent_client.kv_client import BoardClient, Connect, agent_at, ask_cluster
+from barnraise.agent_client.kv_messages import LOBBY, ClusterTold, Scope
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import AgentError, BarnraiseError, ConfigError, ListenerError, MembershipError
-from barnraise.local.board import BoardClient, Connect, agent_at, ask_cluster
-from barnraise.local.board_messages import LOBBY, ClusterTold, Scope
-from barnraise.runs.arrival import Arrival, Claim, Place
+from barnraise.runs.rendezvous import Arrival, Claim, Place
 
 log = logging.getLogger("barnraise.collectives")
 

@@ -5,8 +5,8 @@ What is open is chosen as for any group; sums that go through sites then take ch
 
 from __future__ import annotations
 
-from barnraise.collectives.program import Kind, Shapes
-from barnraise.planning.levels import AUTO, Levels
+from barnraise.collectives.algorithms.schedule import Kind, Shapes
+from barnraise.planning.inputs.levels import AUTO, Levels
 
 
 def setting_for(kind: str, levels: Levels, general: str, places: int) -> str:

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from barnraise.collectives.costs import CostTable
-from barnraise.collectives.dtypes import by_code
+from barnraise.collectives.algorithms.cost_model import CostTable
+from barnraise.collectives.ops.dtypes import by_code
 from barnraise.core.errors import UnsupportedOperation
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from barnraise.collectives import settling
+from barnraise.collectives import completion_thread
 from barnraise.core.errors import CollectiveError, OperationTimeout
 
 Result = list[torch.Tensor]
@@ -93,7 +93,7 @@ class BarnraiseWork(dist.Work):
             listeners, self._listeners = self._listeners, []
             self._finish = None
         if base is not None:
-            settling.settler.submit(lambda: base.set_result(None))
+            completion_thread.settler.submit(lambda: base.set_result(None))
         for listener in listeners:
             listener(self)
 
@@ -153,7 +153,7 @@ class BarnraiseWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         if self.read_reply is not None and not self._over:
-            settling.settler.submit(lambda: self.read(None))
+            completion_thread.settler.submit(lambda: self.read(None))
         with self._lock:
             if self._future is not None:
                 return self._future

@@ -3,12 +3,12 @@
 May import ``collectives`` and what is below it, torch and numpy; it needs none of ours but ``core`` so far.
 """
 
-from barnraise.compression.allreduce import Summed, sum_over
-from barnraise.compression.codec import Codec, Turn
-from barnraise.compression.ddp import GradientHook, average, compress_gradients
-from barnraise.compression.feedback import Encoded, ErrorFeedback, Part
-from barnraise.compression.powersgd import PowerSGD
-from barnraise.compression.registry import NAMES, codec_named
+from barnraise.compression.allreduce.allreduce import Summed, sum_over
+from barnraise.compression.allreduce.ddp_hook import GradientHook, average, compress_gradients
+from barnraise.compression.allreduce.error_feedback import Encoded, ErrorFeedback, Part
+from barnraise.compression.codecs.codec import Codec, Turn
+from barnraise.compression.codecs.powersgd import PowerSGD
+from barnraise.compression.codecs.registry import NAMES, codec_named
 
 __all__ = [
     "NAMES",

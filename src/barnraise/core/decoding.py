@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from barnraise.core.errors import ProtocolError
-from barnraise.core.printable import printable
+from barnraise.core.sanitize import printable
 
 T = TypeVar("T")
 

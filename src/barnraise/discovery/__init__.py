@@ -4,8 +4,8 @@ May import ``local``, ``transport``, ``identity`` and ``core``; never torch. The
 ``broadcast``, ``static``, ``remembered``) are imported by whoever composes them: some are costly to load.
 """
 
+from barnraise.discovery.finder import UNTAGGED, Finder, Sighting
 from barnraise.discovery.namespace import namespace_tag
-from barnraise.discovery.port import UNTAGGED, Finder, Sighting
 from barnraise.discovery.service import Discovery
 
 __all__ = ["UNTAGGED", "Discovery", "Finder", "Sighting", "namespace_tag"]

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import psutil
 
-from barnraise.discovery.alarm import Alarm, end_task
+from barnraise.core.flow.rate_limit import Allowance, Backoff, Searches
+from barnraise.core.flow.wakeup import Alarm, end_task
 from barnraise.discovery.datagrams import Datagram, decode_datagram, encode_datagram
-from barnraise.discovery.pacing import Allowance, Backoff, Searches
-from barnraise.discovery.port import OnSighting, Sighting, is_dialable, only_loopback
+from barnraise.discovery.finder import OnSighting, Sighting, is_dialable, only_loopback
 from barnraise.transport.addresses import own_addresses, source_of
 
 _EVERYBODY = "255.255.255.255"

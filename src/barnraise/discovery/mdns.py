@@ -17,9 +17,9 @@ from zeroconf import BadTypeInNameException, Error, IPVersion, RecordUpdate, Rec
 from zeroconf import DNSAddress, DNSOutgoing, DNSPointer, DNSQuestion  # type: ignore[attr-defined]  # isort: skip
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
-from barnraise.discovery.alarm import Alarm, end_task
+from barnraise.core.flow.wakeup import Alarm, end_task
+from barnraise.discovery.finder import OnSighting, Sighting, is_dialable, only_loopback
 from barnraise.discovery.namespace import is_tag
-from barnraise.discovery.port import OnSighting, Sighting, is_dialable, only_loopback
 from barnraise.transport.addresses import own_addresses
 
 SERVICE = "_barnraise._tcp.local."

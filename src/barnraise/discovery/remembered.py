@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from barnraise.discovery.alarm import Alarm, end_task
-from barnraise.discovery.pacing import Backoff, Searches
-from barnraise.discovery.port import UNTAGGED, OnSighting, Sighting
+from barnraise.core.flow.rate_limit import Backoff, Searches
+from barnraise.core.flow.wakeup import Alarm, end_task
+from barnraise.discovery.finder import UNTAGGED, OnSighting, Sighting
 
 _BACKOFF = Backoff(2.0, 60.0)
 _MOST_NODES = 256

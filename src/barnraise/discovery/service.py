@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from barnraise.core.errors import DiscoveryError
-from barnraise.discovery.places import Places
-from barnraise.discovery.port import Finder, OnSighting, Sighting
+from barnraise.discovery.finder import Finder, OnSighting, Sighting
+from barnraise.discovery.sightings import Places
 from barnraise.transport.addresses import own_addresses
 
 _OWN_S = 5.0

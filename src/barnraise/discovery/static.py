@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from barnraise.core.errors import ConfigError
-from barnraise.discovery.alarm import Alarm, end_task
-from barnraise.discovery.pacing import Backoff, Searches
-from barnraise.discovery.port import UNTAGGED, OnSighting, Sighting
+from barnraise.core.flow.rate_limit import Backoff, Searches
+from barnraise.core.flow.wakeup import Alarm, end_task
+from barnraise.discovery.finder import UNTAGGED, OnSighting, Sighting
 
 _BACKOFF = Backoff(5.0, 60.0)
 _RESOLVE_S = 5.0

@@ -25,9 +25,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--held-out", metavar="FILE", type=Path, help="tries updates before they count")
     given = parser.parse_args(arguments)
     try:
-        from barnraise.hub.bucket import read_place
-        from barnraise.hub.invites import read_invite
-        from barnraise.hub.serving import Listening, Seats, run
+        from barnraise.hub.object_store.s3 import read_place
+        from barnraise.hub.protocol.invites import read_invite
+        from barnraise.hub.server.server import Listening, Seats, run
 
         host = given.host or ("127.0.0.1" if given.plain else "0.0.0.0")
         run(

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from barnraise.core.errors import IdentityError
-from barnraise.core.syncing import sync
+from barnraise.core.files import sync
 
 _LARGEST = 64 * 1024
 _BINARY: int = getattr(os, "O_BINARY", 0)

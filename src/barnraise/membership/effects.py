@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from barnraise.membership.agreement import Record
 from barnraise.membership.messages import Message
+from barnraise.membership.paxos import Record
 
 
 class Save(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from barnraise.core.errors import BarnraiseError, TrustError
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog, decode_entry, encode_entry
-from barnraise.membership.agreement import Decision, Record, founded
 from barnraise.membership.effects import Save
 from barnraise.membership.messages import Beat, Decided
+from barnraise.membership.paxos import Decision, Record, founded
 from barnraise.membership.view import Present, View, read_view
 
 _LOG_AT_ONCE = 1200

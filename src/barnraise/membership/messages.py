@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from barnraise.membership.agreement import (
+from barnraise.membership.paxos import (
     MOST_VOTERS,
     Accept,
     Accepted,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from barnraise.membership.agreement import Position
-from barnraise.membership.health import BEAT_S, Health
+from barnraise.membership.failure_detector import BEAT_S, Health
 from barnraise.membership.messages import Beat
+from barnraise.membership.paxos import Position
 from barnraise.membership.view import Present
 
 _REPORT_S = 6 * BEAT_S

@@ -16,7 +16,7 @@ from barnraise.core.database import open_database
 from barnraise.core.errors import BarnraiseError, MembershipError
 from barnraise.identity.private_file import private_directory
 from barnraise.identity.trust import TrustLog, decode_entry
-from barnraise.membership.agreement import Record
+from barnraise.membership.paxos import Record
 
 FILE_NAME = "cluster.db"
 VIEWS = "views"

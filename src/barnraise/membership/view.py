@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError
-from barnraise.membership.agreement import MOST_VOTERS, Decision, RawNode, is_quorum, new_branch
+from barnraise.membership.paxos import MOST_VOTERS, Decision, RawNode, is_quorum, new_branch
 
 IncarnationId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 _NOTHING = bytes(32)

@@ -5,8 +5,9 @@ Sans-IO: the agent moves the bytes and tells the time. May import ``identity``, 
 """
 
 from barnraise.pairing.code import Code, new_code, offer_tag, parse_code
-from barnraise.pairing.granted import granted
-from barnraise.pairing.machine import (
+from barnraise.pairing.messages import Peer
+from barnraise.pairing.offer import LIFETIME_S, Offer, OfferState, grant_text
+from barnraise.pairing.protocol import (
     Confirmed,
     Introduction,
     Joined,
@@ -16,8 +17,6 @@ from barnraise.pairing.machine import (
     Step,
     Unspoken,
 )
-from barnraise.pairing.messages import Peer
-from barnraise.pairing.offer import LIFETIME_S, Offer, OfferState
 from barnraise.pairing.psk import Psk, new_psk, parse_psk, psk_preface_key, psk_tag
 
 __all__ = [
@@ -35,7 +34,7 @@ __all__ = [
     "Psk",
     "Step",
     "Unspoken",
-    "granted",
+    "grant_text",
     "new_code",
     "new_psk",
     "offer_tag",

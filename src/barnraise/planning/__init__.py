@@ -4,16 +4,24 @@ May import ``topology`` and what is below it; never torch. What links and machin
 nothing here measures, sends or waits.
 """
 
-from barnraise.planning.advice import Advice, advise
-from barnraise.planning.calibration import Calibration, Observation, refit
-from barnraise.planning.cluster import Cluster, Member, Path, both_ways, build_cluster, cluster_of, without
-from barnraise.planning.codecs import LOSSY, Codec
-from barnraise.planning.imagined import Imagined, imagine, with_imagined
-from barnraise.planning.inputs import Model, Options, StepProfile
-from barnraise.planning.levels import Level, Levels, read_levels
-from barnraise.planning.planner import make_plans
-from barnraise.planning.plans import Plan, Ranking, observation
-from barnraise.planning.watching import Replan, Watch, adopt, begin_watch, is_worth, watch
+from barnraise.planning.inputs.cluster import (
+    Cluster,
+    Member,
+    Path,
+    both_ways,
+    build_cluster,
+    cluster_of,
+    without,
+)
+from barnraise.planning.inputs.codecs import LOSSY, Codec
+from barnraise.planning.inputs.hypothetical import Imagined, imagine, with_imagined
+from barnraise.planning.inputs.inputs import Model, Options, StepProfile
+from barnraise.planning.inputs.levels import Level, Levels, read_levels
+from barnraise.planning.plan.advice import Advice, advise
+from barnraise.planning.plan.calibration import Calibration, Observation, refit
+from barnraise.planning.plan.drift_monitor import Replan, Watch, adopt, begin_watch, is_worth, watch
+from barnraise.planning.plan.planner import make_plans
+from barnraise.planning.plan.plans import Plan, Ranking, observation
 
 __all__ = [
     "LOSSY",

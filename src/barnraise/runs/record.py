@@ -15,9 +15,9 @@ from msgspec import Meta
 from barnraise.core.decoding import decode
 from barnraise.core.errors import RunError, TrustError
 from barnraise.core.units import counted
+from barnraise.environments.installed_packages import Packages
+from barnraise.environments.script_imports import Needs
 from barnraise.identity import NodeId, NodeKey, verify_signature
-from barnraise.runs.needs import Needs
-from barnraise.topology.packages import Packages
 
 MOST_MACHINES = 256
 MOST_WORKERS = 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from barnraise.runs.company import VARIABLE, Company
+from barnraise.runs.participants import VARIABLE, Company
 from barnraise.runs.record import Order, RunRecord
 
 # Programs insist that these are set; no such host exists, the cluster's own store is used instead.

@@ -20,34 +20,34 @@ from torch.utils.data import DataLoader, IterableDataset
 from barnraise.checkpoint.files import write_model
 from barnraise.core.errors import RunError
 from barnraise.planning import Levels, Model, StepProfile
-from barnraise.planning.levels import OPEN
-from barnraise.training.admission import check_all_taken, check_prepared, parameters_of
-from barnraise.training.anchoring import Anchoring, arithmetic_of
-from barnraise.training.beyond import Beyond, Leased
-from barnraise.training.choosing import Chooser, Seen, Wish
-from barnraise.training.circle import Circle, Place
-from barnraise.training.data import Units
-from barnraise.training.gathered import decode_tensor, encode_tensor
-from barnraise.training.hub_steps import HubSteps
-from barnraise.training.journal import Journal
-from barnraise.training.memory import Memory, Piece
-from barnraise.training.names_in_state import tensors_of
-from barnraise.training.norms import Norms
-from barnraise.training.nursery import Healed
-from barnraise.training.outward import Outward
-from barnraise.training.pace import Pace
-from barnraise.training.profiling import profiled
-from barnraise.training.provisional import ProvisionalSteps
-from barnraise.training.rounds import Rounds
-from barnraise.training.saving import Saving
-from barnraise.training.scaling import Scaling
-from barnraise.training.state import TrainingState
-from barnraise.training.steps import Steps
-from barnraise.training.streams import Stream
-from barnraise.training.sums import Sums
+from barnraise.planning.inputs.levels import OPEN
+from barnraise.training.autotune.profiler import profiled
+from barnraise.training.autotune.tuner import Chooser, Seen, Wish
+from barnraise.training.data.iterable import Stream
+from barnraise.training.data.loader import Units
+from barnraise.training.gradients.batch_norm_stats import Norms
+from barnraise.training.gradients.grad_scaler import Scaling
+from barnraise.training.gradients.reducer import Sums
+from barnraise.training.group.gathered import decode_tensor, encode_tensor
+from barnraise.training.group.manager import Circle, Place
+from barnraise.training.hub.group_client import Outward
+from barnraise.training.hub.port import Beyond, Leased
+from barnraise.training.hub.step_loop import HubSteps
+from barnraise.training.local_sgd import Rounds
+from barnraise.training.metrics import Journal
+from barnraise.training.recovery.live_recovery import Healed
+from barnraise.training.recovery.out_of_memory import Memory, Piece
+from barnraise.training.state.bitwise_sync import Anchoring, arithmetic_of
+from barnraise.training.state.checkpoint_manager import Saving
+from barnraise.training.state.names_in_state import tensors_of
+from barnraise.training.state.training_state import TrainingState
+from barnraise.training.steps.context import Training
+from barnraise.training.steps.provisional import ProvisionalSteps
+from barnraise.training.steps.step_loop import Steps
+from barnraise.training.steps.throughput import Pace
 from barnraise.training.sync import Sync
-from barnraise.training.trained import Training
-from barnraise.training.written import Written
+from barnraise.training.validation.buffer_mutation import Written
+from barnraise.training.validation.checks import check_all_taken, check_prepared, parameters_of
 
 _SCALER = "barnraise.scaler"
 _HUB = "barnraise.hub"

@@ -6,10 +6,10 @@ import os
 import time
 from collections.abc import Iterable
 
-from barnraise.checkpoint.state import digest
-from barnraise.training.circle import Circle
-from barnraise.training.healing import sketch
-from barnraise.training.state import TrainingState
+from barnraise.checkpoint.serialization import digest
+from barnraise.training.group.manager import Circle
+from barnraise.training.recovery.state_transfer import sketch
+from barnraise.training.state.training_state import TrainingState
 
 _HASHED_WHOLE = 10_000_000  # numbers; of a larger state, a trace has a sketch
 

@@ -6,9 +6,9 @@ import logging
 import time
 from datetime import timedelta
 
+from barnraise.agent_client.kv_client import Connect, agent_at, ask_cluster
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import AgentError, ListenerError, MembershipError
-from barnraise.local.board import Connect, agent_at, ask_cluster
 
 log = logging.getLogger("barnraise")
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 def main() -> None:
     backend, script, *arguments = sys.argv[1:]
     if backend == "barnraise":
-        from barnraise.collectives.autoload import register
+        from barnraise.collectives.torch_patch.autoload import register
 
         register()
     dist.init_process_group(backend)

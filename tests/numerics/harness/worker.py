@@ -85,7 +85,7 @@ def _take_stdout() -> Any:
 
 def _join(options: argparse.Namespace) -> dict[int, dist.ProcessGroup]:
     if options.backend == "barnraise":
-        from barnraise.collectives.autoload import register
+        from barnraise.collectives.torch_patch.autoload import register
 
         register()
     store = dist.FileStore(options.store, options.world)

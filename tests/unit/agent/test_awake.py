@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.agent import awake
-from barnraise.agent.awake import keep_awake, tool_for
+from barnraise.agent.power import inhibit_sleep
+from barnraise.agent.power.inhibit_sleep import keep_awake, tool_for
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="fakes on the path are shell scripts")
 
@@ -22,7 +22,7 @@ _TOOL = "systemd-inhibit" if sys.platform == "linux" else "caffeinate"
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tools that stand in end by themselves, however slow this machine is."""
-    monkeypatch.setattr(awake, "_END_S", 60.0)
+    monkeypatch.setattr(inhibit_sleep, "_END_S", 60.0)
 
 
 def _fake(home: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
@@ -54,7 +54,8 @@ def test_a_killed_agent_does_not_keep_the_machine_awake(
 ) -> None:
     trail = tmp_path / "trail"
     _fake(tmp_path, monkeypatch, f"echo held > {trail}; cat; echo let go >> {trail}")
-    program = "import time; from barnraise.agent.awake import *\nwith keep_awake('x'): time.sleep(600)"
+    imports = "import time\nfrom barnraise.agent.power.inhibit_sleep import *\n"
+    program = f"{imports}with keep_awake('x'): time.sleep(600)"
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3] / "src"))
     agent = subprocess.Popen([sys.executable, "-c", program])
     _until(trail, "held")
@@ -106,7 +107,7 @@ def test_two_wishes_on_windows_do_not_cancel_each_other() -> None:
         said.setdefault(threading.get_ident(), []).append(flags)
         return 1
 
-    with awake._awake_by_thread(state), awake._awake_by_thread(state):
+    with inhibit_sleep._awake_by_thread(state), inhibit_sleep._awake_by_thread(state):
         pass
     assert list(said.values()) == [[0x80000001, 0x80000000]] * 2
     assert threading.get_ident() not in said

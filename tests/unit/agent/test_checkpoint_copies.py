@@ -13,20 +13,30 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from barnraise.agent import checkpoint_copies, checkpoint_keeper, run_messages
-from barnraise.agent.checkpoint_copies import CheckpointCopies
-from barnraise.agent.checkpoint_keeper import CheckpointKeeper
-from barnraise.agent.run_book import RunBook
+from barnraise.agent.checkpoints import replicator, service
+from barnraise.agent.checkpoints.replicator import CheckpointCopies
+from barnraise.agent.checkpoints.service import CheckpointKeeper
+from barnraise.agent.runs import messages
+from barnraise.agent.runs.registry import RunBook
+from barnraise.agent_client.run_requests import BringAsk, BringTold, NewestAsk, NewestTold, SealAsk, SealTold
+from barnraise.artifacts import Limits, pack
+from barnraise.artifacts.store.linked_files import entry_of
 from barnraise.core.config import Settings
 from barnraise.core.errors import RunError
 from barnraise.identity import NodeId, NodeKey
 from barnraise.identity.trust import Role, TrustLog
-from barnraise.local.run_questions import BringAsk, BringTold, NewestAsk, NewestTold, SealAsk, SealTold
 from barnraise.membership.view import Present
-from barnraise.runs.checkpoints import KEPT, Manifest, Seal, encode, fingerprint, folder_name, sign, step_of
+from barnraise.runs.checkpoint_manifest import (
+    KEPT,
+    Manifest,
+    Seal,
+    encode,
+    fingerprint,
+    folder_name,
+    sign,
+    step_of,
+)
 from barnraise.runs.record import Order, Slot, sign_order
-from barnraise.shipping import Limits, pack
-from barnraise.shipping.lending import entry_of
 from tests.unit.agent.test_shipper import Host, Network
 
 RUN = "train-abcd"
@@ -36,7 +46,7 @@ ROLES: tuple[Role, ...] = ("owner", "owner", "owner", "guest")
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is slow to say what it holds, as this machine may be, would rightly be given a copy more."""
-    monkeypatch.setattr(checkpoint_keeper, "_SURVEY_S", 60.0)
+    monkeypatch.setattr(service, "_SURVEY_S", 60.0)
 
 
 class Agent:
@@ -78,7 +88,7 @@ class Agent:
         def deliver() -> None:
             other = next(one for one in self.cluster.agents if one.me == node)
             if other.is_up and self.is_up:
-                told: Any = run_messages.decode(memoryview(message)[1:])
+                told: Any = messages.decode(memoryview(message)[1:])
                 other.keeper.told(self.me, told)
 
         asyncio.get_running_loop().call_soon(deliver)
@@ -210,8 +220,8 @@ def test_a_machine_that_never_took_part_gets_it_and_what_it_was_started_with(tmp
 def test_copies_go_to_machines_outside_the_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int, nodes: tuple[int, ...], expected: int
 ) -> None:
-    monkeypatch.setattr(checkpoint_copies, "_LOOK_S", 0.02)
-    monkeypatch.setattr(checkpoint_copies, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(replicator, "_LOOK_S", 0.02)
+    monkeypatch.setattr(replicator, "_AGAIN_S", 0.05)
 
     async def test() -> None:
         cluster = Cluster(tmp_path, nodes)
@@ -243,9 +253,9 @@ def test_copies_go_to_machines_outside_the_group(
 def test_members_who_still_write_theirs_are_given_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_copies, "_LOOK_S", 0.02)
-    monkeypatch.setattr(checkpoint_copies, "_AGAIN_S", 0.05)
-    monkeypatch.setattr(checkpoint_copies, "_GRACE_S", 60.0)
+    monkeypatch.setattr(replicator, "_LOOK_S", 0.02)
+    monkeypatch.setattr(replicator, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(replicator, "_GRACE_S", 60.0)
 
     async def test() -> None:
         cluster = Cluster(tmp_path, (0, 1))
@@ -258,7 +268,7 @@ def test_members_who_still_write_theirs_are_given_none(
         second.saves(10)
         await asyncio.sleep(0.3)
         assert third.steps() == []
-        monkeypatch.setattr(checkpoint_copies, "_GRACE_S", 0.0)
+        monkeypatch.setattr(replicator, "_GRACE_S", 0.0)
         first.saves(20)  # and now the second cannot write
         while not second.holds(20):
             await asyncio.sleep(0.02)
@@ -270,8 +280,8 @@ def test_members_who_still_write_theirs_are_given_none(
 
 
 def test_whoever_has_no_room_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_copies, "_LOOK_S", 0.02)
-    monkeypatch.setattr(checkpoint_copies, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(replicator, "_LOOK_S", 0.02)
+    monkeypatch.setattr(replicator, "_AGAIN_S", 0.05)
 
     async def test() -> None:
         cluster = Cluster(tmp_path)

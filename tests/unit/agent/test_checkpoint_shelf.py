@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from barnraise.agent.checkpoint_shelf import Shelf
-from barnraise.agent.runs import _KEPT_FOLDERS, _out_of_date
+from barnraise.agent.checkpoints.local_store import Shelf
+from barnraise.agent.runs.service import _KEPT_FOLDERS, _out_of_date
+from barnraise.artifacts import Store
 from barnraise.checkpoint.files import Checkpoints, Facts
-from barnraise.checkpoint.state import dismantle
+from barnraise.checkpoint.serialization import dismantle
 from barnraise.identity import NodeKey
-from barnraise.runs.checkpoints import Held, Seal, sign
-from barnraise.shipping import Store
+from barnraise.runs.checkpoint_manifest import Held, Seal, sign
 
 KEY, WORKER = NodeKey.generate(), NodeKey.generate()
 RUN = "train-abcd"

@@ -28,13 +28,21 @@ import pytest
 from msgspec.structs import replace
 
 import barnraise
-from barnraise.agent import containers
-from barnraise.agent.building import run_to_end
-from barnraise.agent.containers import Box, Engine, check_words, engine_of, judge, make_ready, run_command
-from barnraise.agent.warden.messages import Ended
+from barnraise.agent.containers import containers
+from barnraise.agent.containers.containers import (
+    Box,
+    Engine,
+    check_words,
+    engine_of,
+    judge,
+    make_ready,
+    run_command,
+)
+from barnraise.agent.supervisor.messages import Ended
+from barnraise.agent_client.kv_client import agent_at, ask_cluster
 from barnraise.core.errors import BarnraiseError, RunEnvironmentError
-from barnraise.local.board import agent_at, ask_cluster
-from barnraise.topology.packages import packages_of
+from barnraise.environments.build_process import run_to_end
+from barnraise.environments.installed_packages import packages_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers are for Linux")
 

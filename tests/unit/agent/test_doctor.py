@@ -17,10 +17,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.agent import doctor, knocking, symptoms, wire
-from barnraise.agent.interfaces import Interface, hardware_ports, kind_of, leading_to
-from barnraise.agent.joining import join
-from barnraise.agent.knocking import (
+from barnraise.agent import protocol
+from barnraise.agent.cluster.connections import Place
+from barnraise.agent.cluster.join import join
+from barnraise.agent.daemon import Agent
+from barnraise.agent.diagnostics import checks, collect, reachability
+from barnraise.agent.diagnostics.checks import Here, PeerFacts, Way
+from barnraise.agent.diagnostics.interfaces import Interface, hardware_ports, kind_of, leading_to
+from barnraise.agent.diagnostics.reachability import (
     DialBack,
     DialledBack,
     Knock,
@@ -30,21 +34,18 @@ from barnraise.agent.knocking import (
     encode_knocking,
     outcome_of,
 )
-from barnraise.agent.links import Place
-from barnraise.agent.node import Agent
-from barnraise.agent.symptoms import Here, PeerFacts, Way
+from barnraise.agent_client.cluster_requests import CheckRow, JoinAsk
 from barnraise.core.config import Network, Settings, State
 from barnraise.core.errors import ProtocolError, TransportError
 from barnraise.discovery import Sighting, namespace_tag
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.trust import TrustLog
-from barnraise.local.questions import CheckRow, JoinAsk
-from barnraise.membership.agreement import founded
 from barnraise.membership.effects import Note
-from barnraise.membership.member import Member
+from barnraise.membership.node import Member
+from barnraise.membership.paxos import founded
 from barnraise.membership.view import Present, first
-from barnraise.transport import doorkeeper
-from barnraise.transport.control import AGENT_RUN, AgentTls, ControlLink
+from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlLink
+from barnraise.transport.listener import acceptor
 from tests.unit.transport.machines import Machine, Street
 
 HERE = Here("here", 52416, "linux", "0.1.0", "2.13.0")
@@ -93,7 +94,7 @@ def peer(*there: Knock, **facts: Any) -> PeerFacts:
     ],
 )
 def test_reach(facts: PeerFacts, state: str, words: str, mend: str) -> None:
-    row = symptoms.reach(facts, HERE)
+    row = checks.reach(facts, HERE)
     assert row.state == state
     assert words in row.sentence
     assert mend in row.mend
@@ -102,8 +103,8 @@ def test_reach(facts: PeerFacts, state: str, words: str, mend: str) -> None:
 
 
 def test_the_words_of_each_dial_are_kept() -> None:
-    assert SILENT.words in symptoms.reach(peer(SILENT, back=(GOOD,)), HERE).sentence
-    assert SILENT.words in symptoms.reach(peer(GOOD, back=(SILENT,)), HERE).sentence
+    assert SILENT.words in checks.reach(peer(SILENT, back=(GOOD,)), HERE).sentence
+    assert SILENT.words in checks.reach(peer(GOOD, back=(SILENT,)), HERE).sentence
 
 
 # which way the link takes
@@ -116,7 +117,7 @@ def test_the_cable_is_taken_where_there_is_one() -> None:
     far = Way(GOOD, ETHERNET, direct=False)
 
     def judge(used: Way, *ways: Way, linked: bool = True) -> CheckRow | None:
-        return symptoms.interface(
+        return checks.interface(
             PeerFacts("pc", linked=linked, link_address=used.knock.address, ways=(used, *ways))
         )
 
@@ -178,13 +179,13 @@ def test_the_interface_that_leads_to_a_neighbour() -> None:
 
 
 def test_prefixes_of_masks() -> None:
-    assert doctor.prefix_of("255.255.255.0") == 24
-    assert doctor.prefix_of("ffff:ffff:ffff:ffff::") == 64
-    assert doctor.prefix_of("nonsense") == 32
+    assert collect.prefix_of("255.255.255.0") == 24
+    assert collect.prefix_of("ffff:ffff:ffff:ffff::") == 64
+    assert collect.prefix_of("nonsense") == 32
 
 
 def test_this_machine_has_interfaces() -> None:
-    found = {interface.address: interface for interface in doctor.own_interfaces()}
+    found = {interface.address: interface for interface in collect.own_interfaces()}
     assert found["127.0.0.1"].kind == "loopback"
     assert found["127.0.0.1"].prefix == 8
 
@@ -195,24 +196,24 @@ def test_this_machine_has_interfaces() -> None:
 @pytest.mark.parametrize(
     ("check", "state", "words"),
     [
-        (lambda: symptoms.versions(peer(version="0.1.7", torch="2.13.1"), HERE), "ok", "0.1.7"),
-        (lambda: symptoms.versions(peer(version="0.2.0"), HERE), "warn", "0.2.0 there, 0.1.0 here"),
-        (lambda: symptoms.versions(peer(version="0.1.0", torch="2.14.0+cpu"), HERE), "warn", "torch 2.14.0"),
-        (lambda: symptoms.clock(peer(clock_ahead_s=3.0)), "ok", "two minutes"),
-        (lambda: symptoms.clock(peer(clock_ahead_s=3600.0)), "warn", "60 min ahead of"),
-        (lambda: symptoms.clock(peer(clock_ahead_s=-1.5e8)), "warn", "1736 days behind"),
-        (lambda: symptoms.fork(peer(fork="trust log")), "fail", "pc has another trust log"),
-        (lambda: symptoms.quorum(True, 3, 3, ()), "ok", "3 of 3"),
-        (lambda: symptoms.quorum(False, 1, 2, ("mac",)), "fail", "mac is missing"),
-        (lambda: symptoms.quorum(False, 1, 4, ("mac", "pc")), "fail", "one of mac, pc is missing"),
-        (lambda: symptoms.stalls((), 7200.0), "ok", "2 h"),
-        (lambda: symptoms.stalls((3.0,), 7200.0), "warn", "once in 2 h, at most for 3 s"),
-        (lambda: symptoms.stalls((3.0, 500.0), 7200.0), "warn", "2 times in 2 h, at most for 8 min"),
-        (lambda: symptoms.local_network("macos", False, peer(GOOD).ways), "ok", "lets the agent"),
-        (lambda: symptoms.local_network("macos", True, ()), "fail", "no mDNS packet"),
-        (lambda: symptoms.local_network("macos", True, peer(GOOD).ways), "ok", "lets the agent"),
+        (lambda: checks.versions(peer(version="0.1.7", torch="2.13.1"), HERE), "ok", "0.1.7"),
+        (lambda: checks.versions(peer(version="0.2.0"), HERE), "warn", "0.2.0 there, 0.1.0 here"),
+        (lambda: checks.versions(peer(version="0.1.0", torch="2.14.0+cpu"), HERE), "warn", "torch 2.14.0"),
+        (lambda: checks.clock(peer(clock_ahead_s=3.0)), "ok", "two minutes"),
+        (lambda: checks.clock(peer(clock_ahead_s=3600.0)), "warn", "60 min ahead of"),
+        (lambda: checks.clock(peer(clock_ahead_s=-1.5e8)), "warn", "1736 days behind"),
+        (lambda: checks.fork(peer(fork="trust log")), "fail", "pc has another trust log"),
+        (lambda: checks.quorum(True, 3, 3, ()), "ok", "3 of 3"),
+        (lambda: checks.quorum(False, 1, 2, ("mac",)), "fail", "mac is missing"),
+        (lambda: checks.quorum(False, 1, 4, ("mac", "pc")), "fail", "one of mac, pc is missing"),
+        (lambda: checks.stalls((), 7200.0), "ok", "2 h"),
+        (lambda: checks.stalls((3.0,), 7200.0), "warn", "once in 2 h, at most for 3 s"),
+        (lambda: checks.stalls((3.0, 500.0), 7200.0), "warn", "2 times in 2 h, at most for 8 min"),
+        (lambda: checks.local_network("macos", False, peer(GOOD).ways), "ok", "lets the agent"),
+        (lambda: checks.local_network("macos", True, ()), "fail", "no mDNS packet"),
+        (lambda: checks.local_network("macos", True, peer(GOOD).ways), "ok", "lets the agent"),
         (
-            lambda: symptoms.local_network("macos", False, peer(Knock("192.168.1.7", "unreachable")).ways),
+            lambda: checks.local_network("macos", False, peer(Knock("192.168.1.7", "unreachable")).ways),
             "fail",
             "no route to 192.168.1.7",
         ),
@@ -224,29 +225,29 @@ def test_the_other_checks_both_ways(check: Callable[[], CheckRow | None], state:
     assert row.state == state
     assert words in row.sentence
     assert bool(row.mend) == (state != "ok")
-    assert row.name in symptoms.CHECKS
+    assert row.name in checks.CHECKS
 
 
 def test_what_is_not_known_is_not_judged() -> None:
-    assert symptoms.versions(peer(), HERE) is None
-    assert symptoms.clock(peer()) is None
-    assert symptoms.fork(peer()) is None
-    assert symptoms.local_network("linux", True, ()) is None
+    assert checks.versions(peer(), HERE) is None
+    assert checks.clock(peer()) is None
+    assert checks.fork(peer()) is None
+    assert checks.local_network("linux", True, ()) is None
 
 
 def test_the_missing_can_be_gone_on_without() -> None:
-    assert "--without mac --without pc" in symptoms.quorum(False, 1, 4, ("mac", "pc")).mend
-    assert symptoms.quorum(False, 1, 2, ("mac",)).peer == "mac"
+    assert "--without mac --without pc" in checks.quorum(False, 1, 4, ("mac", "pc")).mend
+    assert checks.quorum(False, 1, 2, ("mac",)).peer == "mac"
 
 
 def test_discovery_fails_only_when_no_way_is_left() -> None:
     fine = {"mdns": None, "broadcast": None, "static": None}
-    assert {row.state for row in symptoms.discovery(fine)} == {"ok"}
-    rows = symptoms.discovery({**fine, "mdns": "no packet arrives"})
+    assert {row.state for row in checks.discovery(fine)} == {"ok"}
+    rows = checks.discovery({**fine, "mdns": "no packet arrives"})
     assert [row.state for row in rows] == ["warn", "ok", "ok"]
     assert "mdns: no packet arrives" in rows[0].sentence
     assert "5353" in rows[0].mend
-    lost = symptoms.discovery({"mdns": "deaf", "broadcast": "taken", "static": "x does not resolve"})
+    lost = checks.discovery({"mdns": "deaf", "broadcast": "taken", "static": "x does not resolve"})
     assert [row.state for row in lost] == ["fail", "fail", "warn"]
 
 
@@ -258,7 +259,7 @@ def test_one_key_on_two_machines() -> None:
         return Knock(address, "answered", node=node, incarnation=incarnation)
 
     def judge(*knocks: Knock) -> CheckRow:
-        return symptoms.cloned_key(me, b"mine", knocks, names)
+        return checks.cloned_key(me, b"mine", knocks, names)
 
     assert judge().state == "ok"
     assert judge(SILENT, answer("a", other, b"1"), answer("b", other, b"1")).state == "ok"
@@ -281,7 +282,7 @@ def test_the_words_of_a_stall_are_understood() -> None:
     member = Member(me, founded(first(key.id.raw, bytes(16), len(log))), log, random.Random(1), 0.0)
     member.tick(0.1)
     notes = [effect.text for effect in member.tick(9.1) if isinstance(effect, Note)]
-    found = [match for note in notes if (match := doctor._ASLEEP.search(note))]
+    found = [match for note in notes if (match := collect._ASLEEP.search(note))]
     assert [float(match[1]) for match in found] == [9.0]
 
 
@@ -291,7 +292,7 @@ def test_the_words_of_a_stall_are_understood() -> None:
 def test_messages_survive_the_wire() -> None:
     for message in (DialBack(7), DialledBack(7, (GOOD, SILENT), 1.8e9), DialledBack(7, (), 0.0, "busy")):
         data = encode_knocking(message)
-        assert data[:1] == wire.SURVEY
+        assert data[:1] == protocol.SURVEY
         assert decode_knocking(data[1:]) == message
 
 
@@ -364,10 +365,10 @@ def test_what_a_failed_dial_says(cause: OSError | None, outcome: str) -> None:
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Knocks take as long as this machine needs for them at the moment."""
-    monkeypatch.setattr(knocking, "KNOCK_S", 30.0)
-    monkeypatch.setattr(knocking, "_ANSWER_S", 60.0)
-    monkeypatch.setattr(doctor, "_GATHER_S", 60.0)
-    monkeypatch.setattr(doorkeeper, "PREFACE_DEADLINE_S", 60.0)
+    monkeypatch.setattr(reachability, "KNOCK_S", 30.0)
+    monkeypatch.setattr(reachability, "_ANSWER_S", 60.0)
+    monkeypatch.setattr(collect, "_GATHER_S", 60.0)
+    monkeypatch.setattr(acceptor, "PREFACE_DEADLINE_S", 60.0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -457,7 +458,7 @@ def test_a_knock_at_a_shut_or_wrong_door(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_patient")
 def test_a_peer_dials_back_where_it_knows_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knocking, "_EACH_S", 60.0)
+    monkeypatch.setattr(reachability, "_EACH_S", 60.0)
 
     async def body(one: Examined, two: Examined) -> None:
         told = await one.knocker.ask(two.node)
@@ -495,7 +496,7 @@ def test_an_answer_that_nobody_asked_for_is_dropped(tmp_path: Path) -> None:
         told = await one.knocker.ask(two.node)
         assert isinstance(told, DialledBack)
         assert told.knocks[0].incarnation == one.incarnation
-        link.send(wire.SURVEY + b"\xff\xff")
+        link.send(protocol.SURVEY + b"\xff\xff")
         await until(lambda: one.to[two.node].closed is not None)
         assert "cannot be read" in (one.to[two.node].closed or "")
 
@@ -516,7 +517,7 @@ class Patient(Agent):
         self.knocker = Knocker(tls, self.places.place, self.secret_for, self.links.get)
 
     def received(self, link: ControlLink, message: bytes) -> None:
-        if message[:1] == wire.SURVEY:
+        if message[:1] == protocol.SURVEY:
             self.knocker.received(link, message[1:])
         else:
             super().received(link, message)
@@ -530,7 +531,7 @@ def settings(directory: Path) -> Settings:
 
 async def examine(agent: Patient) -> dict[str, list[CheckRow]]:
     rows: dict[str, list[CheckRow]] = {}
-    for row in (await doctor.check(agent, agent.knocker)).rows:
+    for row in (await collect.check(agent, agent.knocker)).rows:
         rows.setdefault(row.name, []).append(row)
     return rows
 

@@ -17,12 +17,12 @@ import psutil
 import pytest
 
 import barnraise
-from barnraise.agent import environments
-from barnraise.agent.building import failure
-from barnraise.agent.environments import EnvironmentPlan, Mode, build, plan_environment
 from barnraise.core.errors import RunEnvironmentError
-from barnraise.topology.packages import Package, packages_of
-from barnraise.topology.torch_choice import TorchChoice
+from barnraise.environments import builder
+from barnraise.environments.build_process import failure
+from barnraise.environments.builder import EnvironmentPlan, Mode, build, plan_environment
+from barnraise.environments.installed_packages import Package, packages_of
+from barnraise.environments.torch_build import TorchChoice
 
 unix = pytest.mark.skipif(os.name == "nt", reason="the stand-in for uv is a script with a first line")
 
@@ -124,7 +124,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def offline(monkeypatch: pytest.MonkeyPatch, wheels: Path) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    monkeypatch.setattr(environments, "_uv", lambda: None)
+    monkeypatch.setattr(builder, "_uv", lambda: None)
 
 
 def folder_with(parent: Path, **texts: str) -> tuple[Path, EnvironmentPlan]:
@@ -170,7 +170,7 @@ def test_a_built_environment_has_the_lock_first_then_the_agents(tmp_path: Path) 
 
     # Without its Python it does not count as whole any more.
     python.unlink()
-    assert environments._whole(next(root.glob("*.whole"))) is None
+    assert builder._whole(next(root.glob("*.whole"))) is None
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ def test_uv_builds_from_requirements_with_the_index_of_torch_added(
     monkeypatch.setenv("UV_EXTRA_INDEX_URL", "https://mine.example/simple")
     monkeypatch.setenv("VIRTUAL_ENV", "/somewhere/else")
     choice = TorchChoice(True, "https://download.pytorch.org/whl/cu130", "")
-    monkeypatch.setattr(environments, "choose_torch_here", lambda: choice)
+    monkeypatch.setattr(builder, "choose_torch_here", lambda: choice)
     folder, its_plan = folder_with(tmp_path, requirements_txt="torch==2.13.0\n")
     said: list[str] = []
     python = asyncio.run(build(its_plan, folder, tmp_path / "environments", said.append))
@@ -258,7 +258,7 @@ def test_uv_builds_from_requirements_with_the_index_of_torch_added(
 
 def test_pip_gets_the_index_of_torch_as_an_extra(tmp_path: Path) -> None:
     its_plan = EnvironmentPlan(kind="requirements", source="requirements.txt", wants_torch_index=True)
-    _, install = environments._pip_steps(its_plan, tmp_path, "https://i.example")
+    _, install = builder._pip_steps(its_plan, tmp_path, "https://i.example")
     assert install.command[1:] == (
         *("-m", "pip", "install", "--extra-index-url", "https://i.example", "-r", "requirements.txt"),
     )

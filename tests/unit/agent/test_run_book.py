@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from barnraise.agent.run_book import RunBook
+from barnraise.agent.runs.registry import RunBook
 from barnraise.identity import NodeId
 from barnraise.runs.record import WorkerState, sign_order
 from tests.unit.runs.test_keeping import KEY, A, B, order, report

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from barnraise.agent.run_crew import Crew
+from barnraise.agent.runs.worker_group import Crew
+from barnraise.agent_client.run_requests import CircleAsk
 from barnraise.identity import NodeKey
-from barnraise.local.run_questions import CircleAsk
 from barnraise.runs.record import RunRecord, Slot
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from barnraise.agent.shipper import Progress, Shipper
+from barnraise.agent.artifact_service import Progress, Shipper
+from barnraise.artifacts import PIECE, Limits, Packed, Store, pack
+from barnraise.artifacts.store.manifest import FileEntry, encode_manifest, make_manifest, manifest_id
+from barnraise.artifacts.transfer import messages, swarm_scheduler
+from barnraise.artifacts.transfer.messages import ManifestIs, Piece, PieceName, Pieces, Want, WantManifest
 from barnraise.core.errors import ProtocolError, ShippingError, TransportError
 from barnraise.identity import NodeId
-from barnraise.shipping import PIECE, Limits, Packed, Store, messages, pack, spread
-from barnraise.shipping.manifest import FileEntry, encode_manifest, make_manifest, manifest_id
-from barnraise.shipping.messages import ManifestIs, Piece, PieceName, Pieces, Want, WantManifest
 
 LIMITS = Limits(most_bytes=1 << 30, most_files=10_000)
 
@@ -156,7 +157,7 @@ def test_three_nodes_get_it_and_the_source_sends_it_about_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However late one begins here: the others wait for it instead of asking the source, too.
-    monkeypatch.setattr("barnraise.shipping.serving._START_S", 60.0)
+    monkeypatch.setattr("barnraise.artifacts.transfer.piece_server._START_S", 60.0)
 
     async def test() -> None:
         cluster = Cluster(tmp_path, 4)
@@ -206,7 +207,7 @@ def test_a_second_run_sends_only_what_changed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_links_that_die_and_return(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spread, "RETRY_S", 0.05)
+    monkeypatch.setattr(swarm_scheduler, "RETRY_S", 0.05)
 
     async def test() -> None:
         chance = random.Random(seed)
@@ -235,9 +236,9 @@ def test_links_that_die_and_return(tmp_path: Path, seed: int, monkeypatch: pytes
 def test_the_source_vanishes_while_another_receiver_has_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spread, "RETRY_S", 0.05)
-    monkeypatch.setattr("barnraise.shipping.serving._START_S", 0.1)
-    monkeypatch.setattr("barnraise.shipping.serving._LOOK_S", 0.05)
+    monkeypatch.setattr(swarm_scheduler, "RETRY_S", 0.05)
+    monkeypatch.setattr("barnraise.artifacts.transfer.piece_server._START_S", 0.1)
+    monkeypatch.setattr("barnraise.artifacts.transfer.piece_server._LOOK_S", 0.05)
 
     async def test() -> None:
         cluster = Cluster(tmp_path, 4)
@@ -310,8 +311,8 @@ def test_a_receiver_that_lies_is_left_out_and_a_lying_source_is_named(tmp_path: 
 
 
 def test_nobody_gets_what_it_may_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barnraise.shipping.serving._START_S", 0.1)
-    monkeypatch.setattr("barnraise.shipping.serving._LOOK_S", 0.05)
+    monkeypatch.setattr("barnraise.artifacts.transfer.piece_server._START_S", 0.1)
+    monkeypatch.setattr("barnraise.artifacts.transfer.piece_server._LOOK_S", 0.05)
 
     async def test() -> None:
         cluster = Cluster(tmp_path, 3)
@@ -398,7 +399,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("barnraise.shipping.store.write_whole", full)
+        monkeypatch.setattr("barnraise.artifacts.store.store.write_whole", full)
         await asyncio.to_thread(
             (cluster.receivers[0].store.manifests / packed.id.hex()).write_bytes,
             encode_manifest(packed.manifest),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.agent.sleep import watch_sleep
+from barnraise.agent.power.suspend_events import watch_sleep
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="logind is Linux's")
 

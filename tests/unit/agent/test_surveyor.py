@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 
-from barnraise.agent import surveyor
-from barnraise.agent.surveyor import Surveyor
+from barnraise.agent.cluster import link_probe
+from barnraise.agent.cluster.link_probe import Surveyor
 from barnraise.topology.devices import DeviceSpeed, ProbeReport
 
 SPEED = DeviceSpeed(kind="cpu", index=0, name="x", memory_bytes=1, tflops_fp32=0.1)
@@ -40,7 +40,7 @@ def test_a_probe_that_failed_is_repeated(
         with mock.patch.object(asyncio, "sleep", sleep):
             await Surveyor(around, tmp_path)._probe()
 
-    monkeypatch.setattr(surveyor, "measured_speeds", measured)
+    monkeypatch.setattr(link_probe, "measured_speeds", measured)
     asyncio.run(probe())
     assert not reports
     assert slept[1:] == waits

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from barnraise.agent.warden.messages import (
+from barnraise.agent.runs.supervisor_client import read_log
+from barnraise.agent.supervisor.messages import (
     MOST_TAIL_BYTES,
     QUIET,
     AllEnded,
@@ -22,7 +23,6 @@ from barnraise.agent.warden.messages import (
     Note,
     Started,
 )
-from barnraise.agent.wardens import read_log
 from barnraise.core.errors import RunError
 from tests.unit.agent.warden_crew import DAEMONISE, Crew, is_alive, is_gone_within, order, said, worker
 
@@ -381,7 +381,7 @@ print(sorted(set(os.environ) - {"LC_CTYPE"}))
 
 def test_a_warden_imports_little() -> None:
     program = (
-        "import sys, barnraise.agent.warden.__main__\n"
+        "import sys, barnraise.agent.supervisor.__main__\n"
         "print({'asyncio', 'psutil', 'numpy', 'torch', 'cryptography', 'logging'} & set(sys.modules))"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}

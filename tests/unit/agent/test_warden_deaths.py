@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from barnraise.agent import wardens
-from barnraise.agent.warden.messages import AllEnded, Ended, Note, Started
-from barnraise.agent.warden.records import Record, Seen, write_record
-from barnraise.agent.wardens import Leftover, leftovers
+from barnraise.agent.runs import supervisor_client
+from barnraise.agent.runs.supervisor_client import Leftover, leftovers
+from barnraise.agent.supervisor.messages import AllEnded, Ended, Note, Started
+from barnraise.agent.supervisor.pidfile import Record, Seen, write_record
 from tests.unit.agent.warden_crew import DAEMONISE, Crew, is_alive, is_gone_within, order, said, worker
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and sessions are Unix's")
@@ -165,7 +165,7 @@ def test_a_warden_that_speaks_nonsense_is_killed(tmp_path: Path, words: str) -> 
 def test_a_warden_that_hangs_does_not_make_the_agent_wait_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wardens, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(supervisor_client, "_PATIENCE_S", 0.3)
 
     async def run() -> None:
         crew = await Crew.of(order(tmp_path, worker(tmp_path, STUBBORN), grace_s=600))

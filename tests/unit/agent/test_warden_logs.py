@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.agent.warden.logs import LogPart, LogWriter, read_log, remove_log
-from barnraise.agent.warden.messages import MOST_TAIL_BYTES, Note
-from barnraise.agent.warden.output import Keeper
+from barnraise.agent.supervisor.log_file import LogPart, LogWriter, read_log, remove_log
+from barnraise.agent.supervisor.log_pump import Keeper
+from barnraise.agent.supervisor.messages import MOST_TAIL_BYTES, Note
 
 
 def _said(count: int, begin: int = 0) -> bytes:
@@ -153,7 +153,7 @@ def test_readable_by_another_process_while_it_is_written(tmp_path: Path) -> None
     program = """
 import sys
 from pathlib import Path
-from barnraise.agent.warden.logs import LogWriter
+from barnraise.agent.supervisor.log_file import LogWriter
 writer = LogWriter(Path(sys.argv[1]), 40_000)
 total = 0
 pattern = bytes(index * 7 % 251 for index in range(251))

@@ -14,21 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.agent.warden import linux
-from barnraise.agent.warden.decisions import (
-    STUCK_S,
-    Effect,
-    Happening,
-    InputEnded,
-    Kill,
-    Supervision,
-    Terminate,
-    TimePassed,
-    decide,
-    next_deadline,
-)
-from barnraise.agent.warden.limits import chosen_cpus
-from barnraise.agent.warden.messages import (
+from barnraise.agent.supervisor import linux
+from barnraise.agent.supervisor.limits import chosen_cpus
+from barnraise.agent.supervisor.messages import (
     QUIET,
     AllEnded,
     Ended,
@@ -43,7 +31,19 @@ from barnraise.agent.warden.messages import (
     read_order,
     read_stop,
 )
-from barnraise.agent.warden.windows_job import Job
+from barnraise.agent.supervisor.policy import (
+    STUCK_S,
+    Effect,
+    Happening,
+    InputEnded,
+    Kill,
+    Supervision,
+    Terminate,
+    TimePassed,
+    decide,
+    next_deadline,
+)
+from barnraise.agent.supervisor.windows_job import Job
 from barnraise.core.config import load_settings
 from barnraise.core.errors import ProtocolError
 
@@ -162,7 +162,7 @@ def test_the_kernels_count_of_killed_processes(tmp_path: Path) -> None:
 def test_adopted_orphans_are_buried_and_own_children_left_alone() -> None:
     program = """
 import os, subprocess, sys, time
-from barnraise.agent.warden import linux
+from barnraise.agent.supervisor import linux
 linux.adopt_orphans()
 own = subprocess.Popen(["sleep", "600"])
 parent = subprocess.Popen(["sh", "-c", "sleep 0.1 & echo $!"], stdout=subprocess.PIPE)

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import psutil
 
-from barnraise.agent.warden.messages import Ended, Event, Note, Order, Started, WorkerOrder
-from barnraise.agent.wardens import Warden, read_log
+from barnraise.agent.runs.supervisor_client import Warden, read_log
+from barnraise.agent.supervisor.messages import Ended, Event, Note, Order, Started, WorkerOrder
 
 Kind = TypeVar("Kind")
 

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from barnraise.agent_client.run_requests import NewestTold
 from barnraise.checkpoint.files import Checkpoints, Facts, write_model
-from barnraise.checkpoint.state import Parts, digest, dismantle
+from barnraise.checkpoint.serialization import Parts, digest, dismantle
 from barnraise.core.errors import AgentError, RunError
 from barnraise.identity import NodeKey
-from barnraise.local.run_questions import NewestTold
-from barnraise.runs.checkpoints import FILES, KEPT, Seal, sign
+from barnraise.runs.checkpoint_manifest import FILES, KEPT, Seal, sign
 
 RUN = "train-abcd"
 KEY = NodeKey.generate()

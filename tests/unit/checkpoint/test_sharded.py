@@ -21,7 +21,10 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
+from barnraise.agent_client.cluster_requests import NodeRow, StatusTold
+from barnraise.agent_client.run_requests import RunRow, WatchTold, WorkerRow
 from barnraise.checkpoint import sharded
+from barnraise.checkpoint.serialization import as_bytes
 from barnraise.checkpoint.shard_files import (
     Found,
     ShardFile,
@@ -31,11 +34,8 @@ from barnraise.checkpoint.shard_files import (
     neighbours_copies,
 )
 from barnraise.checkpoint.sharded import guests_of, load_sharded, save_sharded
-from barnraise.checkpoint.state import as_bytes
-from barnraise.collectives.autoload import register
+from barnraise.collectives.torch_patch.autoload import register
 from barnraise.core.errors import BarnraiseError, RunError
-from barnraise.local.questions import NodeRow, StatusTold
-from barnraise.local.run_questions import RunRow, WatchTold, WorkerRow
 
 RANKS = 3
 Digests = dict[str, str]

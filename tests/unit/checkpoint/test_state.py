@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.checkpoint.state import assemble, digest, dismantle, shapes
+from barnraise.checkpoint.serialization import assemble, digest, dismantle, shapes
 from barnraise.core.errors import ProtocolError, RunError
 
 plain = (

@@ -29,7 +29,7 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, bool]]:
         calls.append((settings, until_idle))
         return 0
 
-    monkeypatch.setattr("barnraise.cli.listen.serve", serve)
+    monkeypatch.setattr("barnraise.cli.cluster.listen.serve", serve)
     return calls
 
 
@@ -114,7 +114,7 @@ def test_a_failing_listener_prints_its_error(
     def serve(settings: Settings, *, until_idle: bool = False) -> int:
         raise ListenerError(f"port {settings.network.port} is taken")
 
-    monkeypatch.setattr("barnraise.cli.listen.serve", serve)
+    monkeypatch.setattr("barnraise.cli.cluster.listen.serve", serve)
     assert run(monkeypatch, "listen") == 1
     assert "[listener] port 52416 is taken" in capsys.readouterr().err
 
@@ -127,7 +127,7 @@ def test_ctrl_c_ends_the_listener_quietly(
     def serve(settings: Settings, *, until_idle: bool = False) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("barnraise.cli.listen.serve", serve)
+    monkeypatch.setattr("barnraise.cli.cluster.listen.serve", serve)
     assert run(monkeypatch, "listen") == 130
     assert "Traceback" not in capsys.readouterr().err
 

@@ -21,11 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise import __version__
-from barnraise.agent import symptoms
-from barnraise.agent.running import NOT_FOUND
-from barnraise.cli import doctor
-from barnraise.cli.examining import CHECKS, gathering, hubs, machine, network, reading
-from barnraise.cli.examining.facts import (
+from barnraise.agent.diagnostics import checks
+from barnraise.agent_client.cluster_requests import CheckAsk, CheckRow, CheckTold
+from barnraise.cli.doctor import CHECKS, collect, doctor, hub_checks, machine_checks, network_checks, parsers
+from barnraise.cli.doctor.facts import (
     Bridge,
     Disk,
     Firewall,
@@ -39,12 +38,12 @@ from barnraise.cli.examining.facts import (
     Torch,
     Wsl,
 )
-from barnraise.cli.later import Later
 from barnraise.cli.main import main
+from barnraise.core.command import NOT_FOUND
 from barnraise.core.errors import AgentError, ConfigError
+from barnraise.core.flow.background import Later
 from barnraise.core.torch_range import TESTED_FIRST
-from barnraise.local.questions import CheckAsk, CheckRow, CheckTold
-from barnraise.transport.registration import Standing
+from barnraise.transport.ipc.messages import Standing
 
 PAGES = Path(__file__).parents[3] / "docs" / "doctor"
 GOOD_TORCH = Torch(f"{TESTED_FIRST[0]}.{TESTED_FIRST[1]}.0+cu130", cuda="13.0")
@@ -61,84 +60,104 @@ def one_hub(*ways: HubWay, **facts: bool) -> Hub:
 
 Case = tuple[Callable[[], CheckRow | None], str, str]
 CASES: list[Case] = [
-    (lambda: machine.python((3, 12, 4), 64), "ok", "3.12.4"),
-    (lambda: machine.python((3, 10, 9), 64), "fail", "too old"),
-    (lambda: machine.python((3, 12, 4), 32), "fail", "32-bit"),
-    (lambda: machine.python((3, 14, 0), 64), "warn", "not tested"),
-    (lambda: machine.barnraise("0.1.0", "0.1.0"), "ok", "0.1.0"),
-    (lambda: machine.barnraise("0.1.0", None), "ok", "0.1.0"),
-    (lambda: machine.barnraise("0.2.0", "0.1.0"), "warn", "did not finish"),
-    (lambda: machine.torch(GOOD_TORCH, "linux", "x86_64"), "ok", GOOD_TORCH.version),
-    (lambda: machine.torch(Torch(), "linux", "x86_64"), "warn", "not installed"),
-    (lambda: machine.torch(Torch(), "macos", "x86_64"), "warn", "Intel Macs"),
-    (lambda: machine.torch(Torch("1.9.0"), "linux", "x86_64"), "warn", "not tested"),
-    (lambda: machine.gpu(Nvidia(), CPU_TORCH), "ok", "no NVIDIA card"),
-    (lambda: machine.gpu(Nvidia(("RTX 4090",), True), GOOD_TORCH), "ok", "RTX 4090"),
-    (lambda: machine.gpu(Nvidia(("RTX 4090",), True), CPU_TORCH), "fail", "CPU only and cannot use RTX 4090"),
-    (lambda: machine.gpu(Nvidia(("RTX 4090",), True), Torch()), "ok", "RTX 4090"),
-    (lambda: machine.gpu(Nvidia(("a card",)), GOOD_TORCH), "warn", "no NVIDIA driver"),
-    (lambda: machine.gpu(Nvidia(("a card",), True, "mismatch"), GOOD_TORCH), "fail", "mismatch"),
-    (lambda: machine.disk(Disk("/s", 50 * 2**30)), "ok", "50.0 GB"),
-    (lambda: machine.disk(Disk("/s", 2**30)), "warn", "only 1.0 GB"),
-    (lambda: machine.disk(Disk("/s", 2**20)), "fail", "cannot keep its decisions"),
-    (lambda: machine.disk(Disk("/s")), "warn", "cannot be seen"),
-    (lambda: machine.network_disk(Disk("/s", 1, "ext4")), "ok", "local"),
-    (lambda: machine.network_disk(Disk("/s", 1, "nfs4", True)), "fail", "network disk (nfs4)"),
-    (lambda: machine.key(Key("/s/node.key", mode=0o100600)), "ok", "this user alone"),
-    (lambda: machine.key(Key("/s/node.key", exists=False)), "ok", "no node key yet"),
-    (lambda: machine.key(Key("/s/node.key", mode=0o100644)), "fail", "mode 0644"),
-    (lambda: machine.key(Key("/s/node.key", mode=0o100600, mine=False)), "fail", "another user"),
-    (lambda: machine.cloned_key(Key("/s/node.key", made_s=NOW_S, machine_made_s=1e9)), "ok", "no sign"),
-    (lambda: machine.cloned_key(Key("/s/node.key", made_s=1e9, machine_made_s=NOW_S)), "warn", "older than"),
-    (lambda: machine.cloned_key(Key("/s/node.key", in_image=True)), "warn", "every container"),
-    (lambda: machine.clock(NOW_S, NOW_S - 5, "linux"), "ok", "2027-01-15"),
-    (lambda: machine.clock(1000.0, NOW_S, "linux"), "warn", "1970-01-01"),
-    (lambda: machine.clock(9e9, NOW_S, "windows"), "warn", "which cannot be"),
-    (lambda: machine.sleep(Sleep(0, "logind"), "linux"), "ok", "does not sleep"),
-    (lambda: machine.sleep(Sleep(0, "logind", lid=True), "linux"), "ok", "closing the lid"),
-    (lambda: machine.sleep(Sleep(), "linux"), "ok", "could be read"),
-    (lambda: machine.sleep(Sleep(900, "GNOME"), "linux"), "warn", "after 15 min"),
-    (lambda: network.settings(None), "ok", "valid"),
-    (lambda: network.settings(ConfigError("port is wrong")), "fail", "port is wrong"),
-    (lambda: network.port(Port(52416)), "ok", "free"),
-    (lambda: network.port(Port(52416, ours=True)), "ok", "ours"),
-    (lambda: network.port(Port(52416, free=False, holder="nginx (pid 7)")), "fail", "nginx (pid 7)"),
-    (lambda: network.agent(Running("1", 7, True), "1"), "ok", "pid 7"),
-    (lambda: network.agent(Running("1", 7, True), "2"), "warn", "Barnraise 1, this command is 2"),
-    (lambda: network.agent(Running("1", 7, False), "1"), "warn", "listener without an agent"),
-    (lambda: network.agent(Running(), "1"), "warn", "no agent runs"),
-    (lambda: network.agent(Running(trouble="another user"), "1"), "fail", "another user"),
-    (lambda: network.wsl(Wsl(2, "mirrored"), 52416), "ok", "mirrored"),
-    (lambda: network.wsl(Wsl(2, "nat"), 52416), "fail", "cannot dial it"),
-    (lambda: network.wsl(Wsl(2, ""), 52416), "warn", "probably"),
-    (lambda: network.wsl(Wsl(2, "virtioproxy"), 52416), "warn", "virtioproxy"),
-    (lambda: network.wsl(Wsl(1), 52416), "warn", "WSL1"),
-    (lambda: network.local_network("macos", False), "ok", "only a running agent"),
-    (lambda: network.hub(one_hub(HubWay(OUTSIDE, answers=True)), "linux")[0], "ok", f"at {OUTSIDE} with"),
-    (lambda: network.hub(one_hub(HubWay(OUTSIDE, words=SILENT)), "linux")[0], "warn", SILENT),
-    (lambda: network.hub(one_hub(HubWay(OUTSIDE, words=STRANGE, other=True)), "linux")[0], "fail", STRANGE),
+    (lambda: machine_checks.python((3, 12, 4), 64), "ok", "3.12.4"),
+    (lambda: machine_checks.python((3, 10, 9), 64), "fail", "too old"),
+    (lambda: machine_checks.python((3, 12, 4), 32), "fail", "32-bit"),
+    (lambda: machine_checks.python((3, 14, 0), 64), "warn", "not tested"),
+    (lambda: machine_checks.barnraise("0.1.0", "0.1.0"), "ok", "0.1.0"),
+    (lambda: machine_checks.barnraise("0.1.0", None), "ok", "0.1.0"),
+    (lambda: machine_checks.barnraise("0.2.0", "0.1.0"), "warn", "did not finish"),
+    (lambda: machine_checks.torch(GOOD_TORCH, "linux", "x86_64"), "ok", GOOD_TORCH.version),
+    (lambda: machine_checks.torch(Torch(), "linux", "x86_64"), "warn", "not installed"),
+    (lambda: machine_checks.torch(Torch(), "macos", "x86_64"), "warn", "Intel Macs"),
+    (lambda: machine_checks.torch(Torch("1.9.0"), "linux", "x86_64"), "warn", "not tested"),
+    (lambda: machine_checks.gpu(Nvidia(), CPU_TORCH), "ok", "no NVIDIA card"),
+    (lambda: machine_checks.gpu(Nvidia(("RTX 4090",), True), GOOD_TORCH), "ok", "RTX 4090"),
     (
-        lambda: network.hub(
+        lambda: machine_checks.gpu(Nvidia(("RTX 4090",), True), CPU_TORCH),
+        "fail",
+        "CPU only and cannot use RTX 4090",
+    ),
+    (lambda: machine_checks.gpu(Nvidia(("RTX 4090",), True), Torch()), "ok", "RTX 4090"),
+    (lambda: machine_checks.gpu(Nvidia(("a card",)), GOOD_TORCH), "warn", "no NVIDIA driver"),
+    (lambda: machine_checks.gpu(Nvidia(("a card",), True, "mismatch"), GOOD_TORCH), "fail", "mismatch"),
+    (lambda: machine_checks.disk(Disk("/s", 50 * 2**30)), "ok", "50.0 GB"),
+    (lambda: machine_checks.disk(Disk("/s", 2**30)), "warn", "only 1.0 GB"),
+    (lambda: machine_checks.disk(Disk("/s", 2**20)), "fail", "cannot keep its decisions"),
+    (lambda: machine_checks.disk(Disk("/s")), "warn", "cannot be seen"),
+    (lambda: machine_checks.network_disk(Disk("/s", 1, "ext4")), "ok", "local"),
+    (lambda: machine_checks.network_disk(Disk("/s", 1, "nfs4", True)), "fail", "network disk (nfs4)"),
+    (lambda: machine_checks.key(Key("/s/node.key", mode=0o100600)), "ok", "this user alone"),
+    (lambda: machine_checks.key(Key("/s/node.key", exists=False)), "ok", "no node key yet"),
+    (lambda: machine_checks.key(Key("/s/node.key", mode=0o100644)), "fail", "mode 0644"),
+    (lambda: machine_checks.key(Key("/s/node.key", mode=0o100600, mine=False)), "fail", "another user"),
+    (
+        lambda: machine_checks.cloned_key(Key("/s/node.key", made_s=NOW_S, machine_made_s=1e9)),
+        "ok",
+        "no sign",
+    ),
+    (
+        lambda: machine_checks.cloned_key(Key("/s/node.key", made_s=1e9, machine_made_s=NOW_S)),
+        "warn",
+        "older than",
+    ),
+    (lambda: machine_checks.cloned_key(Key("/s/node.key", in_image=True)), "warn", "every container"),
+    (lambda: machine_checks.clock(NOW_S, NOW_S - 5, "linux"), "ok", "2027-01-15"),
+    (lambda: machine_checks.clock(1000.0, NOW_S, "linux"), "warn", "1970-01-01"),
+    (lambda: machine_checks.clock(9e9, NOW_S, "windows"), "warn", "which cannot be"),
+    (lambda: machine_checks.sleep(Sleep(0, "logind"), "linux"), "ok", "does not sleep"),
+    (lambda: machine_checks.sleep(Sleep(0, "logind", lid=True), "linux"), "ok", "closing the lid"),
+    (lambda: machine_checks.sleep(Sleep(), "linux"), "ok", "could be read"),
+    (lambda: machine_checks.sleep(Sleep(900, "GNOME"), "linux"), "warn", "after 15 min"),
+    (lambda: network_checks.settings(None), "ok", "valid"),
+    (lambda: network_checks.settings(ConfigError("port is wrong")), "fail", "port is wrong"),
+    (lambda: network_checks.port(Port(52416)), "ok", "free"),
+    (lambda: network_checks.port(Port(52416, ours=True)), "ok", "ours"),
+    (lambda: network_checks.port(Port(52416, free=False, holder="nginx (pid 7)")), "fail", "nginx (pid 7)"),
+    (lambda: network_checks.agent(Running("1", 7, True), "1"), "ok", "pid 7"),
+    (lambda: network_checks.agent(Running("1", 7, True), "2"), "warn", "Barnraise 1, this command is 2"),
+    (lambda: network_checks.agent(Running("1", 7, False), "1"), "warn", "listener without an agent"),
+    (lambda: network_checks.agent(Running(), "1"), "warn", "no agent runs"),
+    (lambda: network_checks.agent(Running(trouble="another user"), "1"), "fail", "another user"),
+    (lambda: network_checks.wsl(Wsl(2, "mirrored"), 52416), "ok", "mirrored"),
+    (lambda: network_checks.wsl(Wsl(2, "nat"), 52416), "fail", "cannot dial it"),
+    (lambda: network_checks.wsl(Wsl(2, ""), 52416), "warn", "probably"),
+    (lambda: network_checks.wsl(Wsl(2, "virtioproxy"), 52416), "warn", "virtioproxy"),
+    (lambda: network_checks.wsl(Wsl(1), 52416), "warn", "WSL1"),
+    (lambda: network_checks.local_network("macos", False), "ok", "only a running agent"),
+    (
+        lambda: network_checks.hub(one_hub(HubWay(OUTSIDE, answers=True)), "linux")[0],
+        "ok",
+        f"at {OUTSIDE} with",
+    ),
+    (lambda: network_checks.hub(one_hub(HubWay(OUTSIDE, words=SILENT)), "linux")[0], "warn", SILENT),
+    (
+        lambda: network_checks.hub(one_hub(HubWay(OUTSIDE, words=STRANGE, other=True)), "linux")[0],
+        "fail",
+        STRANGE,
+    ),
+    (
+        lambda: network_checks.hub(
             one_hub(HubWay(HOME, words=STRANGE, other=True), HubWay(OUTSIDE, answers=True)), "linux"
         )[0],
         "warn",
         f"answers at {HOME} is not the hub of friends",
     ),
-    (lambda: network.hub(one_hub(HubWay(HOME, words=SILENT), kept=True), "linux")[0], "ok", "not up"),
-    (lambda: network.hub(one_hub(HubWay(HOME, other=True), kept=True), "linux")[0], "ok", "not up"),
+    (lambda: network_checks.hub(one_hub(HubWay(HOME, words=SILENT), kept=True), "linux")[0], "ok", "not up"),
+    (lambda: network_checks.hub(one_hub(HubWay(HOME, other=True), kept=True), "linux")[0], "ok", "not up"),
     (
-        lambda: network.hub(one_hub(HubWay(HOME, words=SILENT), kept=True, up=True), "linux")[0],
+        lambda: network_checks.hub(one_hub(HubWay(HOME, words=SILENT), kept=True, up=True), "linux")[0],
         "fail",
         "does not answer where friends look",
     ),
     (
-        lambda: network.hub(one_hub(HubWay(OUTSIDE, words=SILENT), kept=True, up=True), "linux")[0],
+        lambda: network_checks.hub(one_hub(HubWay(OUTSIDE, words=SILENT), kept=True, up=True), "linux")[0],
         "warn",
         "does not answer where friends look",
     ),
-    (lambda: network.bridge([Bridge("br0", ("thunderbolt0",))]), "ok", "no loop"),
-    (lambda: network.bridge([Bridge("br0", ("a", "b"), stp=True)]), "ok", "no loop"),
-    (lambda: network.bridge([Bridge("bridge0", ("en2", "en3"))]), "warn", "ring of three"),
+    (lambda: network_checks.bridge([Bridge("br0", ("thunderbolt0",))]), "ok", "no loop"),
+    (lambda: network_checks.bridge([Bridge("br0", ("a", "b"), stp=True)]), "ok", "no loop"),
+    (lambda: network_checks.bridge([Bridge("bridge0", ("en2", "en3"))]), "warn", "ring of three"),
 ]
 
 
@@ -164,18 +183,18 @@ def test_every_check_was_seen_fine_and_not_fine() -> None:
 
 
 def test_what_is_nowhere_is_not_shown() -> None:
-    assert network.wsl(Wsl(), 52416) is None
-    assert network.bridge([]) is None
-    assert network.bridge([Bridge("br0")]) is None
-    assert network.local_network("linux", False) is None
-    assert network.local_network("macos", True) is None
-    assert machine.cloned_key(Key("/s/node.key", exists=False)) is None
+    assert network_checks.wsl(Wsl(), 52416) is None
+    assert network_checks.bridge([]) is None
+    assert network_checks.bridge([Bridge("br0")]) is None
+    assert network_checks.local_network("linux", False) is None
+    assert network_checks.local_network("macos", True) is None
+    assert machine_checks.cloned_key(Key("/s/node.key", exists=False)) is None
 
 
 def test_a_hub_whose_address_means_nothing_elsewhere() -> None:
     def judge(*addresses: str, **facts: bool) -> list[CheckRow]:
         ways = (HubWay(address, answers=True) for address in addresses)
-        return network.hub(one_hub(*ways, **{"kept": True, **facts}), "linux")[1:]
+        return network_checks.hub(one_hub(*ways, **{"kept": True, **facts}), "linux")[1:]
 
     (home,) = judge(HOME, "https://[fd00::2]:52480", "https://nas.local:52480")
     assert (home.state, home.name, home.peer) == ("warn", "hub", "friends")
@@ -195,18 +214,18 @@ def test_a_hub_whose_address_means_nothing_elsewhere() -> None:
 
 def test_the_clock_of_a_hub() -> None:
     for ahead, words in ((7200.0, "2 h ahead of"), (-300.0, "5 min behind")):
-        reached, clock = network.hub(one_hub(HubWay(OUTSIDE, answers=True, ahead_s=ahead)), "linux")
+        reached, clock = network_checks.hub(one_hub(HubWay(OUTSIDE, answers=True, ahead_s=ahead)), "linux")
         assert reached.state == "ok"
         assert (clock.state, clock.name) == ("warn", "hub")
         assert f"the clock of the hub of friends is {words} this machine's" in clock.sentence
         assert "timedatectl" in clock.mend
-    assert len(network.hub(one_hub(HubWay(OUTSIDE, answers=True, ahead_s=-119.0)), "linux")) == 1
+    assert len(network_checks.hub(one_hub(HubWay(OUTSIDE, answers=True, ahead_s=-119.0)), "linux")) == 1
 
 
 @pytest.mark.parametrize("system", ["linux", "macos", "windows"])
 def test_a_firewall_is_judged_by_what_it_does(system: str) -> None:
     def judge(*found: Firewall, came_in: tuple[str, ...] = ()) -> list[CheckRow]:
-        return network.firewall(found, 6000, system, came_in)
+        return network_checks.firewall(found, 6000, system, came_in)
 
     assert [row.state for row in judge()] == ["ok"]
     assert [row.state for row in judge(Firewall("ufw", True))] == ["ok"]
@@ -224,7 +243,7 @@ def test_a_firewall_is_judged_by_what_it_does(system: str) -> None:
     assert "mac-studio" in proven.sentence
 
 
-@pytest.mark.parametrize("name", sorted({*CHECKS, *symptoms.CHECKS}))
+@pytest.mark.parametrize("name", sorted({*CHECKS, *checks.CHECKS}))
 def test_each_check_has_a_page(name: str) -> None:
     text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     assert text.startswith(f"# `{name}`: ")
@@ -235,7 +254,7 @@ def test_each_check_has_a_page(name: str) -> None:
 
 
 def test_no_page_without_a_check() -> None:
-    assert {page.stem for page in PAGES.glob("*.md")} - {"README"} == {*CHECKS, *symptoms.CHECKS}
+    assert {page.stem for page in PAGES.glob("*.md")} - {"README"} == {*CHECKS, *checks.CHECKS}
 
 
 # what is read
@@ -243,44 +262,44 @@ def test_no_page_without_a_check() -> None:
 
 def test_torch_is_read_from_its_own_file() -> None:
     text = "__version__ = '2.13.0'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
-    assert reading.torch_built_for(text) == ("13.0", "")
-    assert reading.torch_built_for(text.replace("'13.0'", "None")) == ("", "")
-    assert reading.torch_built_for("cuda = None\nhip = '7.2'") == ("", "7.2")
-    assert reading.torch_built_for("") == ("", "")
+    assert parsers.torch_built_for(text) == ("13.0", "")
+    assert parsers.torch_built_for(text.replace("'13.0'", "None")) == ("", "")
+    assert parsers.torch_built_for("cuda = None\nhip = '7.2'") == ("", "7.2")
+    assert parsers.torch_built_for("") == ("", "")
 
 
 def test_cards_are_read_from_the_driver() -> None:
     listed = "GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-1)\nGPU 1: NVIDIA T4 (UUID: GPU-2)\n"
-    assert reading.nvidia_cards(listed) == ("NVIDIA GeForce RTX 4090", "NVIDIA T4")
-    assert reading.nvidia_cards("No devices found.") == ()
+    assert parsers.nvidia_cards(listed) == ("NVIDIA GeForce RTX 4090", "NVIDIA T4")
+    assert parsers.nvidia_cards("No devices found.") == ()
 
 
 def test_the_file_system_is_that_of_the_nearest_mount() -> None:
     mounts = [("/", "ext4"), ("/home", "nfs4"), ("/home/anna", "btrfs")]
-    assert reading.filesystem_of("/home/anna/state", mounts) == "btrfs"
-    assert reading.filesystem_of("/home/annabel", mounts) == "nfs4"
-    assert reading.filesystem_of("/var", mounts) == "ext4"
-    assert reading.filesystem_of(r"C:\Users\a", [("C:\\", "NTFS"), ("D:\\", "FAT")]) == "NTFS"
+    assert parsers.filesystem_of("/home/anna/state", mounts) == "btrfs"
+    assert parsers.filesystem_of("/home/annabel", mounts) == "nfs4"
+    assert parsers.filesystem_of("/var", mounts) == "ext4"
+    assert parsers.filesystem_of(r"C:\Users\a", [("C:\\", "NTFS"), ("D:\\", "FAT")]) == "NTFS"
 
 
 def test_ufw() -> None:
-    assert reading.ufw_is_on("# comment\nENABLED=yes\n")
-    assert not reading.ufw_is_on("ENABLED=no\n")
+    assert parsers.ufw_is_on("# comment\nENABLED=yes\n")
+    assert not parsers.ufw_is_on("ENABLED=no\n")
     status = (
         "Status: active\n\nTo                         Action      From\n--                         ------\n"
         "22/tcp                     ALLOW       Anywhere\n6000:6010/tcp              ALLOW       Anywhere\n"
         "7000                       DENY        Anywhere\n"
     )
-    assert reading.ufw_lets_in(status, 6005)
-    assert not reading.ufw_lets_in(status, 7000)
-    assert not reading.ufw_lets_in(status, 52416)
-    assert reading.ufw_lets_in("Anywhere                   ALLOW       192.168.1.0/24", 52416)
+    assert parsers.ufw_lets_in(status, 6005)
+    assert not parsers.ufw_lets_in(status, 7000)
+    assert not parsers.ufw_lets_in(status, 52416)
+    assert parsers.ufw_lets_in("Anywhere                   ALLOW       192.168.1.0/24", 52416)
 
 
 def test_firewalld() -> None:
-    assert reading.firewalld_lets_in("1025-65535/udp 1025-65535/tcp", 52416)
-    assert not reading.firewalld_lets_in("1025-65535/udp 22/tcp", 52416)
-    assert not reading.firewalld_lets_in("", 52416)
+    assert parsers.firewalld_lets_in("1025-65535/udp 1025-65535/tcp", 52416)
+    assert not parsers.firewalld_lets_in("1025-65535/udp 22/tcp", 52416)
+    assert not parsers.firewalld_lets_in("", 52416)
 
 
 def nft(policy: str, *rules: list[object]) -> str:
@@ -322,41 +341,41 @@ FROM_HOME = {"match": {"op": "==", "left": {"payload": {"protocol": "ip", "field
     ],
 )
 def test_nftables(ruleset: str, lets_in: bool | None) -> None:
-    assert reading.nft_lets_in(ruleset, 6000) is lets_in
+    assert parsers.nft_lets_in(ruleset, 6000) is lets_in
 
 
 def test_the_firewall_of_macos() -> None:
     on, off = "Firewall is enabled. (State = 1)", "Firewall is disabled. (State = 0)"
     allowed = "Incoming connection to the application is permitted"
-    assert reading.macos_firewall(off, "", "") == (False, None)
-    assert reading.macos_firewall(on, "Firewall has block all state set to disabled.", "") == (True, None)
-    assert reading.macos_firewall(on, "Firewall has block all state set to enabled.", allowed) == (
+    assert parsers.macos_firewall(off, "", "") == (False, None)
+    assert parsers.macos_firewall(on, "Firewall has block all state set to disabled.", "") == (True, None)
+    assert parsers.macos_firewall(on, "Firewall has block all state set to enabled.", allowed) == (
         True,
         False,
     )
-    assert reading.macos_firewall(on, "Block all DISABLED! ", allowed) == (True, True)
-    assert reading.macos_firewall(on, "Block all DISABLED! ", "The application is blocked") == (True, False)
+    assert parsers.macos_firewall(on, "Block all DISABLED! ", allowed) == (True, True)
+    assert parsers.macos_firewall(on, "Block all DISABLED! ", "The application is blocked") == (True, False)
 
 
 def test_the_firewall_of_windows() -> None:
-    assert reading.windows_firewall_is_on(["", "\n    EnableFirewall    REG_DWORD    0x1\n"])
-    assert not reading.windows_firewall_is_on(["    EnableFirewall    REG_DWORD    0x0"])
+    assert parsers.windows_firewall_is_on(["", "\n    EnableFirewall    REG_DWORD    0x1\n"])
+    assert not parsers.windows_firewall_is_on(["    EnableFirewall    REG_DWORD    0x0"])
 
 
 def test_sleep_settings() -> None:
-    assert reading.logind_idle_s(["[Login]\n#IdleAction=suspend\n"]) == 0
-    assert reading.logind_idle_s(["IdleAction=suspend\nIdleActionSec=20min\n"]) == 1200
-    assert reading.logind_idle_s(["IdleAction=suspend\n", "IdleAction=ignore\n"]) == 0
-    assert reading.gnome_idle_s("'suspend'\n", "900\n") == 900
-    assert reading.gnome_idle_s("'nothing'\n", "900\n") == 0
-    assert reading.gnome_idle_s("", "") is None
+    assert parsers.logind_idle_s(["[Login]\n#IdleAction=suspend\n"]) == 0
+    assert parsers.logind_idle_s(["IdleAction=suspend\nIdleActionSec=20min\n"]) == 1200
+    assert parsers.logind_idle_s(["IdleAction=suspend\n", "IdleAction=ignore\n"]) == 0
+    assert parsers.gnome_idle_s("'suspend'\n", "900\n") == 900
+    assert parsers.gnome_idle_s("'nothing'\n", "900\n") == 0
+    assert parsers.gnome_idle_s("", "") is None
     custom = "Battery Power:\n sleep          1\nAC Power:\n displaysleep   10\n sleep          0\n"
-    assert reading.pmset_idle_s(custom) == 0
-    assert reading.pmset_idle_s(" sleep                15 (sleep prevented by x)\n") == 900
-    assert reading.pmset_idle_s("") is None
+    assert parsers.pmset_idle_s(custom) == 0
+    assert parsers.pmset_idle_s(" sleep                15 (sleep prevented by x)\n") == 900
+    assert parsers.pmset_idle_s("") is None
     german = "  Index der aktuellen Wechselstromeinstellung: 0x00000708\r\n  Gleichstrom: 0x00000384\r\n"
-    assert reading.powercfg_idle_s(german) == 1800
-    assert reading.powercfg_idle_s("") is None
+    assert parsers.powercfg_idle_s(german) == 1800
+    assert parsers.powercfg_idle_s("") is None
 
 
 def test_bridges_of_macos() -> None:
@@ -369,26 +388,26 @@ def test_bridges_of_macos() -> None:
         "\tmember: en4 flags=3<LEARNING,DISCOVER>\n\tstatus: active\n"
     )
     ports = {"en2": "Thunderbolt 1", "en3": "Thunderbolt 2", "en4": "Thunderbolt 3"}
-    assert reading.macos_bridges(text, ports) == (Bridge("bridge0", ("en2", "en3")),)
+    assert parsers.macos_bridges(text, ports) == (Bridge("bridge0", ("en2", "en3")),)
     safe = text.replace("LEARNING,DISCOVER", "LEARNING,DISCOVER,STP")
-    assert reading.macos_bridges(safe, ports) == (Bridge("bridge0", ("en2", "en3"), stp=True),)
-    assert reading.macos_bridges(text, {**ports, "en3": "Ethernet"})[0].members == ("en2",)
+    assert parsers.macos_bridges(safe, ports) == (Bridge("bridge0", ("en2", "en3"), stp=True),)
+    assert parsers.macos_bridges(text, {**ports, "en3": "Ethernet"})[0].members == ("en2",)
 
 
 @given(st.text(), st.text(), st.integers(1, 65535))
 def test_no_text_of_the_system_can_harm(one: str, other: str, port: int) -> None:
-    reading.torch_built_for(one)
-    reading.nvidia_cards(one)
-    reading.filesystem_of(one, [(other, "x")])
-    reading.ufw_lets_in(one, port)
-    reading.firewalld_lets_in(one, port)
-    reading.nft_lets_in(one, port)
-    reading.macos_firewall(one, other, one)
-    reading.logind_idle_s([one, f"IdleAction={other}"])
-    reading.gnome_idle_s(one, other)
-    reading.pmset_idle_s(one)
-    reading.powercfg_idle_s(one)
-    reading.macos_bridges(f"bridge0: flags={one}", {})
+    parsers.torch_built_for(one)
+    parsers.nvidia_cards(one)
+    parsers.filesystem_of(one, [(other, "x")])
+    parsers.ufw_lets_in(one, port)
+    parsers.firewalld_lets_in(one, port)
+    parsers.nft_lets_in(one, port)
+    parsers.macos_firewall(one, other, one)
+    parsers.logind_idle_s([one, f"IdleAction={other}"])
+    parsers.gnome_idle_s(one, other)
+    parsers.pmset_idle_s(one)
+    parsers.powercfg_idle_s(one)
+    parsers.macos_bridges(f"bridge0: flags={one}", {})
 
 
 json_values = st.recursive(
@@ -407,7 +426,7 @@ json_values = st.recursive(
 
 @given(st.lists(json_values, max_size=4))
 def test_no_ruleset_can_harm(objects: list[object]) -> None:
-    assert reading.nft_lets_in(json.dumps({"nftables": objects}), 1) in (True, False, None)
+    assert parsers.nft_lets_in(json.dumps({"nftables": objects}), 1) in (True, False, None)
 
 
 # what is gathered
@@ -434,84 +453,84 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_cards_without_a_driver_are_seen_on_the_bus(tmp_path: Path) -> None:
-    assert gathering.nvidia(System(), tmp_path) == Nvidia()
+    assert collect.nvidia(System(), tmp_path) == Nvidia()
     card = tmp_path / "sys/bus/pci/devices/0000:01:00.0"
     write(card / "vendor", "0x10de\n")
     write(card / "class", "0x030000\n")
     write(tmp_path / "sys/bus/pci/devices/0000:01:00.1/vendor", "0x10de\n")
     write(tmp_path / "sys/bus/pci/devices/0000:01:00.1/class", "0x040300\n")  # its sound
-    assert gathering.nvidia(System(), tmp_path) == Nvidia(("an NVIDIA card",))
+    assert collect.nvidia(System(), tmp_path) == Nvidia(("an NVIDIA card",))
     broken = System({"nvidia-smi": (9, "Failed to initialize NVML:\n Driver/library version mismatch\n")})
-    assert "mismatch" in gathering.nvidia(broken, tmp_path).trouble
+    assert "mismatch" in collect.nvidia(broken, tmp_path).trouble
     works = System({"nvidia-smi": (0, "GPU 0: NVIDIA T4 (UUID: x)\n")})
-    assert gathering.nvidia(works, tmp_path) == Nvidia(("NVIDIA T4",), driver=True)
+    assert collect.nvidia(works, tmp_path) == Nvidia(("NVIDIA T4",), driver=True)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes of Unix")
 def test_the_key_as_it_lies_there(tmp_path: Path) -> None:
-    assert not gathering.key(tmp_path, "ext4", tmp_path).exists
+    assert not collect.key(tmp_path, "ext4", tmp_path).exists
     key = write(tmp_path / "node.key", "secret")
     key.chmod(0o640)
-    found = gathering.key(tmp_path, "ext4", tmp_path)
+    found = collect.key(tmp_path, "ext4", tmp_path)
     assert found.mode is not None
     assert found.mode & 0o777 == 0o640
     assert found.mine
-    assert machine.key(found).state == "fail"
+    assert machine_checks.key(found).state == "fail"
     write(tmp_path / "etc/machine-id", "x")
     os.utime(key, (1e9, 1e9))
-    cloned = machine.cloned_key(gathering.key(tmp_path, "ext4", tmp_path))
+    cloned = machine_checks.cloned_key(collect.key(tmp_path, "ext4", tmp_path))
     assert cloned is not None
     assert cloned.state == "warn"
     write(tmp_path / ".dockerenv", "")
-    assert gathering.key(tmp_path, "overlay", tmp_path).in_image
-    assert not gathering.key(tmp_path, "ext4", tmp_path).in_image
+    assert collect.key(tmp_path, "overlay", tmp_path).in_image
+    assert not collect.key(tmp_path, "ext4", tmp_path).in_image
 
 
 def test_the_disk_of_a_real_directory(tmp_path: Path) -> None:
-    found = gathering.disk(tmp_path)
+    found = collect.disk(tmp_path)
     assert found.free_bytes is not None
     assert not found.remote
 
 
 def test_a_port_is_free_ours_or_somebody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from barnraise.transport.port import open_port
+    from barnraise.transport.listener.bind import open_port
 
     with open_port(0, any_port=False) as door:
         number = door.getsockname()[1]
-        taken = gathering.port(number, tmp_path)
+        taken = collect.port(number, tmp_path)
         assert not taken.free
         assert not taken.ours
         standing = Standing(bytes(32), number, [], "tls", 0, 1, "0.1", agent=True)
-        monkeypatch.setattr(gathering, "standing_of", lambda _: standing)
-        assert gathering.port(number, tmp_path).ours
-    monkeypatch.setattr(gathering, "standing_of", lambda _: None)
-    assert gathering.port(number, tmp_path).free
+        monkeypatch.setattr(collect, "standing_of", lambda _: standing)
+        assert collect.port(number, tmp_path).ours
+    monkeypatch.setattr(collect, "standing_of", lambda _: None)
+    assert collect.port(number, tmp_path).free
 
 
 def test_wsl_is_known_by_its_kernel() -> None:
     nat = System({"wslinfo": (0, "nat\n")})
-    assert gathering.wsl(nat, "6.8.0-generic") == Wsl()
-    assert gathering.wsl(nat, "5.15.153.1-microsoft-standard-WSL2") == Wsl(2, "nat")
-    assert gathering.wsl(System(), "5.15.153.1-microsoft-standard-WSL2") == Wsl(2, "")
-    assert gathering.wsl(System(), "4.4.0-19041-Microsoft") == Wsl(1)
+    assert collect.wsl(nat, "6.8.0-generic") == Wsl()
+    assert collect.wsl(nat, "5.15.153.1-microsoft-standard-WSL2") == Wsl(2, "nat")
+    assert collect.wsl(System(), "5.15.153.1-microsoft-standard-WSL2") == Wsl(2, "")
+    assert collect.wsl(System(), "4.4.0-19041-Microsoft") == Wsl(1)
 
 
 def test_sleep_of_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "SYSTEM", "linux")
-    monkeypatch.setattr(gathering, "_runs", lambda _: False)
+    monkeypatch.setattr(collect, "SYSTEM", "linux")
+    monkeypatch.setattr(collect, "_runs", lambda _: False)
     monkeypatch.setenv("XDG_CURRENT_DESKTOP", "")
-    assert gathering.sleep(System(), tmp_path) == Sleep(None, "logind")
+    assert collect.sleep(System(), tmp_path) == Sleep(None, "logind")
     masked = System({"systemctl is-enabled": (1, "masked\n")})
-    assert gathering.sleep(masked, tmp_path).after_s == 0
+    assert collect.sleep(masked, tmp_path).after_s == 0
     write(tmp_path / "etc/systemd/logind.conf", "[Login]\n")
-    assert gathering.sleep(System(), tmp_path).after_s == 0
+    assert collect.sleep(System(), tmp_path).after_s == 0
     write(tmp_path / "etc/systemd/logind.conf.d/a.conf", "IdleAction=suspend\nIdleActionSec=600\n")
-    assert gathering.sleep(System(), tmp_path).after_s == 600
+    assert collect.sleep(System(), tmp_path).after_s == 600
     (tmp_path / "etc/systemd/logind.conf.d/a.conf").unlink()
     monkeypatch.setenv("XDG_CURRENT_DESKTOP", "ubuntu:GNOME")
     name = "gsettings get org.gnome.settings-daemon.plugins.power sleep-inactive-ac"
     gnome = System({f"{name}-type": (0, "'suspend'\n"), f"{name}-timeout": (0, "1200\n")})
-    assert gathering.sleep(gnome, tmp_path).after_s == 1200
+    assert collect.sleep(gnome, tmp_path).after_s == 1200
 
 
 @pytest.mark.parametrize(
@@ -525,15 +544,15 @@ def test_sleep_of_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_sleep_elsewhere(
     system: str, answers: dict[str, tuple[int, str]], after_s: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "SYSTEM", system)
-    assert gathering.sleep(System(answers)).after_s == after_s
+    monkeypatch.setattr(collect, "SYSTEM", system)
+    assert collect.sleep(System(answers)).after_s == after_s
 
 
 def test_firewalls_of_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "SYSTEM", "linux")
+    monkeypatch.setattr(collect, "SYSTEM", "linux")
 
     def look(answers: dict[str, tuple[int, str]]) -> list[Firewall]:
-        return gathering.firewalls(System(answers), 6000, tmp_path)
+        return collect.firewalls(System(answers), 6000, tmp_path)
 
     assert look({}) == []
     assert look({"nft": (1, "")}) == []
@@ -550,31 +569,31 @@ def test_firewalls_of_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_firewalls_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "SYSTEM", "windows")
+    monkeypatch.setattr(collect, "SYSTEM", "windows")
     on = {"reg query": (0, "    EnableFirewall    REG_DWORD    0x1\n")}
-    assert gathering.firewalls(System(), 6000) == []
-    assert gathering.firewalls(System(on), 6000)[0].lets_in is None
-    assert gathering.firewalls(System({**on, "netsh": (0, "")}), 6000)[0].lets_in is True
-    monkeypatch.setattr(gathering, "SYSTEM", "macos")
+    assert collect.firewalls(System(), 6000) == []
+    assert collect.firewalls(System(on), 6000)[0].lets_in is None
+    assert collect.firewalls(System({**on, "netsh": (0, "")}), 6000)[0].lets_in is True
+    monkeypatch.setattr(collect, "SYSTEM", "macos")
     alf = "/usr/libexec/ApplicationFirewall/socketfilterfw"
-    assert gathering.firewalls(System(), 6000) == []
+    assert collect.firewalls(System(), 6000) == []
     blocked = {
         f"{alf} --getglobalstate": (0, "Firewall is enabled. (State = 1)"),
         f"{alf} --getappblocked": (0, "Incoming connections are blocked"),
     }
-    assert gathering.firewalls(System(blocked), 6000)[0].lets_in is False
+    assert collect.firewalls(System(blocked), 6000)[0].lets_in is False
 
 
 def test_bridges_of_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "SYSTEM", "linux")
+    monkeypatch.setattr(collect, "SYSTEM", "linux")
     net = tmp_path / "sys/class/net"
     write(net / "br0/bridge/stp_state", "0\n")
     for name in ("thunderbolt0", "thunderbolt1", "eth0"):
         write(net / name / "operstate", "up\n")
         write(net / "br0/brif" / name, "")
-    assert gathering.bridges(System(), tmp_path) == [Bridge("br0", ("thunderbolt0", "thunderbolt1"))]
+    assert collect.bridges(System(), tmp_path) == [Bridge("br0", ("thunderbolt0", "thunderbolt1"))]
     write(net / "thunderbolt1/operstate", "down\n")
-    assert gathering.bridges(System(), tmp_path)[0].members == ("thunderbolt0",)
+    assert collect.bridges(System(), tmp_path)[0].members == ("thunderbolt0",)
 
 
 # the command
@@ -584,15 +603,15 @@ def test_bridges_of_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine about which nothing can be seen, and no agent."""
     monkeypatch.setattr(doctor, "runner", lambda _: System())
-    monkeypatch.setattr(gathering, "SYSTEM", "linux")
-    monkeypatch.setattr(gathering, "standing_of", lambda _: None)
-    monkeypatch.setattr(gathering, "nvidia", lambda run: Nvidia())
-    monkeypatch.setattr(gathering, "torch", lambda: GOOD_TORCH)
-    monkeypatch.setattr(gathering, "sleep", lambda run: Sleep(0, "logind"))
-    monkeypatch.setattr(gathering, "firewalls", lambda run, number: [])
-    monkeypatch.setattr(gathering, "bridges", lambda run: [])
-    monkeypatch.setattr(gathering, "disk", lambda directory: Disk(str(directory), 2**40, "ext4"))
-    monkeypatch.setattr(gathering, "port", lambda number, directory: Port(number))
+    monkeypatch.setattr(collect, "SYSTEM", "linux")
+    monkeypatch.setattr(collect, "standing_of", lambda _: None)
+    monkeypatch.setattr(collect, "nvidia", lambda run: Nvidia())
+    monkeypatch.setattr(collect, "torch", lambda: GOOD_TORCH)
+    monkeypatch.setattr(collect, "sleep", lambda run: Sleep(0, "logind"))
+    monkeypatch.setattr(collect, "firewalls", lambda run, number: [])
+    monkeypatch.setattr(collect, "bridges", lambda run: [])
+    monkeypatch.setattr(collect, "disk", lambda directory: Disk(str(directory), 2**40, "ext4"))
+    monkeypatch.setattr(collect, "port", lambda number, directory: Port(number))
     monkeypatch.setattr(doctor, "ask", _no_agent)
     monkeypatch.setattr(doctor, "Later", Patient)
 
@@ -675,20 +694,20 @@ def test_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
 def test_who_came_in_proves_the_firewall(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gathering, "firewalls", lambda run, number: [Firewall("ufw")])
+    monkeypatch.setattr(collect, "firewalls", lambda run, number: [Firewall("ufw")])
     assert command(monkeypatch) == 0
     assert "warn  firewall" in capsys.readouterr().out
-    both = symptoms.reach(_linked_both_ways(), symptoms.Here("here"))
+    both = checks.reach(_linked_both_ways(), checks.Here("here"))
     monkeypatch.setattr(doctor, "ask", _agent(both))
     assert command(monkeypatch) == 0
     assert re.search(r"^ok    firewall +ufw is active and lets mac in", capsys.readouterr().out, re.MULTILINE)
 
 
-def _linked_both_ways() -> symptoms.PeerFacts:
-    from barnraise.agent.knocking import Knock
+def _linked_both_ways() -> checks.PeerFacts:
+    from barnraise.agent.diagnostics.reachability import Knock
 
     knock = Knock("192.168.1.7", "answered", rtt_ms=0.4)
-    return symptoms.PeerFacts("mac", ways=(symptoms.Way(knock),), back=(knock,))
+    return checks.PeerFacts("mac", ways=(checks.Way(knock),), back=(knock,))
 
 
 @pytest.mark.usefixtures("calm")
@@ -698,7 +717,7 @@ def test_hubs_are_shown_where_there_are_some(
     assert command(monkeypatch) == 0
     assert "hub" not in capsys.readouterr().out.split()
     found = [one_hub(HubWay(HOME, words=SILENT), kept=True, up=True)]
-    monkeypatch.setattr(hubs, "hubs", lambda settings: found)
+    monkeypatch.setattr(hub_checks, "hubs", lambda settings: found)
     assert command(monkeypatch) == 1
     out = capsys.readouterr().out
     assert re.search("^FAIL  hub +the hub of friends is up here, but does not answer", out, re.MULTILINE)
@@ -730,8 +749,8 @@ def test_one_look_that_hangs_or_breaks_hides_nothing(
     def broken(run: object) -> Nvidia:
         raise ValueError("what a surprise")
 
-    monkeypatch.setattr(gathering, "sleep", hang)
-    monkeypatch.setattr(gathering, "nvidia", broken)
+    monkeypatch.setattr(collect, "sleep", hang)
+    monkeypatch.setattr(collect, "nvidia", broken)
     monkeypatch.setattr(doctor, "_LOOK_S", 0.3)
     began = time.monotonic()
     assert command(monkeypatch) == 0

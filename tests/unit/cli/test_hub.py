@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from barnraise.cli.friend import SEAT, _check_free, room
-from barnraise.cli.hub import Wishes, up
-from barnraise.cli.hub_mirror import hand_over, take_over
-from barnraise.cli.hub_owner import expel, pardon
-from barnraise.cli.hub_places import top_folder, write_addresses, write_local_address
-from barnraise.cli.hub_status import status
-from barnraise.cli.identity import machine_key
-from barnraise.cli.later import begun
+from barnraise.cli.cluster.identity import machine_key
+from barnraise.cli.hub.directories import top_folder, write_addresses, write_local_address
+from barnraise.cli.hub.join import SEAT, _check_free, room
+from barnraise.cli.hub.mirror import hand_over, take_over
+from barnraise.cli.hub.owner import expel, pardon
+from barnraise.cli.hub.status import status
+from barnraise.cli.hub.up import Wishes, up
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
-from barnraise.hub.follow import make_succession
-from barnraise.hub.founding import FOLLOWS, found_hub, hub_key
-from barnraise.hub.invites import make_invite
-from barnraise.hub.log import Log, Member, change
-from barnraise.hub.messages import Course, Terms
-from barnraise.hub.seating import Seat, member_key, write_seat
+from barnraise.core.flow.background import begun
+from barnraise.hub.client.credentials import Seat, member_key, write_seat
+from barnraise.hub.mirror.mirror import make_succession
+from barnraise.hub.protocol.invites import make_invite
+from barnraise.hub.protocol.messages import Course, Terms
+from barnraise.hub.storage.create import FOLLOWS, found_hub, hub_key
+from barnraise.hub.storage.log import Log, Member, change
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess
 
@@ -165,7 +165,7 @@ def test_a_taken_port_ends_the_command_at_once(
 ) -> None:
     """Not when whoever waits for the hub's answer gives up."""
     ends = threading.Event()
-    monkeypatch.setattr("barnraise.cli.hub._begin_own", lambda *_: ends.wait(120))
+    monkeypatch.setattr("barnraise.cli.hub.up._begin_own", lambda *_: ends.wait(120))
     script = tmp_path / "train.py"
     script.touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:

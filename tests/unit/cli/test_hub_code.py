@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from barnraise.cli.hub_code import Offered, shown
-from barnraise.hub.messages import Code, Description, Terms
+from barnraise.artifacts import Manifest
+from barnraise.cli.hub.code import Offered, shown
+from barnraise.hub.protocol.messages import Code, Description, Terms
 from barnraise.identity.keys import NodeKey
-from barnraise.shipping import Manifest
 
 
 def offered(*arguments: str, entry: str = "train.py", store: str | None = None) -> Offered:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.cli.examining import hubs, network
-from barnraise.cli.examining.facts import Hub
-from barnraise.cli.friend import SEAT
-from barnraise.cli.hub_places import top_folder, top_room, write_addresses
+from barnraise.cli.doctor import hub_checks, network_checks
+from barnraise.cli.doctor.facts import Hub
+from barnraise.cli.hub.directories import top_folder, top_room, write_addresses
+from barnraise.cli.hub.join import SEAT
 from barnraise.core.config import load_settings
-from barnraise.hub.founding import hub_key
-from barnraise.hub.messages import Terms
-from barnraise.hub.seating import Seat, write_seat
+from barnraise.hub.client.credentials import Seat, write_seat
+from barnraise.hub.protocol.messages import Terms
+from barnraise.hub.storage.create import hub_key
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import HubProcess
 
@@ -30,8 +30,8 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hub(_own_state: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubProcess]:
     """Kept on this machine, in a process that serves, however slowly."""
-    monkeypatch.setattr(hubs, "_ANSWER_S", 60.0)
-    monkeypatch.setattr(hubs, "_ALL_S", 60.0)
+    monkeypatch.setattr(hub_checks, "_ANSWER_S", 60.0)
+    monkeypatch.setattr(hub_checks, "_ALL_S", 60.0)
     process = HubProcess(top_folder(load_settings()) / "fireside", Terms())
     process.start()
     try:
@@ -50,7 +50,7 @@ def make_room(name: str, pid: int, has: str) -> Path:
 
 
 def look() -> list[Hub]:
-    return hubs.hubs(load_settings())
+    return hub_checks.hubs(load_settings())
 
 
 def sit(pid: int, hub: NodeId, *addresses: str) -> None:
@@ -72,16 +72,16 @@ def test_a_hub_that_is_kept_here(hub: HubProcess) -> None:
     assert (way.answers, way.other, way.words) == (True, False, "")
     assert way.ahead_s is not None
     assert abs(way.ahead_s) < 60
-    reached, alone = network.hub(found, "linux")
+    reached, alone = network_checks.hub(found, "linux")
     assert (reached.state, alone.state) == ("ok", "warn")
     hub.kill()
     (found,) = look()
     assert not found.ways[0].answers
-    assert "not up" in network.hub(found, "linux")[0].sentence
+    assert "not up" in network_checks.hub(found, "linux")[0].sentence
     room = make_room("fireside", os.getpid(), "hub.output")
     (found,) = look()
     assert found.up
-    assert network.hub(found, "linux")[0].state == "fail"
+    assert network_checks.hub(found, "linux")[0].state == "fail"
     room.rename(room.with_name("fireside-0a1b2c3d-999999999"))
     assert not look()[0].up, "whoever kept it has ended"
 
@@ -91,7 +91,7 @@ def test_a_hub_that_this_machine_trains_for(hub: HubProcess) -> None:
     sit(os.getpid(), wrong, hub.address)
     (found,) = look()
     assert (found.name, found.kept, found.ways[0].other) == ("theirs", False, True)
-    (row,) = network.hub(found, "linux")
+    (row,) = network_checks.hub(found, "linux")
     assert row.state == "fail"
     assert "not signed with the key of the invite" in row.sentence
     (room,) = top_room(load_settings()).iterdir()
@@ -100,7 +100,7 @@ def test_a_hub_that_this_machine_trains_for(hub: HubProcess) -> None:
     sit(os.getpid(), right, "https://127.0.0.1:1", hub.address)
     (found,) = look()
     assert [way.answers for way in found.ways] == [False, True]
-    assert [row.state for row in network.hub(found, "linux")] == ["ok"]
+    assert [row.state for row in network_checks.hub(found, "linux")] == ["ok"]
     write_addresses(hub.directory, [hub.address])
     (found,) = look()
     assert found.kept, "the host's own part in it is not another hub"
@@ -115,4 +115,4 @@ def test_whoever_does_not_answer_is_not_waited_for() -> None:
         assert time.monotonic() - began < 20.0
     assert [(way.answers, way.other) for way in found.ways] == [(False, False)] * 2
     assert all("in time" in way.words for way in found.ways)
-    assert network.hub(found, "linux")[0].state == "warn"
+    assert network_checks.hub(found, "linux")[0].state == "warn"

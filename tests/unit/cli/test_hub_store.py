@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.hub.log import Log
+from barnraise.hub.storage.log import Log
 from benchmarks.hub_process import free_port
 from tests.arch.source_tree import ROOT
 from tests.unit.hub.s3_server import BUCKET, ENVIRONMENT, S3Process, until

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.cli import plan as planning
+from barnraise.agent_client.profile import Measured, Profile
+from barnraise.agent_client.run_requests import GraphTold
 from barnraise.cli.main import main
-from barnraise.cli.plan_options import Wishes
-from barnraise.cli.plan_picture import picture
-from barnraise.cli.plan_text import Answer, describe, shown_plans
-from barnraise.cli.plan_words import parse_count
+from barnraise.cli.plan import plan as planning
+from barnraise.cli.plan.options import Wishes
+from barnraise.cli.plan.parse import parse_count
+from barnraise.cli.plan.picture import picture
+from barnraise.cli.plan.text import Answer, describe, shown_plans
 from barnraise.core.errors import ConfigError
-from barnraise.local.profiles import Measured, Profile
-from barnraise.local.run_questions import GraphTold
 from barnraise.planning import Model, Options, StepProfile, advise, make_plans
 from barnraise.topology import Device, LinkFacts, Machine, NodeFacts, build_graph
 from barnraise.topology.graph import encode_graph

@@ -16,15 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.agent.running import NOT_FOUND, TOO_SLOW, runner
-from barnraise.cli import service
 from barnraise.cli.main import main
-from barnraise.cli.services import Launch, Manager, keeper, launchd, systemd, windows
+from barnraise.cli.services import Launch, Manager, launchd, restart_loop, service, systemd, windows
 from barnraise.cli.services.launchd import Launchd
 from barnraise.cli.services.systemd import Systemd
 from barnraise.cli.services.windows import LogonTask
+from barnraise.core.command import NOT_FOUND, TOO_SLOW, runner
 from barnraise.core.errors import AgentError
-from barnraise.transport.registration import Standing
+from barnraise.transport.ipc.messages import Standing
 
 GOLDEN = Path(__file__).parent / "golden"
 UNIX = Launch(
@@ -355,20 +354,20 @@ def test_the_keeper_waits_longer_after_each_failure_and_ends_with_a_success() ->
         clock[0] += next(lives)
         return next(codes)
 
-    assert keeper.keep(start, sleep=pauses.append, now=lambda: clock[0]) == 0
+    assert restart_loop.keep(start, sleep=pauses.append, now=lambda: clock[0]) == 0
     assert pauses == [2.0, 4.0, 2.0, 4.0], "one that ran well for a while begins anew"
-    assert [keeper.pause(count) for count in (1, 5, 6, 1000)] == [2.0, 32.0, 60.0, 60.0]
+    assert [restart_loop.pause(count) for count in (1, 5, 6, 1000)] == [2.0, 32.0, 60.0, 60.0]
 
 
 def test_the_keeper_keeps_the_words_of_what_it_starts(tmp_path: Path) -> None:
     log = tmp_path / "agent.log"
     program = "import os, sys; print(os.environ['WORD']); print('err', file=sys.stderr); sys.exit(3)"
     for _ in range(2):
-        assert keeper.start_once([sys.executable, "-c", program], {"WORD": "hello"}, log) == 3
+        assert restart_loop.start_once([sys.executable, "-c", program], {"WORD": "hello"}, log) == 3
     assert sorted(log.read_text().split()) == ["err", "err", "hello", "hello"]
     assert log.stat().st_mode & 0o077 == 0
     log.write_bytes(bytes(6 * 1024 * 1024))
-    keeper.start_once([sys.executable, "-c", program], {"WORD": "anew"}, log)
+    restart_loop.start_once([sys.executable, "-c", program], {"WORD": "anew"}, log)
     assert log.stat().st_size < 100
 
 
@@ -381,9 +380,9 @@ def test_the_keeper_starts_the_agent_with_the_settings(
         seen.append((command, environment["BARNRAISE_NETWORK_PEERS"], log))
         return 0
 
-    monkeypatch.setattr(keeper, "start_once", start)
+    monkeypatch.setattr(restart_loop, "start_once", start)
     arguments = ["--log", str(tmp_path / "log"), "--set", "BARNRAISE_NETWORK_PEERS=a=b"]
-    assert keeper.main(arguments) == 0
+    assert restart_loop.main(arguments) == 0
     assert seen == [([sys.executable, "-P", "-m", "barnraise.agent"], "a=b", tmp_path / "log")]
 
 

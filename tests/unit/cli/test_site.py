@@ -16,9 +16,17 @@ from typing import NamedTuple
 
 import pytest
 
-from barnraise.cli.self_test import Node
-from barnraise.hub.log import Log, Member
-from barnraise.local.questions import Done, JoinAsk, OfferTold, PairAsk, RenameAsk, StatusAsk, StatusTold
+from barnraise.agent_client.cluster_requests import (
+    Done,
+    JoinAsk,
+    OfferTold,
+    PairAsk,
+    RenameAsk,
+    StatusAsk,
+    StatusTold,
+)
+from barnraise.cli.cluster.self_test import Node
+from barnraise.hub.storage.log import Log, Member
 from benchmarks.hub_process import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

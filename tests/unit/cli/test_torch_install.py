@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from barnraise.cli import torch_install
-from barnraise.cli.torch_install import Probe, advise, probe
+from barnraise.cli.cluster import torch_install
+from barnraise.cli.cluster.torch_install import Probe, advise, probe
 from barnraise.core.torch_range import is_tested
-from barnraise.topology.torch_choice import choose_torch
+from barnraise.environments.torch_build import choose_torch
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from barnraise.cli.runs import describe
-from barnraise.local.run_questions import RunRow, WatchTold, WorkerRow
+from barnraise.agent_client.run_requests import RunRow, WatchTold, WorkerRow
+from barnraise.cli.runs.runs import describe
 
 
 def test_who_waits_says_for_whom() -> None:

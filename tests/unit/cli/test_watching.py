@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from barnraise.cli import watching
+from barnraise.agent_client.cluster_requests import Done
+from barnraise.agent_client.run_requests import RunRow, StopAsk, WatchAsk, WatchTold
+from barnraise.cli.runs import run_view
 from barnraise.core.errors import AgentError
-from barnraise.local.questions import Done
-from barnraise.local.run_questions import RunRow, StopAsk, WatchAsk, WatchTold
 
 
 def told(phase: str) -> WatchTold:
@@ -33,8 +33,8 @@ def test_a_second_control_c_counts_while_the_agent_hears_of_the_first(
             raise KeyboardInterrupt
         return told("ended")
 
-    monkeypatch.setattr(watching, "ask", ask)
-    assert watching.watch("r", everybody=False, stops=True).phase == "ended"
+    monkeypatch.setattr(run_view, "ask", ask)
+    assert run_view.watch("r", everybody=False, stops=True).phase == "ended"
     assert stops == [False, True]
     assert "ending it at once" in capsys.readouterr().err
 
@@ -53,7 +53,7 @@ def test_an_agent_that_is_away_for_a_moment_hears_of_it_later(monkeypatch: pytes
             raise KeyboardInterrupt
         return told("ended")
 
-    monkeypatch.setattr(watching, "ask", ask)
-    monkeypatch.setattr(watching.time, "sleep", lambda seconds: None)
-    assert watching.watch("r", everybody=False, stops=True).phase == "ended"
+    monkeypatch.setattr(run_view, "ask", ask)
+    monkeypatch.setattr(run_view.time, "sleep", lambda seconds: None)
+    assert run_view.watch("r", everybody=False, stops=True).phase == "ended"
     assert tries == 2

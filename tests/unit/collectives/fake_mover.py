@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from barnraise.collectives.client import MoverClient
 from barnraise.collectives.messages import Command, Failed, Failure, Finished
-from barnraise.collectives.segments import SharedSegment
+from barnraise.collectives.shm.segment import SharedSegment
 from barnraise.core.config import Settings
 from barnraise.core.errors import MoverLost
 

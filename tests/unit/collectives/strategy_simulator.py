@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from barnraise.collectives.program import Program, indexed
+from barnraise.collectives.algorithms.schedule import Program, indexed
 
 Cells = list[Any]
 Combine = Callable[[Any, Any], Any]

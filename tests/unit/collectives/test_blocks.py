@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.collectives.blocks import Block, Blocks
+from barnraise.collectives.shm.allocator import Block, Blocks
 
 
 def test_first_fit_and_joining_of_neighbours() -> None:

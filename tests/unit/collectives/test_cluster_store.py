@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from torch.distributed.rendezvous import _rendezvous_handlers, rendezvous
 
 import barnraise
+from barnraise.agent_client.kv_client import BoardClient, agent_at
+from barnraise.agent_client.kv_messages import Scope
 from barnraise.collectives import cluster_store
-from barnraise.collectives.autoload import register
 from barnraise.collectives.cluster_store import ClusterStore, _given
 from barnraise.collectives.messages import Member
 from barnraise.collectives.rendezvous import exchange_members
+from barnraise.collectives.torch_patch.autoload import register
 from barnraise.core.errors import ConfigError, ListenerError, OperationTimeout
-from barnraise.local.board import BoardClient, agent_at
-from barnraise.local.board_messages import Scope
 from tests.unit.runs.board_server import BoardServers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
@@ -262,7 +262,7 @@ from datetime import timedelta
 import torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from barnraise.collectives.autoload import register
+from barnraise.collectives.torch_patch.autoload import register
 from barnraise.collectives.cluster_store import ClusterStore
 register()
 for again in range(2):

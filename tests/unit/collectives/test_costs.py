@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.collectives.costs import TIE, Choice, CostTable, choose, merge, predict, segment_bytes
-from barnraise.collectives.program import MAX_SEGMENT_BYTES, Kind, Layout
-from barnraise.collectives.strategies import STRATEGIES, compile_program, strategies_for
+from barnraise.collectives.algorithms import STRATEGIES, compile_program, strategies_for
+from barnraise.collectives.algorithms.cost_model import (
+    TIE,
+    Choice,
+    CostTable,
+    choose,
+    merge,
+    predict,
+    segment_bytes,
+)
+from barnraise.collectives.algorithms.schedule import MAX_SEGMENT_BYTES, Kind, Layout
 from barnraise.core.errors import ConfigError, UnsupportedOperation
 
 LAN = CostTable.default()

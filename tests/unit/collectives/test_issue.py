@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from barnraise.collectives import announcements, calls, pieces, reducing
-from barnraise.collectives.backend import BarnraiseGroup, monitored_barrier
-from barnraise.collectives.costs import CostTable
-from barnraise.collectives.issue import Issuer
+from barnraise.collectives.algorithms.cost_model import CostTable
 from barnraise.collectives.messages import AbortGroup, Failure, ReceiveFrom, SendTo, Start
-from barnraise.collectives.staging import Arena
-from barnraise.collectives.torch_version import warn_if_untested
+from barnraise.collectives.ops import chunking, operation, reduction
+from barnraise.collectives.process_group import BarnraiseGroup, monitored_barrier
+from barnraise.collectives.shm.arena import Arena
+from barnraise.collectives.submit import Issuer
+from barnraise.collectives.torch_patch.torch_version import warn_if_untested
 from barnraise.core import metrics
 from barnraise.core.config import Collectives, Settings
 from barnraise.core.errors import (
@@ -27,6 +27,7 @@ from barnraise.core.errors import (
     PeerLost,
     UnsupportedOperation,
 )
+from barnraise.core.flow import log_once
 from barnraise.core.torch_range import is_tested
 from tests.unit.collectives.fake_mover import FakeMover
 
@@ -53,8 +54,8 @@ def _sequences(mover: FakeMover) -> list[int]:
 
 
 def test_sequences_are_taken_in_the_order_of_calls(mover: FakeMover, issuer: Issuer) -> None:
-    first = issuer.collective(reducing.all_reduce(torch.ones(5 * MB), SUM, 2), 60)
-    second = issuer.collective(calls.barrier(), 60)
+    first = issuer.collective(reduction.all_reduce(torch.ones(5 * MB), SUM, 2), 60)
+    second = issuer.collective(operation.barrier(), 60)
     assert _sequences(mover) == [0, 1, 2, 3, 4, 5]
     assert not first.is_completed()
     while mover.pending:
@@ -66,8 +67,8 @@ def test_sequences_are_taken_in_the_order_of_calls(mover: FakeMover, issuer: Iss
 def test_the_window_bounds_what_is_staged(
     mover: FakeMover, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("barnraise.collectives.issue._WINDOW_BYTES", 12 * MB)
-    work = issuer.collective(reducing.all_reduce(torch.ones(10 * MB), SUM, 2), 60)
+    monkeypatch.setattr("barnraise.collectives.submit._WINDOW_BYTES", 12 * MB)
+    work = issuer.collective(reduction.all_reduce(torch.ones(10 * MB), SUM, 2), 60)
     assert _sequences(mover) == [0, 1, 2]
     mover.finish()
     assert _sequences(mover) == [1, 2, 3]
@@ -79,7 +80,7 @@ def test_the_window_bounds_what_is_staged(
 def test_a_full_arena_lets_every_operation_have_one_piece() -> None:
     mover = FakeMover(msgspec.structs.replace(Settings(), collectives=Collectives(arena_bytes=8 * MB)))
     issuer = _issuer(mover)
-    works = [issuer.collective(reducing.all_reduce(torch.ones(4 * MB), SUM, 2), 60) for _ in range(3)]
+    works = [issuer.collective(reduction.all_reduce(torch.ones(4 * MB), SUM, 2), 60) for _ in range(3)]
     assert _sequences(mover) == [0, 1, 4, 8]
     while mover.pending:
         mover.finish()
@@ -89,8 +90,8 @@ def test_a_full_arena_lets_every_operation_have_one_piece() -> None:
 def test_later_pieces_get_what_is_left_of_the_time(
     mover: FakeMover, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("barnraise.collectives.issue._WINDOW_BYTES", 0)
-    issuer.collective(reducing.all_reduce(torch.ones(4 * MB), SUM, 2), 60)
+    monkeypatch.setattr("barnraise.collectives.submit._WINDOW_BYTES", 0)
+    issuer.collective(reduction.all_reduce(torch.ones(4 * MB), SUM, 2), 60)
     first = mover.pending[0][0]
     time.sleep(0.1)
     mover.finish()
@@ -105,8 +106,8 @@ def test_pieces_start_in_order_whoever_launches_them(
     mover: FakeMover, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replies are handled by another thread while the caller still starts pieces."""
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 4096)
-    monkeypatch.setattr("barnraise.collectives.issue._WINDOW_BYTES", 3 * 4096)
+    monkeypatch.setattr(chunking, "PIECE_BYTES", 4096)
+    monkeypatch.setattr("barnraise.collectives.submit._WINDOW_BYTES", 3 * 4096)
     issuer, order, lock = _issuer(mover), [], threading.Lock()
 
     def note() -> None:
@@ -129,7 +130,7 @@ def test_pieces_start_in_order_whoever_launches_them(
     thread = threading.Thread(target=answer)
     thread.start()
     tensor = torch.ones(300 * 1024)
-    work = issuer.collective(reducing.all_reduce(tensor, SUM, 2), 60)
+    work = issuer.collective(reduction.all_reduce(tensor, SUM, 2), 60)
     assert work.wait()
     over.set()
     thread.join(90)
@@ -139,7 +140,7 @@ def test_pieces_start_in_order_whoever_launches_them(
 
 def test_a_lost_mover_fails_the_work_without_a_lock_on_itself(mover: FakeMover, issuer: Issuer) -> None:
     mover.lose()
-    work = issuer.collective(reducing.all_reduce(torch.ones(20 * MB), SUM, 2), 60)
+    work = issuer.collective(reduction.all_reduce(torch.ones(20 * MB), SUM, 2), 60)
     with pytest.raises(MoverLost):
         work.wait()
 
@@ -147,9 +148,9 @@ def test_a_lost_mover_fails_the_work_without_a_lock_on_itself(mover: FakeMover, 
 def test_a_failure_ends_the_work_and_starts_no_more(
     mover: FakeMover, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("barnraise.collectives.issue._WINDOW_BYTES", 0)
+    monkeypatch.setattr("barnraise.collectives.submit._WINDOW_BYTES", 0)
     tensor = torch.ones(5 * MB)
-    work = issuer.collective(reducing.all_reduce(tensor, SUM, 2), 60)
+    work = issuer.collective(reduction.all_reduce(tensor, SUM, 2), 60)
     assert len(mover.pending) == 2
     mover.fail(Failure("peer-lost", "its process ended", peer=1))
     with pytest.raises(PeerLost) as caught:
@@ -165,26 +166,26 @@ def test_a_failure_ends_the_work_and_starts_no_more(
 
 
 def test_a_time_out_names_the_late(mover: FakeMover, issuer: Issuer) -> None:
-    work = issuer.collective(calls.barrier(), 60)
+    work = issuer.collective(operation.barrier(), 60)
     mover.fail(Failure("operation-timeout", "rank 1 is late", late=(1,)))
     with pytest.raises(OperationTimeout) as caught:
         work.wait()
     assert caught.value.late == (1,)
 
 
-def _broken_call(where: str) -> calls.Call:
+def _broken_call(where: str) -> operation.Call:
     def copy(_: torch.Tensor) -> None:
         raise RuntimeError("device on fire")
 
-    call = calls.send(torch.ones(1))
+    call = operation.send(torch.ones(1))
     piece = call.pieces[0]
-    broken = pieces.Piece(
+    broken = chunking.Piece(
         piece.sizes,
         piece.nbytes,
-        copy if where == "in" else pieces.nothing,
-        copy if where == "out" else pieces.nothing,
+        copy if where == "in" else chunking.nothing,
+        copy if where == "out" else chunking.nothing,
     )
-    return calls.Call("broadcast", call.element, [broken], [], call.device)
+    return operation.Call("broadcast", call.element, [broken], [], call.device)
 
 
 @pytest.mark.parametrize("where", ["in", "out"])
@@ -203,17 +204,17 @@ def test_an_interrupt_reaches_the_program(issuer: Issuer) -> None:
     def fill(_: torch.Tensor) -> None:
         raise KeyboardInterrupt
 
-    call = calls.barrier()
-    interrupted = calls.Call(
-        "barrier", call.element, [pieces.Piece((), 0, fill, pieces.nothing)], [], call.device
+    call = operation.barrier()
+    interrupted = operation.Call(
+        "barrier", call.element, [chunking.Piece((), 0, fill, chunking.nothing)], [], call.device
     )
     with pytest.raises(KeyboardInterrupt):
         issuer.collective(interrupted, 60)
 
 
 def test_point_to_point_tells_the_source(mover: FakeMover, issuer: Issuer) -> None:
-    issuer.point_to_point(calls.send(torch.ones(3)), 1, 5, 60)
-    work = issuer.point_to_point(calls.receive(torch.zeros(3)), -1, 5, 60)
+    issuer.point_to_point(operation.send(torch.ones(3)), 1, 5, 60)
+    work = issuer.point_to_point(operation.receive(torch.zeros(3)), -1, 5, 60)
     sent = mover.finish()
     received = mover.finish(peer=1)
     assert isinstance(sent, SendTo)
@@ -239,8 +240,8 @@ def test_figures_are_kept(mover: FakeMover, issuer: Issuer) -> None:
         ]
 
     before = figures()
-    call = calls.send(torch.ones(8))
-    call = calls.Call("broadcast", call.element, call.pieces, [], call.device, root=0)
+    call = operation.send(torch.ones(8))
+    call = operation.Call("broadcast", call.element, call.pieces, [], call.device, root=0)
     for _ in range(2):
         issuer.collective(call, 60)
     mover.finish(time.monotonic_ns())
@@ -251,11 +252,11 @@ def test_figures_are_kept(mover: FakeMover, issuer: Issuer) -> None:
 def test_choices_are_explained_once(
     issuer: Issuer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(announcements, "_said", set())
+    monkeypatch.setattr(log_once, "_said", set())
     with caplog.at_level(logging.INFO, "barnraise.collectives"):
         for _ in range(3):
-            issuer.collective(reducing.all_reduce(torch.ones(1000), SUM, 2), 60)
-        issuer.collective(reducing.all_reduce(torch.ones(1 * MB), SUM, 2), 60)
+            issuer.collective(reduction.all_reduce(torch.ones(1000), SUM, 2), 60)
+        issuer.collective(reduction.all_reduce(torch.ones(1 * MB), SUM, 2), 60)
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2
     assert all(message.startswith("all_reduce by ") and "2 ranks" in message for message in messages)
@@ -264,7 +265,7 @@ def test_choices_are_explained_once(
 def test_an_untested_torch_is_mentioned_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(announcements, "_said", set())
+    monkeypatch.setattr(log_once, "_said", set())
     assert is_tested("2.13.1+cu130")
     assert not is_tested("2.14.0")
     assert not is_tested("2.12.9")
@@ -275,8 +276,8 @@ def test_an_untested_torch_is_mentioned_once(
 
 
 def test_the_command_line_and_the_backend_know_one_range() -> None:
-    from barnraise.cli import torch_install
-    from barnraise.collectives import torch_version
+    from barnraise.cli.cluster import torch_install
+    from barnraise.collectives.torch_patch import torch_version
     from barnraise.core import torch_range
 
     assert torch_version.is_tested is torch_install.is_tested is torch_range.is_tested
@@ -331,4 +332,4 @@ def test_a_forked_child_is_told_whose_mover_it_is(mover: FakeMover, issuer: Issu
     mover.inherited = True
     mover.lose()
     with pytest.raises(MoverLost):
-        issuer.collective(calls.barrier(), 60)
+        issuer.collective(operation.barrier(), 60)

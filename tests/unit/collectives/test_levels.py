@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from barnraise.collectives.costs import CostTable, choose
+from barnraise.collectives.algorithms import named, read_name
+from barnraise.collectives.algorithms.cost_model import CostTable, choose
+from barnraise.collectives.algorithms.schedule import SHAPES, Kind, Shapes
 from barnraise.collectives.levels import setting_for, shapes_of
-from barnraise.collectives.program import SHAPES, Kind, Shapes
-from barnraise.collectives.strategies import named, read_name
 from barnraise.planning import Level, Levels
 
 FREE = Levels()

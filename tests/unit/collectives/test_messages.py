@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.collectives.costs import CostTable
-from barnraise.collectives.dtypes import by_name
+from barnraise.collectives.algorithms.cost_model import CostTable
 from barnraise.collectives.messages import (
     MAX_MESSAGE,
     AskStatistics,
@@ -26,6 +25,7 @@ from barnraise.collectives.messages import (
     encode,
     encode_specification,
 )
+from barnraise.collectives.ops.dtypes import by_name
 
 FLOAT32 = by_name("float32").code
 SPECIFICATION = Specification("all_reduce", FLOAT32, "sum", -1, "ring", (4096,), 65536, 2)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from barnraise.collectives.algorithms.compile import compile_operation
 from barnraise.collectives.messages import Specification
-from barnraise.collectives.operations import compile_operation
 from barnraise.core.errors import ConfigError
 
 FLOAT32 = 8

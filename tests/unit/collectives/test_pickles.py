@@ -12,7 +12,7 @@ import pytest
 import barnraise
 from barnraise.core.errors import ConfigError
 from barnraise.identity import NodeKey
-from barnraise.runs.company import VARIABLE, Company
+from barnraise.runs.participants import VARIABLE, Company
 from barnraise.runs.record import Order, RunRecord, Slot
 from barnraise.runs.worker_environment import worker_environment
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.collectives import calls, gathering, pieces, reducing
-from barnraise.collectives.calls import Call
-from barnraise.collectives.pieces import Dense, cut_blocks, ranges, write_back
-from barnraise.collectives.tensors import blocks_of, check_blocks, element_of, only, rows_of
+from barnraise.collectives.ops import chunking, movement, operation, reduction
+from barnraise.collectives.ops.chunking import Dense, cut_blocks, ranges, write_back
+from barnraise.collectives.ops.operation import Call
+from barnraise.collectives.ops.tensors import blocks_of, check_blocks, element_of, only, rows_of
 from barnraise.core.errors import OperationMismatch, UnsupportedOperation
 
 SUM = torch.distributed.ReduceOp(torch.distributed.ReduceOp.SUM)
@@ -27,7 +27,7 @@ def test_ranges_cover_everything_once_and_cut_no_element(count: int, item: int, 
     assert all(first[1] == second[0] for first, second in pairwise(cuts))
     assert all(lo % item == 0 and hi % item == 0 for lo, hi in cuts)
     longest = max(hi - lo for lo, hi in cuts)
-    assert longest * parts <= pieces.PIECE_BYTES * 1.5 + item * parts
+    assert longest * parts <= chunking.PIECE_BYTES * 1.5 + item * parts
 
 
 def test_nothing_is_one_empty_range() -> None:
@@ -35,7 +35,7 @@ def test_nothing_is_one_empty_range() -> None:
 
 
 def test_short_blocks_are_empty_in_later_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 32)
+    monkeypatch.setattr(chunking, "PIECE_BYTES", 32)
     flats = [torch.arange(9), torch.arange(2)]
     cut = [[(lo, hi) for _, lo, hi in row] for row in cut_blocks(flats, 8)]
     assert cut == [[(0, 2), (0, 2)], [(2, 4), (2, 2)], [(4, 6), (2, 2)], [(6, 8), (2, 2)], [(8, 9), (2, 2)]]
@@ -89,14 +89,14 @@ def _settle(call: Call, memory: list[torch.Tensor]) -> None:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 48)
+    monkeypatch.setattr(chunking, "PIECE_BYTES", 48)
 
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("elements", [0, 1, 7, 64])
 def test_reductions_give_the_sum_of_what_was_staged(elements: int) -> None:
     tensor = torch.arange(float(elements))
-    call = reducing.all_reduce(tensor, SUM, 2)
+    call = reduction.all_reduce(tensor, SUM, 2)
     memory = _stage(call)
     for view in memory:
         view.view(torch.float32).mul_(2)
@@ -109,7 +109,7 @@ def test_reductions_give_the_sum_of_what_was_staged(elements: int) -> None:
 def test_reduce_changes_only_the_root() -> None:
     for root in (0, 1):
         tensor = torch.ones(20)
-        call = reducing.reduce(tensor, SUM, root, 0, 2)
+        call = reduction.reduce(tensor, SUM, root, 0, 2)
         memory = _stage(call)
         for view in memory:
             view.zero_()
@@ -120,7 +120,7 @@ def test_reduce_changes_only_the_root() -> None:
 @pytest.mark.usefixtures("small_pieces")
 def test_coalesced_tensors_come_back_in_their_shapes() -> None:
     first, second = torch.ones(3, 5), torch.ones(4, 2).t()
-    call = reducing.all_reduce_coalesced([first, second], SUM, 2)
+    call = reduction.all_reduce_coalesced([first, second], SUM, 2)
     memory = _stage(call)
     for view in memory:
         view.view(torch.float32).mul_(3)
@@ -128,18 +128,18 @@ def test_coalesced_tensors_come_back_in_their_shapes() -> None:
     assert first.eq(3).all()
     assert second.eq(3).all()
     with pytest.raises(UnsupportedOperation):
-        reducing.all_reduce_coalesced([first, first.double()], SUM, 2)
+        reduction.all_reduce_coalesced([first, first.double()], SUM, 2)
 
 
 @pytest.mark.usefixtures("small_pieces")
 def test_reduce_scatter_keeps_this_ranks_block() -> None:
     output = torch.zeros(3, 2).t()
     blocks = [torch.full((2, 3), float(rank)) for rank in range(4)]
-    call = reducing.reduce_scatter(output, blocks, SUM, 2, 4)
+    call = reduction.reduce_scatter(output, blocks, SUM, 2, 4)
     _settle(call, _stage(call))
     assert output.eq(2).all()
     with pytest.raises(OperationMismatch):
-        reducing.reduce_scatter(torch.zeros(5), blocks, SUM, 2, 4)
+        reduction.reduce_scatter(torch.zeros(5), blocks, SUM, 2, 4)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -147,8 +147,8 @@ def test_reduce_scatter_keeps_this_ranks_block() -> None:
 def test_gather_and_scatter_cut_alike_on_root_and_leaves(elements: int) -> None:
     tensor = torch.arange(elements)
     outputs = [torch.zeros(elements, dtype=torch.int64) for _ in range(3)]
-    root = gathering.gather(outputs, tensor, 1, 1, 3)
-    leaf = gathering.gather([], tensor, 1, 0, 3)
+    root = movement.gather(outputs, tensor, 1, 1, 3)
+    leaf = movement.gather([], tensor, 1, 0, 3)
     assert [piece.sizes for piece in root.pieces] == [piece.sizes for piece in leaf.pieces]
     memory = _stage(root)
     for piece, view, theirs in zip(root.pieces, memory, _stage(leaf), strict=True):
@@ -156,8 +156,8 @@ def test_gather_and_scatter_cut_alike_on_root_and_leaves(elements: int) -> None:
     _settle(root, memory)
     assert outputs[0].tolist() == outputs[1].tolist() == list(range(elements))
     inputs = [tensor + rank for rank in range(3)]
-    spread = gathering.scatter(outputs[2], inputs, 1, 1, 3)
-    other = gathering.scatter(outputs[0], [], 1, 2, 3)
+    spread = movement.scatter(outputs[2], inputs, 1, 1, 3)
+    other = movement.scatter(outputs[0], [], 1, 2, 3)
     assert [piece.sizes for piece in spread.pieces] == [piece.sizes for piece in other.pieces]
     given = _stage(spread)
     _settle(spread, given)
@@ -170,18 +170,18 @@ def test_gather_and_scatter_cut_alike_on_root_and_leaves(elements: int) -> None:
 def test_all_gather_and_broadcast_move_every_byte() -> None:
     mine = torch.arange(11, dtype=torch.int16)
     outputs = [torch.zeros(11, dtype=torch.int16), torch.zeros(2, 11, dtype=torch.int16).t()[:, 1]]
-    call = gathering.all_gather(outputs, mine, outputs, 1, 2)
+    call = movement.all_gather(outputs, mine, outputs, 1, 2)
     memory = _stage(call)
     for piece, view in zip(call.pieces, memory, strict=True):
         view[: piece.sizes[0]] = view[piece.sizes[0] :]
     _settle(call, memory)
     assert outputs[0].tolist() == outputs[1].tolist() == mine.tolist()
-    sent = _stage(gathering.broadcast(mine * 2, 0, 0))
+    sent = _stage(movement.broadcast(mine * 2, 0, 0))
     received = torch.zeros(22, dtype=torch.int16)[::2]
-    _settle(gathering.broadcast(received, 0, 1), sent)
+    _settle(movement.broadcast(received, 0, 1), sent)
     assert received.tolist() == (mine * 2).tolist()
     with pytest.raises(OperationMismatch):
-        gathering.all_gather(outputs, mine[:3], outputs, 1, 2)
+        movement.all_gather(outputs, mine[:3], outputs, 1, 2)
 
 
 def test_all_to_all_keeps_its_own_block_and_uneven_splits() -> None:
@@ -189,9 +189,9 @@ def test_all_to_all_keeps_its_own_block_and_uneven_splits() -> None:
     target = torch.zeros(4, 2)
     inputs, outputs = rows_of(source, [4, 1], 2), rows_of(target, [1, 3], 2)
     with pytest.raises(OperationMismatch):
-        gathering.all_to_all(outputs, inputs, [target], 0, 2)
+        movement.all_to_all(outputs, inputs, [target], 0, 2)
     outputs = rows_of(target, [3, 1], 2)
-    call = gathering.all_to_all(outputs, inputs, [target], 1, 2)
+    call = movement.all_to_all(outputs, inputs, [target], 1, 2)
     assert call.splits == ((32, 8), (24, 8))
     assert call.agreed_bytes == 0
     memory = _stage(call)
@@ -202,7 +202,7 @@ def test_all_to_all_keeps_its_own_block_and_uneven_splits() -> None:
 
 def test_point_to_point_moves_a_tensor() -> None:
     target = torch.zeros(6)[::2]
-    _settle(calls.receive(target), _stage(calls.send(torch.tensor([1.0, 2, 3]))))
+    _settle(operation.receive(target), _stage(operation.send(torch.tensor([1.0, 2, 3]))))
     assert target.tolist() == [1, 2, 3]
 
 

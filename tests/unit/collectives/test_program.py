@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.collectives.program import (
+from barnraise.collectives.algorithms import compile_program
+from barnraise.collectives.algorithms.schedule import (
     Layout,
     Program,
     ProgramBuilder,
@@ -21,7 +22,6 @@ from barnraise.collectives.program import (
     indexed,
     segments,
 )
-from barnraise.collectives.strategies import compile_program
 from tests.unit.collectives.strategy_simulator import Simulation, prove_free_of_races
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from barnraise.collectives.dtypes import by_name
-from barnraise.collectives.reductions import Reduction, reduction_of
+from barnraise.collectives.ops.dtypes import by_name
+from barnraise.collectives.ops.reduce_ops import Reduction, reduction_of
 from barnraise.core.errors import UnsupportedOperation
 
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import torch
 
-from barnraise.collectives import staging
-from barnraise.collectives.staging import Arena, copy_context
+from barnraise.collectives.shm import arena as arena_module
+from barnraise.collectives.shm.arena import Arena, copy_context
 from barnraise.core.config import Collectives, Settings
 from barnraise.core.errors import UnsupportedOperation
 from tests.unit.collectives.fake_mover import FakeMover
@@ -105,7 +105,7 @@ def test_meta_tensors_have_nothing_to_move() -> None:
 
 def test_segments_are_page_locked_for_cuda_and_released(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = FakeCuda()
-    monkeypatch.setattr(staging, "_cuda_runtime", lambda: runtime)
+    monkeypatch.setattr(arena_module, "_cuda_runtime", lambda: runtime)
     arena, _ = _arena(arena_bytes=80 << 20)
     before = arena.take(60 << 20)
     arena.check_device(CUDA)
@@ -119,7 +119,7 @@ def test_segments_are_page_locked_for_cuda_and_released(monkeypatch: pytest.Monk
 
 def test_memory_that_cannot_be_page_locked_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = FakeCuda(code=2)
-    monkeypatch.setattr(staging, "_cuda_runtime", lambda: runtime)
+    monkeypatch.setattr(arena_module, "_cuda_runtime", lambda: runtime)
     arena, _ = _arena(arena_bytes=80 << 20)
     arena.check_device(CUDA)
     for block in [arena.take(60 << 20) for _ in range(2)]:
@@ -151,7 +151,7 @@ def test_cuda_copies_run_on_their_own_stream_behind_the_caller(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(name="caller"))
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(staging, "_copy_streams", {})
+    monkeypatch.setattr(arena_module, "_copy_streams", {})
     context = copy_context(CUDA, [])
     assert events == ["caller records"]
     with context():

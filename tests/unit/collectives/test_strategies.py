@@ -13,8 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.collectives.program import EMPTY, SHAPES, Kind, Layout, Program, Shapes, block_bounds
-from barnraise.collectives.strategies import STRATEGIES, compile_program, resolve_strategy, strategies_for
+from barnraise.collectives.algorithms import STRATEGIES, compile_program, resolve_strategy, strategies_for
+from barnraise.collectives.algorithms.schedule import (
+    EMPTY,
+    SHAPES,
+    Kind,
+    Layout,
+    Program,
+    Shapes,
+    block_bounds,
+)
 from barnraise.core.errors import ConfigError, UnsupportedOperation
 from tests.unit.collectives.strategy_simulator import Causes, Simulation, matched, prove_free_of_races
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.collectives.strategies import tree
+from barnraise.collectives.algorithms import tree
 
 
 @st.composite

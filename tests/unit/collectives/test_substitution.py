@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import barnraise
-from barnraise.collectives.substitution import NO_HOST, Launch
+from barnraise.collectives.torch_patch.init_process_group import NO_HOST, Launch
 from barnraise.core.errors import ConfigError, ListenerError, MembershipError
 from barnraise.runs.worker_environment import MASTER_ADDR
 from barnraise.worker.peers import wait_for_peers
@@ -330,7 +330,7 @@ for name in names:
     print(name, getattr(dist, name).__module__)
 originals = {getattr(getattr(dist, name), "__wrapped__", None) for name in names} - {None}
 originals.add(torch._C._distributed_c10d.TCPStore)
-if "barnraise.collectives.substitution" in sys.modules:
+if "barnraise.collectives.torch_patch.init_process_group" in sys.modules:
     print([
         (module, name)
         for module, one in list(sys.modules.items())
@@ -346,7 +346,7 @@ else:
 def test_all_places_of_torch_are_covered_and_without_a_launch_none(agent: Path, tmp_path: Path) -> None:
     ((out, _),) = _run(agent, tmp_path, SCAN, "0")
     assert out.splitlines()[-1] == "[]"
-    assert "TCPStore barnraise.collectives.substitution" in out
+    assert "TCPStore barnraise.collectives.torch_patch.init_process_group" in out
     environment = _launched(agent, 0, "0", BARNRAISE_RUN="plain")
     del environment["BARNRAISE_LAUNCHED"]
     plain = subprocess.run(

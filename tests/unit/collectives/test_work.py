@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from barnraise.collectives.settling import Settler
+from barnraise.collectives.completion_thread import Settler
 from barnraise.collectives.work import BarnraiseWork, together
 from barnraise.core.errors import CollectiveError, OperationTimeout, PeerLost
 

@@ -26,9 +26,9 @@ from barnraise.compression import (
     Turn,
     codec_named,
     compress_gradients,
-    shards,
     sum_over,
 )
+from barnraise.compression.allreduce import sharded
 from barnraise.core.errors import BarnraiseError
 from tests.unit.forked import fork_all
 
@@ -256,17 +256,17 @@ def training(groups: Groups, rank: int) -> dict[str, Any]:
 def member(backend: str, rank: int, room: Path) -> None:
     torch.set_num_threads(1)
     if backend == "barnraise":
-        from barnraise.collectives.autoload import register
+        from barnraise.collectives.torch_patch.autoload import register
 
         register()
     store = dist.FileStore(str(room / "store"), WORLD)
     limit = timedelta(seconds=100)
     dist.init_process_group(backend, store=store, rank=rank, world_size=WORLD, timeout=limit)
     groups = {world: dist.new_group(list(range(world))) for world in (2, 3, 4)}
-    whole, shards.PIECE = shards.PIECE, 17_000  # one piece and a short one
+    whole, sharded.PIECE = sharded.PIECE, 17_000  # one piece and a short one
     found: dict[str, Any] = {"one_sum": one_sum(groups, rank), "through_sites": through_sites(groups, rank)}
     found["tiny"], found["paid_back"] = tiny(groups, rank), paid_back(groups, rank)
-    shards.PIECE = whole
+    sharded.PIECE = whole
     found["long_run"] = long_run(groups, rank)
     found["repeated_step"] = repeated_step(groups, rank)
     if rank < 3:

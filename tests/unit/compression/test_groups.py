@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from barnraise.compression import ErrorFeedback, GradientHook, Part, Turn, codec_named, sum_over
-from barnraise.compression.exchange import Exchange
-from barnraise.compression.shards import cut
-from barnraise.compression.sites import lanes_of
+from barnraise.compression.allreduce.exchange import Exchange
+from barnraise.compression.allreduce.hierarchical import lanes_of
+from barnraise.compression.allreduce.sharded import cut
 from barnraise.core.errors import CollectiveError, OperationMismatch, ProtocolError, RunError
 
 REPOSITORY = Path(__file__).resolve().parents[3]

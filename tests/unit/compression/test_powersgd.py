@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.compression import Part, PowerSGD
-from barnraise.compression.folding import sum_rows
-from barnraise.compression.powersgd import Matrix, fingerprint, orthonormal, require_equal, restore
+from barnraise.compression.allreduce.deterministic_sum import sum_rows
+from barnraise.compression.codecs.powersgd import Matrix, fingerprint, orthonormal, require_equal, restore
 from barnraise.core.errors import ConfigError, OperationMismatch, RunError
 
 MATRIX = Matrix("w", 0, 60, 40)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from barnraise.core.printable import printable
+from barnraise.core.sanitize import printable
 
 
 def test_letters_of_any_script_stay() -> None:

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
+from barnraise.core.flow.rate_limit import Allowance
 from barnraise.discovery import namespace_tag
 from barnraise.discovery.broadcast import BroadcastFinder, broadcast_addresses
 from barnraise.discovery.datagrams import Datagram, decode_datagram, encode_datagram
-from barnraise.discovery.pacing import Allowance
 from tests.unit.discovery.ways import OURS, THEIRS, Notebook, loopback, until
 
 OTHER = "127.0.0.2"

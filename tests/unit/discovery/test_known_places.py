@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.core.errors import ConfigError
+from barnraise.core.flow.rate_limit import Backoff
 from barnraise.discovery import UNTAGGED, remembered, static
-from barnraise.discovery.pacing import Backoff
 from barnraise.discovery.remembered import Remembered, RememberedFinder
 from barnraise.discovery.static import StaticFinder, StaticPeer, parse_peer
 from tests.unit.discovery.ways import OURS, Notebook, until

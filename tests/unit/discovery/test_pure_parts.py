@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from barnraise.core.flow.rate_limit import Allowance, Backoff, Searches
 from barnraise.discovery import UNTAGGED, Sighting, namespace_tag
 from barnraise.discovery.datagrams import DATAGRAM_BYTES, Datagram, decode_datagram, encode_datagram
+from barnraise.discovery.finder import is_dialable, only_loopback
 from barnraise.discovery.namespace import is_tag
-from barnraise.discovery.pacing import Allowance, Backoff, Searches
-from barnraise.discovery.places import Places
-from barnraise.discovery.port import is_dialable, only_loopback
+from barnraise.discovery.sightings import Places
 
 TAG = namespace_tag(b"s" * 32)
 TAGS = st.binary(min_size=16, max_size=16).map(bytes.hex)

@@ -8,7 +8,7 @@ import pytest
 
 from barnraise.core.errors import DiscoveryError
 from barnraise.discovery import UNTAGGED, Discovery, Finder, Sighting
-from barnraise.discovery.port import OnSighting
+from barnraise.discovery.finder import OnSighting
 from tests.unit.discovery.ways import OURS, THEIRS, Notebook
 
 

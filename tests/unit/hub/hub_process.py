@@ -12,8 +12,8 @@ import httpx
 import msgspec
 import torch
 
-from barnraise.hub.invites import Invite
-from barnraise.hub.messages import (
+from barnraise.hub.protocol.invites import Invite
+from barnraise.hub.protocol.messages import (
     Course,
     Declaration,
     Description,
@@ -30,8 +30,8 @@ from barnraise.hub.messages import (
     decode_message,
     encode_message,
 )
-from barnraise.hub.signing import sign_request, verify_response
-from barnraise.hub.vectors import Form, add_vector, encode_vector
+from barnraise.hub.protocol.signatures import sign_request, verify_response
+from barnraise.hub.protocol.vector_file import Form, add_vector, encode_vector
 from barnraise.identity import NodeId, NodeKey
 from benchmarks import hub_process
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from barnraise.hub.client import HubClient
-from barnraise.hub.messages import Head, Lease, LeaseRequest
-from barnraise.hub.uploads import push
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.client.upload import push
+from barnraise.hub.protocol.messages import Head, Lease, LeaseRequest
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
 

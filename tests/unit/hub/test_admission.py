@@ -6,7 +6,7 @@ import msgspec
 import numpy
 import pytest
 
-from barnraise.hub.admission import (
+from barnraise.hub.aggregation.update_checks import (
     SKETCH,
     Allowance,
     Verdict,
@@ -22,9 +22,9 @@ from barnraise.hub.admission import (
     usual_norm,
     with_norms,
 )
-from barnraise.hub.leases import Delivered
-from barnraise.hub.log import Arrival, Contribution, Member, Seen
-from barnraise.hub.messages import Terms
+from barnraise.hub.protocol.messages import Terms
+from barnraise.hub.rounds.leases import Delivered
+from barnraise.hub.storage.log import Arrival, Contribution, Member, Seen
 
 TERMS = Terms()
 RANDOM = numpy.random.default_rng(5)

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from barnraise.core.errors import HubAway, HubError
-from barnraise.hub.client import HubClient
-from barnraise.hub.invites import Invite
-from barnraise.hub.messages import Course, Description, Head, Join, Joined, LeaseRequest
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.protocol.invites import Invite
+from barnraise.hub.protocol.messages import Course, Description, Head, Join, Joined, LeaseRequest
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, Friend, HubProcess
 

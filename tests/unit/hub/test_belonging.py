@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.cli.hub_mirror import follow
-from barnraise.cli.hub_places import top_folder
+from barnraise.cli.hub.directories import top_folder
+from barnraise.cli.hub.mirror import follow
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
-from barnraise.hub.belonging import check_mirror, check_region, facts_in, held
-from barnraise.hub.founding import FOLLOWS, SUCCEEDS, found_hub, hub_blobs
-from barnraise.hub.invites import Invite, invite_text, make_invite
-from barnraise.hub.log import Log, change
-from barnraise.hub.serving import Listening, run
+from barnraise.hub.protocol.invites import Invite, invite_text, make_invite
+from barnraise.hub.server.server import Listening, run
+from barnraise.hub.storage.create import FOLLOWS, SUCCEEDS, found_hub, hub_blobs
+from barnraise.hub.storage.directory_lock import check_mirror, check_region, facts_in, held
+from barnraise.hub.storage.log import Log, change
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import TERMS
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from barnraise.core.errors import HubRefused
-from barnraise.hub.founding import found_hub
-from barnraise.hub.intake import Intake
-from barnraise.hub.log import Member
-from barnraise.hub.messages import PIECE_BYTES, Course, Entry, Layout, Progress
-from barnraise.hub.places import AT_ONCE, FAIR_S, Places
-from barnraise.hub.serving import running
-from barnraise.hub.signing import sign_request
+from barnraise.hub.protocol.messages import PIECE_BYTES, Course, Entry, Layout, Progress
+from barnraise.hub.protocol.signatures import sign_request
+from barnraise.hub.server.server import running
+from barnraise.hub.server.upload_slots import AT_ONCE, FAIR_S, Places
+from barnraise.hub.server.uploads import Intake
+from barnraise.hub.storage.create import found_hub
+from barnraise.hub.storage.log import Member
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import TERMS, Friend, HubProcess, declared, encoded
 

@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.hub.books import Book, Lending
-from barnraise.hub.leases import Delivered, Lent
-from barnraise.hub.log import Contribution
-from barnraise.hub.messages import (
+from barnraise.hub.protocol.messages import (
     Course,
     Declaration,
     Lease,
@@ -21,10 +18,23 @@ from barnraise.hub.messages import (
     decode_message,
     encode_message,
 )
-from barnraise.hub.pool import Pool, give_back, without
-from barnraise.hub.portions import middle_but
-from barnraise.hub.regional import declared
-from barnraise.hub.rounds import Arrived, Asked, Committed, Founded, Heard, Lend, State, decide, next_moment
+from barnraise.hub.region.region import declared
+from barnraise.hub.rounds.leases import Delivered, Lent
+from barnraise.hub.rounds.persistent_map import Book, Lending
+from barnraise.hub.rounds.portions import middle_but
+from barnraise.hub.rounds.sample_pool import Pool, give_back, without
+from barnraise.hub.rounds.state_machine import (
+    Arrived,
+    Asked,
+    Committed,
+    Founded,
+    Heard,
+    Lend,
+    State,
+    decide,
+    next_moment,
+)
+from barnraise.hub.storage.log import Contribution
 
 _SOME = st.integers(0, 20)
 _CHANGES = st.lists(st.tuples(_SOME, st.integers(0, 5), st.none() | _SOME), max_size=40)

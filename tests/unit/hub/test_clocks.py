@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from barnraise.core.errors import HubRefused
-from barnraise.hub.client import HubClient
-from barnraise.hub.clocks import Jumps, SignatureClock, said_of_difference
-from barnraise.hub.latest_signed import LatestSigned
-from barnraise.hub.log import Log
-from barnraise.hub.messages import Course, Lease, LeaseRequest, encode_message
-from barnraise.hub.signing import Nonces, sign_request, verify_request
-from barnraise.hub.uploads import push
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.client.upload import push
+from barnraise.hub.protocol.clock import Jumps, SignatureClock, said_of_difference
+from barnraise.hub.protocol.messages import Course, Lease, LeaseRequest, encode_message
+from barnraise.hub.protocol.replay_guard import LatestSigned
+from barnraise.hub.protocol.signatures import Nonces, sign_request, verify_request
+from barnraise.hub.storage.log import Log
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, declared, encoded, plainly
 from tests.unit.hub.jumping_clock import LIBRARIES, JumpingClock

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from barnraise.core.errors import BarnraiseError
-from barnraise.hub.blobs import Blobs
-from barnraise.hub.founding import hub_blobs
-from barnraise.hub.log import Log
-from barnraise.hub.messages import Course
+from barnraise.hub.protocol.messages import Course
+from barnraise.hub.storage.blobs import Blobs
+from barnraise.hub.storage.create import hub_blobs
+from barnraise.hub.storage.log import Log
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, plainly
 
 COURSE = Course(samples=100_000, batch=10)

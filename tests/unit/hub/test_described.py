@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from barnraise.hub.messages import Problem, decode_message
-from barnraise.hub.openapi import describe
-from barnraise.hub.signing import sign_request, verify_response
+from barnraise.hub.protocol.messages import Problem, decode_message
+from barnraise.hub.protocol.signatures import sign_request, verify_response
+from barnraise.hub.web.openapi import describe
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import plainly
 from tests.unit.hub.test_hostile import Scene

@@ -17,16 +17,16 @@ import httpx
 import pytest
 import uvicorn
 
-from barnraise.hub import accepting
-from barnraise.hub.accepting import Doors, Impatient, Server, place_of
-from barnraise.hub.blobs import Blobs
-from barnraise.hub.founding import found_hub, hub_blobs, hub_key
-from barnraise.hub.invites import Invite
-from barnraise.hub.messages import Problem, decode_message
-from barnraise.hub.open_files import connections_within
-from barnraise.hub.serving import running
-from barnraise.hub.signing import sign_request, verify_response
-from barnraise.hub.troubles import Troubles
+from barnraise.hub.protocol.invites import Invite
+from barnraise.hub.protocol.messages import Problem, decode_message
+from barnraise.hub.protocol.signatures import sign_request, verify_response
+from barnraise.hub.server import connection_limits
+from barnraise.hub.server.connection_limits import Doors, Impatient, Server, place_of
+from barnraise.hub.server.health import Troubles
+from barnraise.hub.server.open_files import connections_within
+from barnraise.hub.server.server import running
+from barnraise.hub.storage.blobs import Blobs
+from barnraise.hub.storage.create import found_hub, hub_blobs, hub_key
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import TERMS, Friend, HubProcess, Refused
 
@@ -73,7 +73,7 @@ def test_connections_leave_room_for_files() -> None:
 def test_too_many_of_one_address_are_told_so_and_others_come_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accepting, "place_of", lambda address: address)  # 127.0.0.2 is another home
+    monkeypatch.setattr(connection_limits, "place_of", lambda address: address)  # 127.0.0.2 is another home
     found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
     key = hub_key(tmp_path)
 
@@ -132,7 +132,7 @@ def test_whoever_asks_and_never_reads_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:
     if not reads:
-        monkeypatch.setattr(accepting, "_UNREAD_S", 0.3)
+        monkeypatch.setattr(connection_limits, "_UNREAD_S", 0.3)
     found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
     size, lost, clocks = 32 << 20, threading.Event(), list[asyncio.TimerHandle]()
     name = hub_blobs(tmp_path).put(bytes(size))

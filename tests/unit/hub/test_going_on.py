@@ -17,17 +17,18 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from barnraise.core.errors import HubError, HubRefused
-from barnraise.hub import accepting, regional, serving
-from barnraise.hub.blobs import Blobs
-from barnraise.hub.commits import first_version
-from barnraise.hub.finishing import Closed
-from barnraise.hub.follow import Mirror
-from barnraise.hub.founding import found_hub, hub_key
-from barnraise.hub.leases import Delivered
-from barnraise.hub.log import Arrival
-from barnraise.hub.messages import Declaration, Lease, Span, Step
-from barnraise.hub.regional import Parent, PassUp, run_region
-from barnraise.hub.service import Hub
+from barnraise.hub.aggregation.aggregator import Closed
+from barnraise.hub.aggregation.outer_step import first_version
+from barnraise.hub.mirror.mirror import Mirror
+from barnraise.hub.protocol.messages import Declaration, Lease, Span, Step
+from barnraise.hub.region import region
+from barnraise.hub.region.region import Parent, PassUp, run_region
+from barnraise.hub.rounds.leases import Delivered
+from barnraise.hub.server import connection_limits, server
+from barnraise.hub.server.hub import Hub
+from barnraise.hub.storage.blobs import Blobs
+from barnraise.hub.storage.create import found_hub, hub_key
+from barnraise.hub.storage.log import Arrival
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, encoded
 
@@ -52,7 +53,7 @@ def test_a_mirror_goes_on_after_any_error(caplog: pytest.LogCaptureFixture) -> N
             raise OSError("the disk is gone")
 
     mirror, hub = SimpleNamespace(follow=follow), SimpleNamespace(read=lambda: None)
-    work = serving.keep_following(cast(Mirror, mirror), cast(Hub, hub), 0.01)
+    work = server.keep_following(cast(Mirror, mirror), cast(Hub, hub), 0.01)
     with caplog.at_level(logging.ERROR):
         asyncio.run(_some_time(work, lambda: calls > 3))
     assert "the disk is gone" in caplog.text
@@ -68,7 +69,7 @@ def test_a_region_goes_on_after_any_error(
         calls += 1
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(regional, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(region, "_PAUSE_S", 0.01)
     work = run_region(cast(Hub, None), cast(Parent, SimpleNamespace(describe=describe)))
     with caplog.at_level(logging.ERROR):
         asyncio.run(_some_time(work, lambda: calls > 3))
@@ -77,7 +78,7 @@ def test_a_region_goes_on_after_any_error(
 
 def test_a_hub_ticks_on_when_its_log_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        hub = Hub(tmp_path, hub_key(tmp_path).id, serving.outer_step)
+        hub = Hub(tmp_path, hub_key(tmp_path).id, server.outer_step)
 
         async def step(event: object) -> None:
             raise HubError("the hub's log failed")
@@ -175,12 +176,12 @@ def test_who_connects_and_asks_for_nothing_is_cut_off(monkeypatch: pytest.Monkey
 
     async def story() -> None:
         config = uvicorn.Config(
-            app, http=accepting.Impatient, lifespan="off", log_level="warning", timeout_keep_alive=60
+            app, http=connection_limits.Impatient, lifespan="off", log_level="warning", timeout_keep_alive=60
         )
         config.load()
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
-            lambda: accepting.Impatient(config, ServerState(), {}), "127.0.0.1", 0
+            lambda: connection_limits.Impatient(config, ServerState(), {}), "127.0.0.1", 0
         )
         port = server.sockets[0].getsockname()[1]
         line = socket.create_connection(("127.0.0.1", port))
@@ -207,21 +208,21 @@ def test_who_connects_and_asks_for_nothing_is_cut_off(monkeypatch: pytest.Monkey
             writer.close()
         server.close()
 
-    monkeypatch.setattr(accepting, "_FIRST_REQUEST_S", 0.3)
+    monkeypatch.setattr(connection_limits, "_FIRST_REQUEST_S", 0.3)
     asyncio.run(story())
 
 
 def test_a_new_region_leases_for_all_who_come_and_not_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regional, "GATHER_S", 0.1)
+    monkeypatch.setattr(region, "GATHER_S", 0.1)
     hub = SimpleNamespace(state=SimpleNamespace(wishes={"first": 5}))
 
     async def gathered() -> tuple[int, int]:
-        asking = asyncio.create_task(regional._wished(cast(Hub, hub), is_first=True))
+        asking = asyncio.create_task(region._wished(cast(Hub, hub), is_first=True))
         await asyncio.sleep(0.02)
         hub.state.wishes = {"first": 5, "second": 7}
         found = await asking
         hub.state.wishes = {"first": 5}
         async with asyncio.timeout(0.05):  # after a round everybody has said it
-            return found, await regional._wished(cast(Hub, hub), is_first=False)
+            return found, await region._wished(cast(Hub, hub), is_first=False)
 
     assert asyncio.run(gathered()) == (12, 5)

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from barnraise.core.errors import HubError
-from barnraise.hub import held_out
-from barnraise.hub.admission import judge_held_out
-from barnraise.hub.held_out import Trial
-from barnraise.hub.messages import Course
+from barnraise.hub.aggregation import held_out_validation
+from barnraise.hub.aggregation.held_out_validation import Trial
+from barnraise.hub.aggregation.update_checks import judge_held_out
+from barnraise.hub.protocol.messages import Course
 from tests.unit.hub.hub_process import LAYOUT, Friend, HubProcess, Refused, plainly
 
 COURSE = Course(samples=1000, batch=10, seed=7)
@@ -135,7 +135,7 @@ def test_a_trial_that_takes_too_long_is_ended_and_the_next_one_begins_anew(
     try:
         trial.start()
         save_file({"x": torch.tensor(2.0)}, model)
-        monkeypatch.setattr(held_out, "_TRIAL_S", 1.0)
+        monkeypatch.setattr(held_out_validation, "_TRIAL_S", 1.0)
         assert "took longer than 1 s" in trial.loss().failed, "also if what it has started lives on"
         monkeypatch.undo()
         save_file({"x": torch.tensor(0.5)}, model)
@@ -157,7 +157,7 @@ def test_a_trial_ends_with_its_hub(tmp_path: Path) -> None:
         "import time\ndef loss(parameters):\n    print('tries', flush=True)\n    time.sleep(600)\n"
     )
     save_file({"x": torch.tensor(1.0)}, model)
-    command = [sys.executable, "-m", "barnraise.hub.trying", str(script), str(model)]
+    command = [sys.executable, "-m", "barnraise.hub.aggregation.held_out_process", str(script), str(model)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     with subprocess.Popen(
         command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, **pipes

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import torch
 
-from barnraise.hub.messages import Course, Head, Progress
-from barnraise.hub.signing import sign_request
+from barnraise.hub.protocol.messages import Course, Head, Progress
+from barnraise.hub.protocol.signatures import sign_request
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, declared, encoded, plainly
 

@@ -16,15 +16,15 @@ from cryptography.x509 import load_der_x509_certificate
 from safetensors.torch import load_file
 
 from barnraise.core.errors import HubError
-from barnraise.hub.certificate import server_context
-from barnraise.hub.exporting import export_model
-from barnraise.hub.follow import make_succession, take_over
-from barnraise.hub.founding import found_hub, hub_key
-from barnraise.hub.invites import invite_text
-from barnraise.hub.log import Replica
-from barnraise.hub.messages import Course
-from barnraise.hub.serving import Listening, _bound, run, running, serve
-from barnraise.hub.vectors import flatten
+from barnraise.hub.mirror.mirror import make_succession, take_over
+from barnraise.hub.protocol.invites import invite_text
+from barnraise.hub.protocol.messages import Course
+from barnraise.hub.protocol.tls import server_context
+from barnraise.hub.protocol.vector_file import flatten
+from barnraise.hub.server.server import Listening, _bound, run, running, serve
+from barnraise.hub.storage.create import found_hub, hub_key
+from barnraise.hub.storage.export import export_model
+from barnraise.hub.storage.log import Replica
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, plainly
 

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.core.errors import BarnraiseError, HubError, HubRefused
-from barnraise.hub.invites import PREFIX, hash_token, invite_text, make_invite, read_invite, use_grant
+from barnraise.hub.protocol.invites import (
+    PREFIX,
+    hash_token,
+    invite_text,
+    make_invite,
+    read_invite,
+    use_grant,
+)
 from barnraise.identity import NodeKey
 
 HUB = NodeKey.generate().id

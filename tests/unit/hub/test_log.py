@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from barnraise.core.errors import HubError
-from barnraise.hub.blobs import Blobs, hash_file
-from barnraise.hub.chain import named_blobs, replica_of, steps_after
-from barnraise.hub.disk import Disk
-from barnraise.hub.invites import Grant
-from barnraise.hub.leases import Lent
-from barnraise.hub.log import Committed, Contribution, Log, Member, Writer, change
-from barnraise.hub.messages import Span, Step
+from barnraise.hub.protocol.invites import Grant
+from barnraise.hub.protocol.messages import Span, Step
+from barnraise.hub.rounds.leases import Lent
+from barnraise.hub.server.disk import Disk
+from barnraise.hub.storage.blobs import Blobs, hash_file
+from barnraise.hub.storage.log import Committed, Contribution, Log, Member, Writer, change
+from barnraise.hub.storage.versions import named_blobs, replica_of, steps_after
 
 
 def _version(number: int, *, base: bool = False) -> Committed:

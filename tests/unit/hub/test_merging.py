@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from barnraise.core.errors import ProtocolError
-from barnraise.hub.blobs import Blobs
-from barnraise.hub.merging import (
+from barnraise.hub.aggregation.aggregate import (
     Input,
     Outer,
     capped,
@@ -25,7 +24,8 @@ from barnraise.hub.merging import (
     trimmed_mean,
     weighted_mean,
 )
-from barnraise.hub.vectors import Form, VectorFile, add_vector, encode_vector
+from barnraise.hub.protocol.vector_file import Form, VectorFile, add_vector, encode_vector
+from barnraise.hub.storage.blobs import Blobs
 
 REFERENCE = json.loads((Path(__file__).parent / "reference" / "flower_merges.json").read_text())
 CASES = REFERENCE["cases"] if isinstance(REFERENCE, dict) else REFERENCE

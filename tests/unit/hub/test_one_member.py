@@ -16,13 +16,9 @@ import pytest
 import torch
 
 from barnraise.core.errors import HubRefused
-from barnraise.hub.admission import Allowance
-from barnraise.hub.app import Reception, make_app
-from barnraise.hub.finishing import Closed, Merged
-from barnraise.hub.founding import found_hub, hub_blobs, hub_key, invite_to
-from barnraise.hub.intake import Intake
-from barnraise.hub.log import Log
-from barnraise.hub.messages import (
+from barnraise.hub.aggregation.aggregator import Closed, Merged
+from barnraise.hub.aggregation.update_checks import Allowance
+from barnraise.hub.protocol.messages import (
     PIECE_BYTES,
     Course,
     Declaration,
@@ -35,9 +31,13 @@ from barnraise.hub.messages import (
     decode_message,
     encode_message,
 )
-from barnraise.hub.service import Hub
-from barnraise.hub.serving import outer_step
-from barnraise.hub.signing import sign_request
+from barnraise.hub.protocol.signatures import sign_request
+from barnraise.hub.server.app import Reception, make_app
+from barnraise.hub.server.hub import Hub
+from barnraise.hub.server.server import outer_step
+from barnraise.hub.server.uploads import Intake
+from barnraise.hub.storage.create import found_hub, hub_blobs, hub_key, invite_to
+from barnraise.hub.storage.log import Log
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
 
@@ -251,7 +251,7 @@ def test_the_longest_rounds_have_leases_that_members_can_read(tmp_path: Path) ->
 
 
 def test_a_member_has_one_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barnraise.hub.intake._FRESH_S", 0.0)
+    monkeypatch.setattr("barnraise.hub.server.uploads._FRESH_S", 0.0)
 
     async def story(scene: Scene) -> None:
         eve, before = await scene.member(), scene.partial_files()
@@ -294,7 +294,7 @@ def test_who_broke_off_makes_room_for_another(tmp_path: Path, monkeypatch: pytes
     async def story(scene: Scene) -> None:
         home, lease, _ = await scene.half_sent()
         two = update(lease)
-        monkeypatch.setattr("barnraise.hub.intake._FRESH_S", 0.0)  # as after a while
+        monkeypatch.setattr("barnraise.hub.server.uploads._FRESH_S", 0.0)  # as after a while
         assert (await scene.send(home, declared(lease, two), two)).accepted
 
     play(tmp_path, story)

@@ -18,12 +18,12 @@ import httpx
 import pytest
 import torch
 
-from barnraise.hub.client import HubClient
-from barnraise.hub.contributing import Contributor
-from barnraise.hub.founding import invite_to
-from barnraise.hub.invites import Invite, invite_text
-from barnraise.hub.log import Log
-from barnraise.hub.messages import PIECE_BYTES, Description, Head, Join, Joined
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.client.contributor import Contributor
+from barnraise.hub.protocol.invites import Invite, invite_text
+from barnraise.hub.protocol.messages import PIECE_BYTES, Description, Head, Join, Joined
+from barnraise.hub.storage.create import invite_to
+from barnraise.hub.storage.log import Log
 from barnraise.identity import NodeKey
 from benchmarks.hub_process import free_port
 from tests.unit.hub.proxies import HIDDEN, Caddy, Nginx, program, running

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 import torch
 
-from barnraise.hub.founding import invite_to
-from barnraise.hub.invites import invite_text
-from barnraise.hub.log import Contribution, Log
-from barnraise.hub.messages import Course, Declaration, Lease, Span, Step
-from barnraise.hub.regional import declared
+from barnraise.hub.protocol.invites import invite_text
+from barnraise.hub.protocol.messages import Course, Declaration, Lease, Span, Step
+from barnraise.hub.region.region import declared
+from barnraise.hub.storage.create import invite_to
+from barnraise.hub.storage.log import Contribution, Log
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, encoded
 from tests.unit.hub.hub_process import declared as sent
 from tests.unit.hub.test_one_member import ADDRESS, Scene, play

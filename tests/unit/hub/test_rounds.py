@@ -7,10 +7,10 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.hub.leases import Delivered
-from barnraise.hub.messages import Course, Span, Terms
-from barnraise.hub.pool import Pool, give_back, take
-from barnraise.hub.rounds import (
+from barnraise.hub.protocol.messages import Course, Span, Terms
+from barnraise.hub.rounds.leases import Delivered
+from barnraise.hub.rounds.sample_pool import Pool, give_back, take
+from barnraise.hub.rounds.state_machine import (
     Arrived,
     Asked,
     Close,
@@ -32,7 +32,7 @@ from barnraise.hub.rounds import (
     next_moment,
     weight_of,
 )
-from barnraise.hub.waits import waits_for
+from barnraise.hub.server.waits import waits_for
 
 TERMS = Terms(round_s=10.0, grace=0.5, quorum=0.6, stale_limit=1, first_batches=2)
 COURSE = Course(samples=100, batch=5, epochs=2)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.core.errors import HubError, HubRefused
-from barnraise.hub.signing import (
+from barnraise.hub.protocol.signatures import (
     WINDOW_S,
     Nonces,
     content_digest,

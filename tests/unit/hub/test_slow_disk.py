@@ -15,9 +15,9 @@ import msgspec
 import pytest
 import torch
 
-from barnraise.hub.disk import SLOW_S, Disk
-from barnraise.hub.messages import Description, Progress
-from barnraise.hub.troubles import Lookout, Troubles
+from barnraise.hub.protocol.messages import Description, Progress
+from barnraise.hub.server.disk import SLOW_S, Disk
+from barnraise.hub.server.health import Lookout, Troubles
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, declared, encoded, plainly
 from tests.unit.hub.test_crashes import COURSE, Worker, checked, stop
 

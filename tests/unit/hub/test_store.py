@@ -14,15 +14,15 @@ import pytest
 import torch
 
 from barnraise.core.errors import HubError, StoreAway
-from barnraise.hub import store_line
-from barnraise.hub.bucket import Bucket, Place, read_place
-from barnraise.hub.chain import shared_blobs
-from barnraise.hub.client import HubClient
-from barnraise.hub.invites import Invite, invite_text
-from barnraise.hub.log import Log
-from barnraise.hub.messages import Course
-from barnraise.hub.redirects import STORE_HEADER
-from barnraise.hub.stocking import Todo, is_worth_waiting, next_todo
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.object_store import downloader
+from barnraise.hub.object_store.redirects import STORE_HEADER
+from barnraise.hub.object_store.s3 import Bucket, Place, read_place
+from barnraise.hub.object_store.uploader import Todo, is_worth_waiting, next_todo
+from barnraise.hub.protocol.invites import Invite, invite_text
+from barnraise.hub.protocol.messages import Course
+from barnraise.hub.storage.log import Log
+from barnraise.hub.storage.versions import shared_blobs
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, Friend, HubProcess, plainly
 from tests.unit.hub.s3_server import BUCKET, ENVIRONMENT, KEY_ID, SECRET, S3Process, until
@@ -237,8 +237,8 @@ def test_what_the_store_does_not_give_comes_from_the_hub(
         client = scene.client()
         with monkeypatch.context() as patch:
             if fault == "slow":  # with less time the others may be too slow, too
-                patch.setattr(store_line, "_AT_LEAST_S", 0.5)
-                patch.setattr(store_line, "_SLOWEST_BYTES_S", 1 << 20)
+                patch.setattr(downloader, "_AT_LEAST_S", 0.5)
+                patch.setattr(downloader, "_SLOWEST_BYTES_S", 1 << 20)
             assert len(scene.fetch_base(client)) > 20_000
         scene.check_said(whys)
         scene.fetch_base(client)

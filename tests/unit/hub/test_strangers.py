@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from barnraise.hub.founding import invite_to
-from barnraise.hub.log import Log
-from barnraise.hub.page import render
-from barnraise.hub.recalling import recalled
-from barnraise.hub.vectors import Form, add_vector
+from barnraise.hub.protocol.vector_file import Form, add_vector
+from barnraise.hub.rounds.restore import recalled
+from barnraise.hub.storage.create import invite_to
+from barnraise.hub.storage.log import Log
+from barnraise.hub.web.status_page import render
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
 from tests.unit.hub.test_one_member import ADDRESS, Scene, play
 

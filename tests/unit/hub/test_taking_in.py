@@ -12,12 +12,12 @@ import msgspec
 import pytest
 import torch
 
-from barnraise.cli.friend_region import settle
-from barnraise.hub import taking_in
-from barnraise.hub.client import HubClient
-from barnraise.hub.invites import Invite, invite_text
-from barnraise.hub.messages import Course, Description, Join, Joined, Offer, Role
-from barnraise.hub.taking_in import DETOUR_S, REPEATED_S, Regions, by_distance, opened_to, with_offer
+from barnraise.cli.hub.region import settle
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.protocol.invites import Invite, invite_text
+from barnraise.hub.protocol.messages import Course, Description, Join, Joined, Offer, Role
+from barnraise.hub.region import placement
+from barnraise.hub.region.placement import DETOUR_S, REPEATED_S, Regions, by_distance, opened_to, with_offer
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused
 
@@ -135,7 +135,7 @@ class Tree:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tree]:
-    monkeypatch.setattr(taking_in, "DETOUR_S", 10.0)  # a busy machine is no detour
+    monkeypatch.setattr(placement, "DETOUR_S", 10.0)  # a busy machine is no detour
     made = Tree(tmp_path)
     try:
         made.start()

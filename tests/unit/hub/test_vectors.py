@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.core.errors import BarnraiseError, HubError, ProtocolError
-from barnraise.hub.messages import Entry, Layout
-from barnraise.hub.vectors import (
+from barnraise.hub.protocol.messages import Entry, Layout
+from barnraise.hub.protocol.vector_file import (
     MAGIC,
     Form,
     VectorFile,

@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from barnraise.hub.log import Member
-from barnraise.hub.world import drawn
+from barnraise.hub.storage.log import Member
+from barnraise.hub.web.world import drawn
 
 _SVG = "{http://www.w3.org/2000/svg}"
 

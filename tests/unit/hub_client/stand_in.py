@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from barnraise.core.errors import HubRefused
-from barnraise.hub.messages import (
+from barnraise.hub.protocol.messages import (
     Declaration,
     Description,
     Head,
@@ -26,8 +26,8 @@ from barnraise.hub.messages import (
     decode_message,
     encode_message,
 )
-from barnraise.hub.signing import request_signature, sign_response, verify_request
-from barnraise.hub.vectors import Form, add_vector, encode_vector
+from barnraise.hub.protocol.signatures import request_signature, sign_response, verify_request
+from barnraise.hub.protocol.vector_file import Form, add_vector, encode_vector
 from barnraise.identity.keys import NodeKey
 
 Fault = Callable[[httpx.Request, Callable[[], httpx.Response]], httpx.Response]

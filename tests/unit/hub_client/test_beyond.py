@@ -9,10 +9,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from barnraise.core.errors import RunError
-from barnraise.training.alone import Alone
-from barnraise.training.beyond import Form, Handed, Span, Task
-from barnraise.training.saving import Saving
+from barnraise.training.group.single import Alone
+from barnraise.training.hub.port import Form, Handed, Span, Task
 from barnraise.training.session import Session
+from barnraise.training.state.checkpoint_manager import Saving
 
 SAMPLES, BATCH = 64, 8
 

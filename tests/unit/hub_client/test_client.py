@@ -20,11 +20,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from barnraise.core.errors import HubAway, HubError, HubRefused, RunError
-from barnraise.hub.client import HubClient
-from barnraise.hub.contributing import Contributor
-from barnraise.hub.messages import Course, Description, Entry, Head, Layout, Lease, LeaseRequest, Problem
-from barnraise.hub.pinning import PinnedContext
-from barnraise.hub.seating import (
+from barnraise.core.flow.backoff import Waiting
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.client.contributor import Contributor
+from barnraise.hub.client.credentials import (
     Seat,
     member_key,
     member_secret,
@@ -33,7 +32,17 @@ from barnraise.hub.seating import (
     seat_text,
     write_seat,
 )
-from barnraise.hub.waiting import Waiting
+from barnraise.hub.protocol.messages import (
+    Course,
+    Description,
+    Entry,
+    Head,
+    Layout,
+    Lease,
+    LeaseRequest,
+    Problem,
+)
+from barnraise.hub.protocol.pinning import PinnedContext
 from barnraise.identity.keys import NodeKey, private_pem
 from barnraise.identity.node_id import NodeId
 from tests.unit.hub_client.stand_in import (

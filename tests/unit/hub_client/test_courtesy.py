@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from barnraise.core.config import Contributing
 from barnraise.core.errors import ConfigError
-from barnraise.hub import courtesy
-from barnraise.hub.courtesy import Manners, Pace, QuietHours, is_metered
-from barnraise.hub.invites import make_invite
-from barnraise.hub.serving import polite_client
+from barnraise.hub.client import bandwidth_policy
+from barnraise.hub.client.bandwidth_policy import Manners, Pace, QuietHours, is_metered
+from barnraise.hub.protocol.invites import make_invite
+from barnraise.hub.server.server import polite_client
 from barnraise.identity.keys import NodeKey
 
 NIGHT = QuietHours.parse("22:30-07:00")
@@ -115,11 +115,11 @@ def test_a_region_uses_its_line_as_its_owner_wants(monkeypatch: pytest.MonkeyPat
         waited.append(seconds)
         raise Waited
 
-    monkeypatch.setattr(courtesy, "is_metered", lambda: True)
+    monkeypatch.setattr(bandwidth_policy, "is_metered", lambda: True)
     client = polite_client(invite, key, Contributing(uplink_mbps=0.8, metered="allow"))
     client.wait_politely()
     assert client.piece_bytes == 3_000_000
-    monkeypatch.setattr(courtesy.Courtesy.__init__, "__defaults__", (sleep, None))
+    monkeypatch.setattr(bandwidth_policy.Courtesy.__init__, "__defaults__", (sleep, None))
     client = polite_client(invite, key, Contributing())
     with pytest.raises(Waited):
         client.wait_politely()

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from barnraise.core.errors import HubAway
-from barnraise.hub import client as client_module
-from barnraise.hub.certificate import server_context
-from barnraise.hub.client import HubClient
-from barnraise.hub.deadlines import no_slower
-from barnraise.hub.founding import hub_key
-from barnraise.hub.messages import Description
-from barnraise.hub.pinning import context_for
+from barnraise.hub.client import client as client_module
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.client.deadline import no_slower
+from barnraise.hub.protocol.messages import Description
+from barnraise.hub.protocol.pinning import context_for
+from barnraise.hub.protocol.tls import server_context
+from barnraise.hub.storage.create import hub_key
 from barnraise.identity.keys import NodeKey
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n"

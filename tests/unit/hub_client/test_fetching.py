@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import pytest
 
+from barnraise.artifacts import FileEntry, Limits, Manifest, encode_manifest
+from barnraise.artifacts.store.manifest import piece_hash
 from barnraise.core.errors import HubError, ShippingError
-from barnraise.hub.blobs import Blobs
-from barnraise.hub.client import HubClient
-from barnraise.hub.fetching import Fetcher
-from barnraise.hub.messages import Code, encode_message
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.mirror.blob_fetcher import Fetcher
+from barnraise.hub.protocol.messages import Code, encode_message
+from barnraise.hub.storage.blobs import Blobs
 from barnraise.identity.keys import NodeKey
-from barnraise.shipping import FileEntry, Limits, Manifest, encode_manifest
-from barnraise.shipping.manifest import piece_hash
 from tests.unit.hub_client.stand_in import StandIn
 
 SCRIPT, DATA = b"print('hello')", bytes(range(256)) * 50

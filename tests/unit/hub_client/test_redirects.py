@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from barnraise.hub.client import HubClient
-from barnraise.hub.redirects import STORE_HEADER, origin_of, reachable, reason_against, where
-from barnraise.hub.store_line import Link, StoreLine
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.object_store.downloader import Link, StoreLine
+from barnraise.hub.object_store.redirects import STORE_HEADER, origin_of, reachable, reason_against, where
 from barnraise.identity.keys import NodeKey, private_pem
 from tests.unit.hub_client.stand_in import StandIn
 

@@ -9,11 +9,11 @@ import httpx
 import pytest
 
 from barnraise.core.errors import HubAway, HubError, HubRefused
-from barnraise.hub.client import HubClient
-from barnraise.hub.courtesy import Pace
-from barnraise.hub.messages import PIECE_BYTES, Declaration, Progress
-from barnraise.hub.uploads import push
-from barnraise.hub.waiting import Waiting
+from barnraise.core.flow.backoff import Waiting
+from barnraise.hub.client.bandwidth_policy import Pace
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.client.upload import push
+from barnraise.hub.protocol.messages import PIECE_BYTES, Declaration, Progress
 from barnraise.identity.keys import NodeKey
 
 SIZE = 3 * PIECE_BYTES

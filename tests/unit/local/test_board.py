@@ -14,6 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from barnraise.agent_client import kv_client as board_module
+from barnraise.agent_client.kv_client import BoardClient, agent_at, ask_cluster
+from barnraise.agent_client.kv_messages import LARGEST_VALUE, Scope, decode_answer, decode_question
 from barnraise.core.errors import (
     AgentError,
     BarnraiseError,
@@ -22,9 +25,6 @@ from barnraise.core.errors import (
     OperationTimeout,
     ProtocolError,
 )
-from barnraise.local import board as board_module
-from barnraise.local.board import BoardClient, agent_at, ask_cluster
-from barnraise.local.board_messages import LARGEST_VALUE, Scope, decode_answer, decode_question
 from tests.unit.runs.board_server import BoardServers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from barnraise.agent_client import ListenerClient, ensure_listener, register_worker
+from barnraise.agent_client import bootstrap as starting_module
+from barnraise.agent_client.bootstrap import standing_of
 from barnraise.core.config import Network, Settings, State
 from barnraise.core.errors import ListenerError, ProtocolError
-from barnraise.local import ListenerClient, ensure_listener, register_worker
-from barnraise.local import starting as starting_module
-from barnraise.local.starting import standing_of
-from barnraise.transport.handover import Channel
-from barnraise.transport.local_socket import LocalDoor
-from barnraise.transport.preface import Preface, encode, encode_answer, parse_answer
-from barnraise.transport.registration import Incoming, Refused, Status, encode_message
+from barnraise.transport.ipc.fd_passing import Channel
+from barnraise.transport.ipc.local_socket import LocalDoor
+from barnraise.transport.ipc.messages import Incoming, Refused, Status, encode_message
+from barnraise.transport.listener.preface import Preface, encode, encode_answer, parse_answer
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
 
@@ -113,8 +113,8 @@ def test_an_idle_listener_ends_by_itself(state: Path) -> None:
 def test_eight_workers_at_once_start_one_listener(state: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from barnraise.core.config import *; from barnraise.local import *\n"
-        "from barnraise.local.starting import standing_of\n"
+        "from barnraise.core.config import *; from barnraise.agent_client import *\n"
+        "from barnraise.agent_client.bootstrap import standing_of\n"
         "s = Settings(state=State(directory=sys.argv[1]), network=Network(port=0))\n"
         "c, t = register_worker(s, 'mnist', 0)\n"
         "print(standing_of(Path(sys.argv[1])).pid, t.worker.hex(), flush=True); sys.stdin.read()"
@@ -197,7 +197,7 @@ def test_unasked_messages_are_protocol_errors() -> None:
 
 def test_the_listener_is_free_of_torch() -> None:
     program = (
-        "import sys; import barnraise.local, barnraise.transport.listener; "
+        "import sys; import barnraise.agent_client, barnraise.transport.listener.listener; "
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from barnraise.local.following import Following
-from barnraise.local.run_questions import Heard, RunRow, WatchTold, WorkerRow
+from barnraise.agent_client.log_tail import Following
+from barnraise.agent_client.run_requests import Heard, RunRow, WatchTold, WorkerRow
 
 
 def told(phase: str, generation: int, names: list[str], *heard: Heard) -> WatchTold:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.cli.watching import View
-from barnraise.local.provisional import note_steps, settle_steps, take_dropped
-from barnraise.local.run_questions import RunRow, WatchTold
+from barnraise.agent_client.provisional import note_steps, settle_steps, take_dropped
+from barnraise.agent_client.run_requests import RunRow, WatchTold
+from barnraise.cli.runs.run_view import View
 from barnraise.runs.record import Dropped
 
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.membership.agreement import (
+from barnraise.membership.paxos import (
     Accept,
     Accepted,
     Ballot,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from barnraise.membership.health import (
+from barnraise.membership.failure_detector import (
     BEAT_S,
     LEAST_SILENCE_S,
     MOST_SILENCE_S,

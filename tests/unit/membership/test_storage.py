@@ -13,7 +13,7 @@ import pytest
 from barnraise.core.errors import MembershipError
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import TrustLog, encode_entry
-from barnraise.membership.agreement import Ballot, Record, founded
+from barnraise.membership.paxos import Ballot, Record, founded
 from barnraise.membership.storage import FILE_NAME, Storage
 from barnraise.membership.view import first
 from tests.unit.membership.power_cut import Disk, trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from barnraise.core.errors import ProtocolError
-from barnraise.membership.agreement import Decision
+from barnraise.membership.paxos import Decision
 from barnraise.membership.view import (
     Present,
     View,

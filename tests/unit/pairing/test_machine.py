@@ -20,9 +20,9 @@ from barnraise.pairing import (
     Proven,
     Psk,
     Unspoken,
-    machine,
     messages,
     new_psk,
+    protocol,
 )
 from barnraise.pairing.channel import Channel, Exchange
 from barnraise.pairing.messages import Answer, Done, Grant, Hello, Proof
@@ -548,6 +548,6 @@ BEGUN.begin()
 
 def test_the_machines_use_no_socket_and_no_clock() -> None:
     for name in ("socket", "asyncio", "time", "os"):
-        assert not hasattr(machine, name)
+        assert not hasattr(protocol, name)
     assert isinstance(HOUSE.taken(), Offerer)
     assert PC.port == 52416

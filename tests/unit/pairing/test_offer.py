@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from barnraise.core.errors import PairingError
-from barnraise.pairing import LIFETIME_S, Offer, Offerer, granted, new_psk, offer_tag
+from barnraise.pairing import LIFETIME_S, Offer, Offerer, grant_text, new_psk, offer_tag
 from tests.unit.pairing.ends import CODE, House, joiner, sent, taken, to_proof
 
 HOUSE = House()
@@ -95,8 +95,8 @@ def test_its_repr_keeps_the_words_back() -> None:
 
 
 def test_both_sides_read_what_an_owner_may() -> None:
-    here = granted("owner", "joiner", "mac", user="anna")
-    there = granted("owner", "offerer", "pc", user="ben")
+    here = grant_text("owner", "joiner", "mac", user="anna")
+    there = grant_text("owner", "offerer", "pc", user="ben")
     assert "may now run code on this machine as user anna" in here
     assert "may run code on this machine as user ben" in there
     assert "Undo: barnraise unpair mac" in here
@@ -104,7 +104,7 @@ def test_both_sides_read_what_an_owner_may() -> None:
 
 
 def test_both_sides_read_what_a_guest_may_not() -> None:
-    here, there = granted("guest", "joiner", "mac"), granted("guest", "offerer", "pc")
+    here, there = grant_text("guest", "joiner", "mac"), grant_text("guest", "offerer", "pc")
     assert "may not run code on the cluster's machines" in here
     assert "may not run code on this machine" in there
     for text in (here, there):

@@ -22,7 +22,7 @@ from barnraise.planning import (
     with_imagined,
     without,
 )
-from barnraise.planning.imagined import CARDS, LINES, PROCESSORS
+from barnraise.planning.inputs.hypothetical import CARDS, LINES, PROCESSORS
 from tests.unit.planning.clusters import MODEL, PROFILE, mesh
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.planning import Calibration, Model, Observation, Options, make_plans, observation, refit
-from barnraise.planning.calibration import LEAST, MOST, Fitted
+from barnraise.planning.plan.calibration import LEAST, MOST, Fitted
 from tests.unit.planning.clusters import MODEL, PROFILE, clusters, mesh, models, profiles
 
 

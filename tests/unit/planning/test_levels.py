@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from barnraise.core.errors import ConfigError
 from barnraise.planning import LOSSY, Level, Levels, read_levels
-from barnraise.planning.levels import Sync
+from barnraise.planning.inputs.levels import Sync
 
 CODECS = [codec.name for codec in LOSSY]
 

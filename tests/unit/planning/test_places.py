@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import combinations
 
-from barnraise.planning.places import ranks_by_site
+from barnraise.planning.cost.rank_layout import ranks_by_site
 from barnraise.topology.graph import Graph, LinkFacts, NodeFacts, build_graph
 
 

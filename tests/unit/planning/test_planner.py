@@ -30,9 +30,9 @@ from barnraise.planning import (
     cluster_of,
     make_plans,
 )
-from barnraise.planning.codecs import Codec
-from barnraise.planning.groups import worthwhile_groups
-from barnraise.planning.question import Question
+from barnraise.planning.inputs.codecs import Codec
+from barnraise.planning.inputs.problem import Question
+from barnraise.planning.plan.groups import worthwhile_groups
 from barnraise.topology import Device, LinkFacts, NodeFacts, build_graph
 from tests.unit.planning.clusters import MODEL, PROFILE, clusters, mesh, models, profiles
 from tests.unit.topology.graphs import machine, node

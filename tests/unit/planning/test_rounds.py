@@ -10,16 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.planning import LOSSY, Calibration, Codec, Model, Options, Plan, make_plans
-from barnraise.planning.codecs import ladder, payload
-from barnraise.planning.quality import (
-    LONGEST_PERIOD,
-    LocalCurve,
-    local_cost,
-    local_quality,
-    outer_rule,
-    period_limit,
-)
-from barnraise.planning.rounds import (
+from barnraise.planning.cost.link_matrix import Wires
+from barnraise.planning.cost.local_sgd_period import (
     SHORTEST_PERIOD,
     Workers,
     busy_times,
@@ -28,8 +20,16 @@ from barnraise.planning.rounds import (
     round_of,
     smallest_period,
 )
-from barnraise.planning.routes import Route, ring_hop_s, ring_piece, ring_seconds, seconds
-from barnraise.planning.wires import Wires
+from barnraise.planning.cost.quality_model import (
+    LONGEST_PERIOD,
+    LocalCurve,
+    local_cost,
+    local_quality,
+    outer_rule,
+    period_limit,
+)
+from barnraise.planning.cost.traffic_model import Route, ring_hop_s, ring_piece, ring_seconds, seconds
+from barnraise.planning.inputs.codecs import ladder, payload
 from tests.unit.planning.clusters import PROFILE, mesh
 
 CODECS = {codec.name: codec for codec in LOSSY}

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.planning import Calibration, Member, Model, Path, both_ways, build_cluster
-from barnraise.planning.codecs import Payload, exact_codec, payload
-from barnraise.planning.rings import MOST_EXACT, RingTable, ring_order
-from barnraise.planning.routes import Route, flows, ring_hop_s, round_seconds, seconds
-from barnraise.planning.sharing import deal, deal_samples
-from barnraise.planning.wires import Wires, sites_of
-from barnraise.runs.leases import Course, lease
+from barnraise.planning.cost.link_matrix import Wires, sites_of
+from barnraise.planning.cost.rings import MOST_EXACT, RingTable, ring_order
+from barnraise.planning.cost.traffic_model import Route, flows, ring_hop_s, round_seconds, seconds
+from barnraise.planning.cost.work_split import deal, deal_samples
+from barnraise.planning.inputs.codecs import Payload, exact_codec, payload
+from barnraise.runs.sharding import Course, lease
 from tests.unit.planning.clusters import clusters, mesh
 
 MB = 1e6

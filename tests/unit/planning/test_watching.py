@@ -26,7 +26,13 @@ from barnraise.planning import (
     refit,
     watch,
 )
-from barnraise.planning.watching import FIRST_REST_S, LEAST_COMMITS, LEAST_S, LONGEST_REST_S, is_same
+from barnraise.planning.plan.drift_monitor import (
+    FIRST_REST_S,
+    LEAST_COMMITS,
+    LEAST_S,
+    LONGEST_REST_S,
+    is_same,
+)
 from tests.unit.planning.clusters import MODEL, PROFILE, mesh
 
 

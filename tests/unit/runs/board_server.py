@@ -15,9 +15,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TypeVar
 
-from barnraise.core.config import Network, Settings, State
-from barnraise.core.errors import AgentError
-from barnraise.local.board_messages import (
+from barnraise.agent_client.kv_messages import (
     BoardTold,
     ClusterAsk,
     ClusterTold,
@@ -25,8 +23,9 @@ from barnraise.local.board_messages import (
     decode_question,
     encode,
 )
-from barnraise.runs.replica import TICK_S, Replica
-from barnraise.runs.replication import (
+from barnraise.core.config import Network, Settings, State
+from barnraise.core.errors import AgentError
+from barnraise.kvstore.messages import (
     Answer,
     Effect,
     ReplicaView,
@@ -34,8 +33,9 @@ from barnraise.runs.replication import (
     decode_message,
     encode_message,
 )
-from barnraise.transport.house import SettingsHouse
-from barnraise.transport.listener import Listener
+from barnraise.kvstore.replica import TICK_S, Replica
+from barnraise.transport.listener.connection_policy import SettingsHouse
+from barnraise.transport.listener.listener import Listener
 
 T = TypeVar("T")
 

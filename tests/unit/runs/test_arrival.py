@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from barnraise.agent_client.kv_client import BoardClient, agent_at
+from barnraise.agent_client.kv_messages import LOBBY, Scope
 from barnraise.core.errors import BarnraiseError, ConfigError, OperationTimeout
-from barnraise.local.board import BoardClient, agent_at
-from barnraise.local.board_messages import LOBBY, Scope
-from barnraise.runs import arrival
-from barnraise.runs.arrival import Arrival, Claim, Place
+from barnraise.runs import rendezvous
+from barnraise.runs.rendezvous import Arrival, Claim, Place
 from tests.unit.runs.board_server import BoardServers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with ca
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[BoardServers]:
-    monkeypatch.setattr(arrival, "CALL_S", 1.0)
+    monkeypatch.setattr(rendezvous, "CALL_S", 1.0)
     with tempfile.TemporaryDirectory(prefix="by-") as directory, BoardServers(Path(directory)) as servers:
         yield servers
 
@@ -42,7 +42,7 @@ class Crowd:
         return BoardClient(agent_at(self.servers.directories[0]), Scope("script.py", LOBBY), 60.0)
 
     def seats(self) -> tuple[str, ...]:
-        return tuple(seat.who for seat in arrival._read(self.lobby().get("table") or b"").seats)
+        return tuple(seat.who for seat in rendezvous._read(self.lobby().get("table") or b"").seats)
 
     def come(
         self,
@@ -87,8 +87,8 @@ def claims(world: int, *, fixed: bool = False, rank: int | None = None) -> Calla
 def test_all_at_once_get_ranks_of_one_generation_and_the_next_start_a_later_one(
     crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrival, "CALL_S", 20.0)
-    monkeypatch.setattr(arrival, "_KEPT", 4)
+    monkeypatch.setattr(rendezvous, "CALL_S", 20.0)
+    monkeypatch.setattr(rendezvous, "_KEPT", 4)
     generations = []
     for _ in range(3):
         for name in "abcd":
@@ -118,7 +118,7 @@ def test_given_ranks_stay(crowd: Crowd) -> None:
 def leave_a_seat(crowd: Crowd, claim: Callable[[], Claim]) -> None:
     """A process that sat down and was killed."""
     killed = Arrival(crowd.lobby(), "killed", claim, time.monotonic, crowd.words.append)
-    killed._sit_down(arrival._Table(), b"")
+    killed._sit_down(rendezvous._Table(), b"")
 
 
 @pytest.mark.parametrize("claim", [claims(2), claims(5), claims(7, fixed=True), claims(2, rank=0)])
@@ -141,7 +141,7 @@ def test_the_world_follows_the_view(crowd: Crowd) -> None:
 
 
 def test_the_living_who_contradict_each_other_are_told(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival, "CALL_S", 20.0)
+    monkeypatch.setattr(rendezvous, "CALL_S", 20.0)
     now = [0.0]
     crowd.come("a", claims(3, fixed=True, rank=1), 4.0, lambda: now[0])
     give_up = time.monotonic() + 60
@@ -167,8 +167,8 @@ def test_the_living_who_contradict_each_other_are_told(crowd: Crowd, monkeypatch
 
 
 def test_too_few_is_said_and_leaves_no_seat_behind(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival, "_FIRST_WORD_S", 0.5)
-    monkeypatch.setattr(arrival, "_LOOK_S", 0.1)
+    monkeypatch.setattr(rendezvous, "_FIRST_WORD_S", 0.5)
+    monkeypatch.setattr(rendezvous, "_LOOK_S", 0.1)
     looks = count()
     crowd.come("a", claims(3), 2.0, lambda: 0.3 * next(looks))  # whatever else this machine does
     (result,) = crowd.all().values()
@@ -182,7 +182,7 @@ def test_too_few_is_said_and_leaves_no_seat_behind(crowd: Crowd, monkeypatch: py
 
 
 def test_more_than_fit_form_two_generations(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival, "CALL_S", 20.0)
+    monkeypatch.setattr(rendezvous, "CALL_S", 20.0)
     for name in "abcd":
         crowd.come(name, claims(2))
     places = crowd.places().values()

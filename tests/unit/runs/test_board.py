@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.core.errors import ProtocolError
-from barnraise.local.board_messages import (
+from barnraise.agent_client.kv_messages import (
     LARGEST_VALUE,
     LOBBY,
     Add,
@@ -30,8 +29,9 @@ from barnraise.local.board_messages import (
     Scope,
     Set,
 )
-from barnraise.runs import board as board_module
-from barnraise.runs.board import MOST_SCOPES, Board
+from barnraise.core.errors import ProtocolError
+from barnraise.kvstore import store as board_module
+from barnraise.kvstore.store import MOST_SCOPES, Board
 
 ME, YOU = b"m" * 16, b"y" * 16
 FOUNDING = b"founding"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from barnraise.core.errors import RunError
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import TrustLog
-from barnraise.runs.checkpoints import (
+from barnraise.runs.checkpoint_manifest import (
     Held,
     Manifest,
     encode,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.core.errors import ProtocolError
-from barnraise.runs.engines import (
+from barnraise.runs.backend_choice import (
     Choice,
     Rank,
     choose_engine,

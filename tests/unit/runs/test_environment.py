@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from barnraise.runs.environment import Finding, LeftOut, compare, describe, usable
-from barnraise.runs.needs import Needs
-from barnraise.topology.packages import Package, Packages
+from barnraise.environments.compatibility import Finding, LeftOut, compare, describe, usable
+from barnraise.environments.installed_packages import Package, Packages
+from barnraise.environments.script_imports import Needs
 
 
 def machine(

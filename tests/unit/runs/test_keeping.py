@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 from msgspec.structs import replace
 
+from barnraise.environments.installed_packages import Package, Packages
+from barnraise.environments.script_imports import Needs
 from barnraise.identity import NodeKey
-from barnraise.runs.keeping import Facts, leads_alone, next_record, provisional, stopped_by
-from barnraise.runs.needs import Needs
+from barnraise.runs.control.lifecycle import Facts, leads_alone, next_record, provisional, stopped_by
 from barnraise.runs.record import (
     Order,
     Report,
@@ -20,7 +21,6 @@ from barnraise.runs.record import (
     read_order,
     sign_order,
 )
-from barnraise.topology.packages import Package, Packages
 
 KEY = NodeKey.generate()
 A = KEY.id.raw

@@ -6,7 +6,7 @@ import numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.runs.leases import Course, lease, seed_of
+from barnraise.runs.sharding import Course, lease, seed_of
 
 courses = st.builds(
     Course,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.runs.needs import Needs, needs_of
+from barnraise.environments.script_imports import Needs, needs_of
 
 
 def needs(script: str, **others: str) -> Needs:

@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from barnraise.agent_client.kv_messages import Add, Denied, Done, Get, Operation, Result, Scope, Set, Watch
 from barnraise.core.errors import ProtocolError
-from barnraise.local.board_messages import Add, Denied, Done, Get, Operation, Result, Scope, Set, Watch
-from barnraise.runs import leading
-from barnraise.runs.copies import Copy
-from barnraise.runs.gathering import Found, Take, Wait, judge
-from barnraise.runs.replica import Replica
-from barnraise.runs.replication import (
+from barnraise.kvstore import primary
+from barnraise.kvstore.messages import (
     CHUNK_BYTES,
     NOBODY,
     Answer,
@@ -33,6 +30,9 @@ from barnraise.runs.replication import (
     decode_message,
     encode_message,
 )
+from barnraise.kvstore.replica import Replica
+from barnraise.kvstore.snapshot import Copy
+from barnraise.kvstore.view_change import Found, Take, Wait, judge
 from tests.unit.runs.board_server import is_quorum
 
 A, B, C, D = b"A", b"B", b"C", b"D"
@@ -281,7 +281,7 @@ def test_a_newcomer_fetches_a_large_board_in_pieces() -> None:
 
 
 def test_a_lagging_copy_gets_the_operations_or_the_board(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barnraise.runs.copies._LOG_LENGTH", 10)
+    monkeypatch.setattr("barnraise.kvstore.snapshot._LOG_LENGTH", 10)
     house = House(b"ABC")
     house.tell(view(1, b"ABC"))
     for many, kind in ((5, Prepare), (30, Chunk)):
@@ -352,7 +352,7 @@ def test_an_idle_scope_makes_room_after_hours(monkeypatch: pytest.MonkeyPatch) -
         write(f"run {number}")
         house.now += 1.0
     assert isinstance(write("another"), Denied)
-    house.now += leading.IDLE_S - 62
+    house.now += primary.IDLE_S - 62
     assert isinstance(write("another"), Done)
     boards = [house.copies[name]._copy.board for name in (A, B)]
     assert [Scope("run 0", 1) in board.scopes for board in boards] == [False, False]
@@ -393,7 +393,7 @@ def test_a_view_that_nobody_knows_is_asked_for_then_given_up() -> None:
 
 
 def test_the_log_of_a_copy_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barnraise.runs.copies._LOG_BYTES", 10_000)
+    monkeypatch.setattr("barnraise.kvstore.snapshot._LOG_BYTES", 10_000)
     copy = Copy()
     for serial in range(100):
         copy.apply(Set(SCOPE, bytes(16), serial, b"", "k", bytes(600)))

@@ -7,7 +7,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from barnraise.runs.keeping import next_record
+from barnraise.runs.control.lifecycle import next_record
 from barnraise.runs.record import Order, Report, RunRecord, WorkerState
 from tests.unit.runs.test_keeping import A, B, C, at_work, facts, order, report, running
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from barnraise.artifacts import PIECE, FileEntry, Limits, Manifest, decode_manifest, encode_manifest
+from barnraise.artifacts.packing.portable_names import folded, name_problems, why_unusable
+from barnraise.artifacts.store.manifest import MOST_ENCODED, MOST_FILES, make_manifest
+from barnraise.artifacts.transfer import messages
 from barnraise.core.errors import ProtocolError, ShippingError
-from barnraise.shipping import PIECE, FileEntry, Limits, Manifest, decode_manifest, encode_manifest, messages
-from barnraise.shipping.manifest import MOST_ENCODED, MOST_FILES, make_manifest
-from barnraise.shipping.naming import folded, name_problems, why_unusable
 
 LIMITS = Limits(most_bytes=1 << 33, most_files=1000)
 ONE = bytes(range(32))

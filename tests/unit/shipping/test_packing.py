@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from barnraise.artifacts import PIECE, Limits, Store, changed_since, pack
+from barnraise.artifacts.packing import pack as pack_module
+from barnraise.artifacts.packing.ignore_rules import walk
 from barnraise.core.errors import ShippingError
-from barnraise.shipping import PIECE, Limits, Store, changed_since, pack, packing
-from barnraise.shipping.ignoring import walk
 
 LIMITS = Limits(most_bytes=1 << 30, most_files=1000)
 needs_links = pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
@@ -187,12 +188,12 @@ def test_unchanged_files_are_not_read_again(
     long_ago = 1_000_000_000
     for name in ("a", "b", "big"):
         os.utime(folder / name, (long_ago, long_ago))
-    monkeypatch.setattr("barnraise.shipping.remembering._SETTLED_NS", -(10**12))
+    monkeypatch.setattr("barnraise.artifacts.packing.hash_cache._SETTLED_NS", -(10**12))
     first = pack(folder, store, LIMITS)
     read: list[str] = []
-    real = packing._hash_and_keep
+    real = pack_module._hash_and_keep
     monkeypatch.setattr(
-        packing, "_hash_and_keep", lambda file, kept: (read.append(file.path), real(file, kept))[1]
+        pack_module, "_hash_and_keep", lambda file, kept: (read.append(file.path), real(file, kept))[1]
     )
     assert pack(folder, store, LIMITS) == first
     assert read == []
@@ -217,14 +218,14 @@ def test_a_file_that_grows_meanwhile_is_named(
 ) -> None:
     folder = make(tmp_path / "w", {"log": "x"})
     (folder / "log").write_bytes(bytes(PIECE + 1))
-    real = packing.piece_hash
+    real = pack.piece_hash
 
     def grow(data: bytes) -> bytes:
         with open(folder / "log", "ab") as file:
             file.write(b"more")
         return real(data)
 
-    monkeypatch.setattr(packing, "piece_hash", grow)
+    monkeypatch.setattr(pack_module, "piece_hash", grow)
     with pytest.raises(ShippingError, match="'log' changed"):
         pack(folder, store, LIMITS)
     assert list(store.partial.iterdir()) == []

@@ -8,11 +8,22 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from barnraise.artifacts.store.manifest import PIECE
+from barnraise.artifacts.transfer import swarm_scheduler
+from barnraise.artifacts.transfer.messages import PieceName
+from barnraise.artifacts.transfer.swarm_scheduler import (
+    Ask,
+    Distrusted,
+    Down,
+    Got,
+    Promised,
+    Refused,
+    Sized,
+    Spread,
+    Tick,
+    Up,
+)
 from barnraise.identity import NodeId
-from barnraise.shipping import spread
-from barnraise.shipping.manifest import PIECE
-from barnraise.shipping.messages import PieceName
-from barnraise.shipping.spread import Ask, Distrusted, Down, Got, Promised, Refused, Sized, Spread, Tick, Up
 
 
 def node(number: int) -> NodeId:
@@ -52,11 +63,11 @@ class World:
         }
         self.everybody(Tick())
 
-    def everybody(self, event: spread.Event) -> None:
+    def everybody(self, event: swarm_scheduler.Event) -> None:
         for one in self.receivers:
             self.tell(one, event)
 
-    def tell(self, one: NodeId, event: spread.Event) -> None:
+    def tell(self, one: NodeId, event: swarm_scheduler.Event) -> None:
         state = self.states[one]
         for ask in state.handle(event, self.now):
             assert ask.node != one
@@ -65,7 +76,7 @@ class World:
             self.post(one, ask.node, ask)
         for other, peer in state._peers.items():
             assert peer.asked_bytes == sum(self.pieces[number].size for number in peer.asked), other
-            assert peer.asked_bytes <= spread.WINDOW or len(peer.asked) == 1
+            assert peer.asked_bytes <= swarm_scheduler.WINDOW or len(peer.asked) == 1
 
     def post(self, sender: NodeId, to: NodeId, message: object) -> None:
         if frozenset((sender, to)) not in self.cut:

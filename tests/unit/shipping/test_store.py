@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from barnraise.artifacts import PIECE, FileEntry, Limits, Manifest, Store, collect, pack
+from barnraise.artifacts.store.linked_files import lend, take_back
+from barnraise.artifacts.store.manifest import make_manifest, piece_hash
 from barnraise.core.errors import ShippingError
-from barnraise.shipping import PIECE, FileEntry, Limits, Manifest, Store, collect, pack
-from barnraise.shipping.lending import lend, take_back
-from barnraise.shipping.manifest import make_manifest, piece_hash
 
 LIMITS = Limits(most_bytes=1 << 30, most_files=1000)
 not_root = pytest.mark.skipif(getattr(os, "geteuid", lambda: 1)() == 0, reason="root may write everything")
@@ -129,11 +129,11 @@ def test_a_full_disk_is_named(store: Store, size: int, monkeypatch: pytest.Monke
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("barnraise.shipping.disk.os.replace", full)
+    monkeypatch.setattr("barnraise.artifacts.store.disk.os.replace", full)
     with pytest.raises(ShippingError, match="is full") as caught:
         fill(store, data, entry)
     assert str(store.directory) in caught.value.message
-    monkeypatch.setattr("barnraise.shipping.disk.os.replace", real)
+    monkeypatch.setattr("barnraise.artifacts.store.disk.os.replace", real)
     fill(store, data, entry)
     again = Store(store.directory)
     fill(again, data, entry)
@@ -194,7 +194,7 @@ def test_unpacking_leaves_nothing_on_failure(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("barnraise.shipping.trees.write_all", full)
+    monkeypatch.setattr("barnraise.artifacts.packing.unpack.write_all", full)
     with pytest.raises(ShippingError, match="is full"):
         store.unpack(Manifest((good,)), target)
     assert not target.exists()
@@ -240,7 +240,7 @@ def test_data_is_copied_where_the_disk_has_no_links(store: Store, monkeypatch: p
     def no_links(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr("barnraise.shipping.trees.os.link", no_links)
+    monkeypatch.setattr("barnraise.artifacts.packing.unpack.os.link", no_links)
     assert (store.link_data(Manifest((entry,))) / "f").read_bytes() == data
 
 

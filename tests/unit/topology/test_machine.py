@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 
-from barnraise.topology import Device, describe_machine, describing, measured_speeds, with_speeds
+from barnraise.topology import Device, describe_machine, hardware_info, measured_speeds, with_speeds
 from barnraise.topology.devices import DeviceSpeed, Machine, ProbeReport, best_of, honest_notes
 from barnraise.topology.probe import CACHE_NAME, hardware_key, remembered_speeds, run_probe
 from tests.unit.topology.graphs import machine
@@ -44,7 +44,7 @@ def test_this_machine() -> None:
     ],
 )
 def test_names_of_processors(text: str, name: str | None) -> None:
-    assert describing._cpuinfo_name(text) == name
+    assert hardware_info._cpuinfo_name(text) == name
 
 
 def test_nvidia_cards_by_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,8 +57,8 @@ def test_nvidia_cards_by_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=24 << 30),
     )
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    monkeypatch.setattr(describing, "_nvidia_seen", None)
-    monkeypatch.setattr(describing, "_torch_version", lambda: "2.13.0+cpu")
+    monkeypatch.setattr(hardware_info, "_nvidia_seen", None)
+    monkeypatch.setattr(hardware_info, "_torch_version", lambda: "2.13.0+cpu")
     found = describe_machine()
     assert found.devices[1] == Device("cuda", 0, "NVIDIA GeForce RTX 4090", 24 << 30)
     assert len(found.devices[2].name) == 128
@@ -70,8 +70,8 @@ def test_nvidia_cards_by_the_driver_alone(monkeypatch: pytest.MonkeyPatch, tmp_p
     card.mkdir()
     (card / "information").write_text("Model: \t\t NVIDIA GeForce RTX 3060\nIRQ: 5\n")
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(describing, "_NVIDIA", tmp_path)
-    monkeypatch.setattr(describing, "_nvidia_seen", None)
+    monkeypatch.setattr(hardware_info, "_NVIDIA", tmp_path)
+    monkeypatch.setattr(hardware_info, "_nvidia_seen", None)
     assert describe_machine().devices[1] == Device("cuda", 0, "NVIDIA GeForce RTX 3060", 0)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.topology.graph import Pair, build_graph, ordered_pair
-from barnraise.topology.measure import (
+from barnraise.topology.link_estimate import (
     AGAIN_S,
     MOST_BYTES,
     MOST_SECONDS,

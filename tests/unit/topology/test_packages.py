@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from barnraise.core.errors import RunEnvironmentError
-from barnraise.topology import packages as packages_module
-from barnraise.topology.packages import Package, Packages, own_packages, packages_of
+from barnraise.environments import installed_packages as packages_module
+from barnraise.environments.installed_packages import Package, Packages, own_packages, packages_of
 
 NAMES = ("numpy", "json", "no_such_package_here", "click")
 

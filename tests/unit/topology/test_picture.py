@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from barnraise.topology import Device, LinkFacts, NodeFacts, build_graph
-from barnraise.topology.picture import describe_device, draw_graph, link_table, main_device
+from barnraise.topology.render import describe_device, draw_graph, link_table, main_device
 from tests.unit.topology.graphs import machine, mesh, node, parts
 
 

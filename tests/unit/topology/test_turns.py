@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from barnraise.topology.turns import AGAIN_S, EACH_S, LONGEST_S, QUIET_S, Turns
+from barnraise.topology.measurement_slots import AGAIN_S, EACH_S, LONGEST_S, QUIET_S, Turns
 
 
 def test_two_at_once_share_no_line() -> None:

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from barnraise.collectives.backend import create_group
-from barnraise.compression import sites as sites_module
+from barnraise.collectives.process_group import create_group
+from barnraise.compression.allreduce import hierarchical as sites_module
 from barnraise.core.errors import CollectiveError
 from barnraise.topology.graph import Graph, LinkFacts, NodeFacts, build_graph
-from barnraise.training import room as room_module
-from barnraise.training.circle import AgentsCircle, Place
-from barnraise.training.nursery import Room
-from barnraise.training.room import GroupRoom
+from barnraise.training.group import process_group as room_module
+from barnraise.training.group.manager import AgentsCircle, Place
+from barnraise.training.group.process_group import GroupRoom
+from barnraise.training.recovery.live_recovery import Room
 from barnraise.training.sync import Sync
 from tests.unit.forked import fork_all
 from tests.unit.training.test_rounds import Training

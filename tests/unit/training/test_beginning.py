@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from barnraise.training.pace import Pace
+from barnraise.training.steps.throughput import Pace
 from barnraise.training.sync import Sync
 from tests.unit.training.test_rounds import Training
 from tests.unit.training.together import Arriving, Seat, Table, together

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from barnraise.checkpoint.state import Parts, dismantle
+from barnraise.checkpoint.serialization import Parts, dismantle
 from barnraise.core.errors import CollectiveError, OperationMismatch, RunError, UnsupportedOperation
-from barnraise.training.pace import Pace
-from barnraise.training.sharing import Sharing
+from barnraise.training.recovery.blocking_recovery import Sharing
+from barnraise.training.steps.throughput import Pace
 from barnraise.training.sync import Sync
 from tests.unit.training.test_rounds import Training
 from tests.unit.training.together import Arriving, Seat, Table, together

@@ -12,8 +12,8 @@ import pytest
 from barnraise.core.errors import RunError
 from barnraise.planning import Calibration, Cluster, Level, Levels, Model, Options, StepProfile, make_plans
 from barnraise.topology.graph import Graph
-from barnraise.training import choosing
-from barnraise.training.choosing import WARM, Chooser, Seen, _unless_worth_it, choose, sync_of
+from barnraise.training.autotune import tuner
+from barnraise.training.autotune.tuner import WARM, Chooser, Seen, _unless_worth_it, choose, sync_of
 from barnraise.training.sync import Sync
 from tests.unit.planning.clusters import mesh
 
@@ -101,8 +101,8 @@ def test_two_machines_stay() -> None:
 
 def test_who_rests_is_said_of_the_group_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, 20.0)
-    monkeypatch.setattr(choosing, "cluster_at", lambda *_: lone_line(1.0))
-    monkeypatch.setattr(choosing, "measured_codecs", lambda codecs: codecs)
+    monkeypatch.setattr(tuner, "cluster_at", lambda *_: lone_line(1.0))
+    monkeypatch.setattr(tuner, "measured_codecs", lambda codecs: codecs)
     exact = make_plans(lone_line(1.0), MODEL, PROFILE, Options(is_given=True, is_flat=True)).chosen
     watched.commit(3, step_s=exact.step_s)
     assert [rested[0] for rested in watched.rested] == [b"m03".hex()]
@@ -197,7 +197,7 @@ class Watched:
         self.surveys = 0
         self.rested: list[tuple[str, ...]] = []
         cluster = mesh([8.0, 8.0], mbps)
-        monkeypatch.setattr(choosing, "cluster_at", lambda *_: cluster)
+        monkeypatch.setattr(tuner, "cluster_at", lambda *_: cluster)
         self.chooser = Chooser(self._survey, MODEL, PROFILE, wish, self.wanted.append, self._rest)
 
     def _rest(self, nodes: Sequence[str], why: str) -> None:

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from barnraise.local.run_questions import MOST_WORDS
-from barnraise.training.alone import Alone
-from barnraise.training.circle import AgentsCircle, Place
-from barnraise.training.saving import Saving
+from barnraise.agent_client.run_requests import MOST_WORDS
+from barnraise.training.group.manager import AgentsCircle, Place
+from barnraise.training.group.single import Alone
 from barnraise.training.session import Session
+from barnraise.training.state.checkpoint_manager import Saving
 
 _WORKER = """
 import atexit, sys, threading, time
@@ -24,13 +24,13 @@ from pathlib import Path
 
 import torch
 
-from barnraise.checkpoint.state import Parts
+from barnraise.checkpoint.serialization import Parts
 from barnraise.core.errors import OperationTimeout
-from barnraise.local.board_messages import Scope
-from barnraise.local.run_questions import CircleTold
+from barnraise.agent_client.kv_messages import Scope
+from barnraise.agent_client.run_requests import CircleTold
 from barnraise.training import circle as circle_module
-from barnraise.training.circle import AgentsCircle, Place
-from barnraise.training.nursery import Nursing
+from barnraise.training.group.manager import AgentsCircle, Place
+from barnraise.training.recovery.live_recovery import Nursing
 
 waits = threading.Event()
 

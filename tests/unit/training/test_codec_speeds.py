@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from barnraise.planning import LOSSY
-from barnraise.training.codec_speeds import measured
+from barnraise.training.autotune.codec_benchmark import measured
 
 
 def test_speeds_are_measured_and_nothing_else_changes() -> None:

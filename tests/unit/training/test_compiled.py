@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
-from barnraise.runs.leases import Course
-from barnraise.training.alone import Alone
-from barnraise.training.beyond import Flat
-from barnraise.training.saving import Saving
+from barnraise.runs.sharding import Course
+from barnraise.training.group.single import Alone
+from barnraise.training.hub.port import Flat
 from barnraise.training.session import Session
+from barnraise.training.state.checkpoint_manager import Saving
 
 NET = torch.nn.Sequential(
     torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 1)

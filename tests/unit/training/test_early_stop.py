@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
-from barnraise.training.alone import Alone
-from barnraise.training.memory import Memory
-from barnraise.training.pace import Pace
-from barnraise.training.saving import Saving
+from barnraise.training.group.single import Alone
+from barnraise.training.recovery.out_of_memory import Memory
 from barnraise.training.session import Session
+from barnraise.training.state.checkpoint_manager import Saving
+from barnraise.training.steps.throughput import Pace
 from tests.unit.training.together import Seat, together
 
 SAMPLES, BATCH, UNIT = 48, 12, 4

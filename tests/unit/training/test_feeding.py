@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import barnraise
-from barnraise.training.feeding import Feeding
+from barnraise.training.data.prefetch import Feeding
 
 SAMPLES, BATCH, EPOCHS = 48, 12, 2
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from barnraise.core.errors import ProtocolError
-from barnraise.training.gathered import decode_tensor, encode_tensor
+from barnraise.training.group.gathered import decode_tensor, encode_tensor
 
 
 @pytest.mark.parametrize(

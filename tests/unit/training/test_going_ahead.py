@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from barnraise.core.errors import CollectiveError, RunError
-from barnraise.training.alone import Alone
-from barnraise.training.pace import Pace
-from barnraise.training.rounds import Rounds
-from barnraise.training.steps import Steps
+from barnraise.training.group.single import Alone
+from barnraise.training.local_sgd import Rounds
+from barnraise.training.steps.step_loop import Steps
+from barnraise.training.steps.throughput import Pace
 from barnraise.training.sync import Sync
 from tests.unit.training.test_rounds import BATCH, SAMPLES, UNIT, Training
 from tests.unit.training.together import Arriving, Seat, Table, together

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from barnraise.checkpoint.state import Parts
-from barnraise.training.alone import Alone
-from barnraise.training.saving import Saving
+from barnraise.checkpoint.serialization import Parts
+from barnraise.training.group.single import Alone
 from barnraise.training.session import Session
+from barnraise.training.state.checkpoint_manager import Saving
 from tests.unit.training.together import Seat, together
 
 SAMPLES, BATCH = 24, 6

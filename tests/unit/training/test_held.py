@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from barnraise.core.errors import ProtocolError, RunError
-from barnraise.runs.leases import Unit, fingerprint
-from barnraise.training.dealing import deal
-from barnraise.training.held import Held, read_held
-from barnraise.training.pace import Pace
+from barnraise.runs.sharding import Unit, fingerprint
+from barnraise.training.steps.commit_vote import Held, read_held
+from barnraise.training.steps.load_balancing import deal
+from barnraise.training.steps.throughput import Pace
 
 
 def _words(*units: set[int], samples: int = 8) -> list[bytes]:

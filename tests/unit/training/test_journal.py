@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import barnraise
-from barnraise.training import journal
-from barnraise.training.journal import Journal
+from barnraise.training import metrics
+from barnraise.training.metrics import Journal
 
 
 def test_the_beginning_of_a_long_history_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "MOST_KEPT", 10)
+    monkeypatch.setattr(metrics, "MOST_KEPT", 10)
     found = Journal()
     for step in range(95):
         found.learn([{"loss": (2.0 * step, 2.0)}], step + 1)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from barnraise.checkpoint.state import Parts, dismantle
+from barnraise.checkpoint.serialization import Parts, dismantle
 from barnraise.core.errors import CollectiveError, PeerLost
-from barnraise.training import healing
-from barnraise.training.nursery import Newcomer, Nursing, Result
+from barnraise.training.recovery import state_transfer
+from barnraise.training.recovery.live_recovery import Newcomer, Nursing, Result
 
 
 class Hall:
@@ -91,7 +91,7 @@ class Room:
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(healing, "_CHUNK", 1000)
+    monkeypatch.setattr(state_transfer, "_CHUNK", 1000)
 
 
 def _state(step: int) -> Parts:

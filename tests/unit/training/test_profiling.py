@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.local.profiles import DRY_RUN, PROFILE_FILE, decode_profile
-from barnraise.training.circle import Place
-from barnraise.training.saving import Shelves
+from barnraise.agent_client.profile import DRY_RUN, PROFILE_FILE, decode_profile
+from barnraise.training.group.manager import Place
+from barnraise.training.state.checkpoint_manager import Shelves
 
 SCRIPT = """\
 import sys, time, torch, barnraise

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.local.provisional import settle_steps, take_dropped
-from barnraise.training.circle import Place
-from barnraise.training.provisional import ProvisionalSteps
+from barnraise.agent_client.provisional import settle_steps, take_dropped
+from barnraise.training.group.manager import Place
+from barnraise.training.steps.provisional import ProvisionalSteps
 
 
 @dataclass

@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from barnraise.compression import Part
 from barnraise.core.errors import CollectiveError, ConfigError, RunError
-from barnraise.training.alone import Alone
-from barnraise.training.pace import Pace
-from barnraise.training.saving import Saving
+from barnraise.training.gradients.compressed_reducer import Squeeze
+from barnraise.training.gradients.reducer import Travelling
+from barnraise.training.group.single import Alone
 from barnraise.training.session import Session
-from barnraise.training.squeeze import Squeeze
-from barnraise.training.sums import Travelling
+from barnraise.training.state.checkpoint_manager import Saving
+from barnraise.training.steps.throughput import Pace
 from barnraise.training.sync import NUMBERS, Sync
 from tests.unit.training.together import Seat, together
 

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
+from barnraise.agent_client.run_requests import NewestTold
 from barnraise.checkpoint.files import Checkpoints, Facts
 from barnraise.checkpoint.holders import UNREADABLE, Saved, note_saved, read_saved
-from barnraise.checkpoint.state import dismantle
+from barnraise.checkpoint.serialization import dismantle
 from barnraise.core.errors import AgentError, RunError
 from barnraise.identity import NodeKey
-from barnraise.local.run_questions import NewestTold
-from barnraise.runs.checkpoints import Held, Seal, newest, sign
-from barnraise.training.journal import Journal
-from barnraise.training.saving import Saving, Shelves
+from barnraise.runs.checkpoint_manifest import Held, Seal, newest, sign
+from barnraise.training.metrics import Journal
+from barnraise.training.state.checkpoint_manager import Saving, Shelves
 
 KEY = NodeKey.generate()
 RUN, EARLIER = "train-abcd", "train-0000"
@@ -207,7 +207,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Pauses take no time; how many there were. Others in this process sleep as ever."""
     pauses: list[float] = []
     clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
-    monkeypatch.setattr("barnraise.training.saving.time", clock)
+    monkeypatch.setattr("barnraise.training.state.checkpoint_manager.time", clock)
     return pauses
 
 
@@ -242,7 +242,7 @@ def test_those_who_hold_a_newer_one_are_waited_for(
 def test_after_a_while_an_older_one_has_to_do(
     tmp_path: Path, quick: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("barnraise.training.saving._HOLDERS_S", -1.0)
+    monkeypatch.setattr("barnraise.training.state.checkpoint_manager._HOLDERS_S", -1.0)
     yard = Yard(tmp_path, 2, RUN)
     yard.machines[1].home.mkdir(parents=True)
     note_saved(yard.note(1), 60, [b"\xaa" * 32], 1)
@@ -361,7 +361,7 @@ def test_a_note_is_on_the_drive_before_it_counts(tmp_path: Path, monkeypatch: py
     synced: list[tuple[str, bool]] = []
     target = tmp_path / "saved"
     monkeypatch.setattr(
-        "barnraise.core.whole_files.sync_path", lambda path: synced.append((path.name, target.exists()))
+        "barnraise.core.files.sync_path", lambda path: synced.append((path.name, target.exists()))
     )
     note_saved(target, 60, [b"\xaa" * 32], 1)
     assert synced == [("saved.new", False), (tmp_path.name, True)]

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import barnraise
 from barnraise.core.errors import RunError
-from barnraise.runs.leases import Course
+from barnraise.runs.sharding import Course
 
 SAMPLES, BATCH = 96, 24
 

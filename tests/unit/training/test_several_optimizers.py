@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from barnraise.core.errors import RunError
-from barnraise.training.alone import Alone
-from barnraise.training.saving import Saving
+from barnraise.training.group.single import Alone
 from barnraise.training.session import Session
+from barnraise.training.state.checkpoint_manager import Saving
 from tests.unit.training.together import Seat, together
 
 SAMPLES, BATCH = 48, 12

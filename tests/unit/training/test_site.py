@@ -12,11 +12,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from barnraise.core.errors import CollectiveError, RunError
-from barnraise.training.alone import Alone
-from barnraise.training.beyond import Beyond, Form, Handed, Span, Task, within
-from barnraise.training.pace import Pace
-from barnraise.training.saving import Saving
+from barnraise.training.group.single import Alone
+from barnraise.training.hub.port import Beyond, Form, Handed, Span, Task, within
 from barnraise.training.session import Session
+from barnraise.training.state.checkpoint_manager import Saving
+from barnraise.training.steps.throughput import Pace
 from tests.unit.training.together import Arriving, Seat, Table, together
 
 SAMPLES, BATCH, UNIT = 96, 16, 2

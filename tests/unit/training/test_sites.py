@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from barnraise.training.alone import Alone
+from barnraise.training.group.single import Alone
 from barnraise.training.sync import Sync
 from tests.unit.training.test_rounds import Training
 

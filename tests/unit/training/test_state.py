@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from barnraise.checkpoint.state import Parts
-from barnraise.training.state import TrainingState
+from barnraise.checkpoint.serialization import Parts
+from barnraise.training.state.training_state import TrainingState
 
 Make = Callable[[torch.optim.Optimizer], Any]
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from barnraise.core.errors import PeerLost, RunError
-from barnraise.training.own_sum import OwnSum
-from barnraise.training.sums import Sums, Travelling
+from barnraise.training.gradients.accumulator import OwnSum
+from barnraise.training.gradients.reducer import Sums, Travelling
 
 
 class Twice:

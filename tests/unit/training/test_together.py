@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from barnraise.checkpoint.state import Parts, byte_view
+from barnraise.checkpoint.serialization import Parts, byte_view
 from barnraise.core.errors import RunError
-from barnraise.runs.leases import Unit
-from barnraise.training.alone import Alone
-from barnraise.training.anchoring import arithmetic_of
-from barnraise.training.memory import Memory, is_out_of_memory
-from barnraise.training.pace import Pace
-from barnraise.training.saving import Saving
+from barnraise.runs.sharding import Unit
+from barnraise.training.group.single import Alone
+from barnraise.training.recovery.out_of_memory import Memory, is_out_of_memory
 from barnraise.training.session import Session
+from barnraise.training.state.bitwise_sync import arithmetic_of
+from barnraise.training.state.checkpoint_manager import Saving
+from barnraise.training.steps.throughput import Pace
 from tests.unit.training.together import Seat, together
 
 SAMPLES, BATCH = 60, 12
@@ -86,7 +86,7 @@ def train(run: Session, data: Any, epochs: int = 2, error: float = 0.0) -> tuple
 
 
 def test_who_computes_differently_adopts_the_anchors_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barnraise.training.steps.ADOPT_EVERY", 5)  # an epoch has five steps
+    monkeypatch.setattr("barnraise.training.steps.step_loop.ADOPT_EVERY", 5)  # an epoch has five steps
 
     def member(seat: Seat) -> tuple[Session, torch.nn.Module]:
         return train(session(seat, mixed=True), rows(), epochs=4, error=seat.rank * 1e-12)
@@ -110,7 +110,7 @@ def test_different_bits_that_nobody_expected_end_the_run() -> None:
 def test_the_probe_tells_processors_apart() -> None:
     """Other kernels of torch stand for another processor; they make other bits of the same numbers."""
     script = (
-        "import torch\nfrom barnraise.training.anchoring import arithmetic_of\n"
+        "import torch\nfrom barnraise.training.state.bitwise_sync import arithmetic_of\n"
         "one = torch.nn.Parameter(torch.zeros(3))\n"
         "print(arithmetic_of([torch.optim.AdamW([one], lr=1e-3)]).hex())"
     )
@@ -207,7 +207,7 @@ class Counted(Numbers):
 
 def test_a_newcomer_reads_on_while_it_is_nursed(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     """And not when the others wait for it."""
-    monkeypatch.setattr("barnraise.training.streams._SAY_S", -1.0)
+    monkeypatch.setattr("barnraise.training.data.iterable._SAY_S", -1.0)
     half = session(Alone())
     other = model()
     loader = DataLoader(Numbers(48), batch_size=BATCH)

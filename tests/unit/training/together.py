@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch
 
 from barnraise.compression import Codec, Part
-from barnraise.training.alone import Alone
-from barnraise.training.squeeze import Encoding
+from barnraise.training.gradients.compressed_reducer import Encoding
+from barnraise.training.group.single import Alone
 
 Result = TypeVar("Result")
 

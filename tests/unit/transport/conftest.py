@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from barnraise.transport import doorkeeper
+from barnraise.transport.listener import acceptor
 
 
 @pytest.fixture(autouse=True)
 def _patient_doorkeeper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a test that stands still between dialling and its preface is turned away, and rightly so."""
-    monkeypatch.setattr(doorkeeper, "PREFACE_DEADLINE_S", 60.0)
+    monkeypatch.setattr(acceptor, "PREFACE_DEADLINE_S", 60.0)

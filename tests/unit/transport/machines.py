@@ -12,10 +12,10 @@ from typing import Any
 from barnraise.core.config import Network, Settings, State
 from barnraise.core.errors import AgentError, BarnraiseError
 from barnraise.identity import NodeId, NodeKey, delegate
-from barnraise.transport.control import AGENT_RUN, AgentTls, ControlLink, accept_agent, dial_agent
-from barnraise.transport.doorkeeper import Refusal
-from barnraise.transport.listener import Listener
-from barnraise.transport.preface import ANYBODY, ROUTE_AGENT, ROUTE_AGENT_BULK, Preface, target_of
+from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlLink, accept_agent, dial_agent
+from barnraise.transport.listener.acceptor import Refusal
+from barnraise.transport.listener.listener import Listener
+from barnraise.transport.listener.preface import ANYBODY, ROUTE_AGENT, ROUTE_AGENT_BULK, Preface, target_of
 
 SECRET = bytes(range(32))
 

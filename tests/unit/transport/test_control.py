@@ -19,11 +19,11 @@ import pytest
 
 from barnraise.core.errors import HandshakeError, ProtocolError, TransportError
 from barnraise.identity import NodeKey, delegate
-from barnraise.transport import control_link
-from barnraise.transport.agent_tls import AgentTls, Handshakes
-from barnraise.transport.control import AGENT_RUN, ControlLink, dial_unopened, was_refused
-from barnraise.transport.control_frames import ControlFrame, Kind, encode_control, encode_opening
-from barnraise.transport.preface import (
+from barnraise.transport.control import connection
+from barnraise.transport.control.agent_tls import AgentTls, Handshakes
+from barnraise.transport.control.dial import AGENT_RUN, ControlLink, dial_unopened, was_refused
+from barnraise.transport.control.framing import ControlFrame, Kind, encode_control, encode_opening
+from barnraise.transport.listener.preface import (
     ANSWER_BYTES,
     ANYBODY,
     ROUTE_AGENT,
@@ -450,7 +450,7 @@ async def test_bulk_passes_with_drain(street: Street) -> None:
     for number in range(8):
         link.send(bytes([number]) * (8 << 20))
         await link.drain()
-        assert link.queued <= (1 << 20) + control_link._PIECE * 3
+        assert link.queued <= (1 << 20) + connection._PIECE * 3
     for number in range(8):
         _, message = await right.messages.get()
         assert len(message) == 8 << 20
@@ -525,7 +525,7 @@ async def test_close_is_told_once_on_both_sides(street: Street) -> None:
 
 
 def test_a_flushed_goodbye_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_link, "FLUSH_S", 60.0)  # however slow this machine is at the moment
+    monkeypatch.setattr(connection, "FLUSH_S", 60.0)  # however slow this machine is at the moment
 
     @on_a_street
     async def leave(street: Street) -> None:

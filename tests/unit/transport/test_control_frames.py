@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.core.errors import ProtocolError
-from barnraise.transport.control_frames import (
+from barnraise.transport.control.framing import (
     HEADER_BYTES,
     ControlFrame,
     ControlFrames,
@@ -19,7 +19,7 @@ from barnraise.transport.control_frames import (
     encode_control,
     encode_opening,
 )
-from barnraise.transport.preface import Preface
+from barnraise.transport.listener.preface import Preface
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "control.json").read_text())
 LARGEST = 64

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.core.errors import ProtocolError
-from barnraise.transport.frames import (
+from barnraise.transport.links.frames import (
     BULK,
     HEADER_BYTES,
     MAX_CONTROL,
@@ -21,8 +21,8 @@ from barnraise.transport.frames import (
     Kind,
     parse_header,
 )
-from barnraise.transport.link import FrameWriter, Link
-from barnraise.transport.memory import MemoryLink
+from barnraise.transport.links.link import FrameWriter, Link
+from barnraise.transport.links.memory import MemoryLink
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "frames.json").read_text("utf-8"))
 

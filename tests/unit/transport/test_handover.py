@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.core.errors import ListenerError, ProtocolError
-from barnraise.transport.handover import LARGEST_MESSAGE, Channel, Frames, encode_frame
+from barnraise.transport.ipc.fd_passing import LARGEST_MESSAGE, Channel, Frames, encode_frame
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="descriptors; Windows shares sockets by pid")
 
@@ -60,7 +60,7 @@ def test_messages_and_sockets_keep_their_order(channels: tuple[Channel, Channel]
 def test_another_process_gets_the_socket(channels: tuple[Channel, Channel]) -> None:
     left, right = socket.socketpair()
     program = (
-        "import socket, sys; from barnraise.transport.handover import Channel; "
+        "import socket, sys; from barnraise.transport.ipc.fd_passing import Channel; "
         "d = Channel(socket.socket(fileno=int(sys.argv[1])), takes_sockets=True).receive(); "
         "d.socket.sendall(d.message + b'!')"
     )

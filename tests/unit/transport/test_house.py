@@ -14,30 +14,13 @@ from typing import Any, TypeVar
 
 import pytest
 
+from barnraise.agent_client import ListenerClient
 from barnraise.core.config import Network, Settings, State
 from barnraise.core.errors import AgentError, ListenerError
 from barnraise.identity import NodeKey
-from barnraise.local import ListenerClient
-from barnraise.transport import listener as listener_module
-from barnraise.transport.doorkeeper import Refusal
-from barnraise.transport.handover import Channel
-from barnraise.transport.house import House, SettingsHouse
-from barnraise.transport.listener import Listener
-from barnraise.transport.local_socket import dial_local
-from barnraise.transport.preface import (
-    ANSWER_BYTES,
-    PAIRING_KEY,
-    ROUTE_AGENT,
-    ROUTE_AGENT_BULK,
-    ROUTE_PAIRING,
-    ROUTE_WORKER,
-    Preface,
-    encode,
-    parse_answer,
-    refuse_route,
-    target_of,
-)
-from barnraise.transport.registration import (
+from barnraise.transport.ipc.fd_passing import Channel
+from barnraise.transport.ipc.local_socket import dial_local
+from barnraise.transport.ipc.messages import (
     LARGEST_BODY,
     Ask,
     Refused,
@@ -49,6 +32,23 @@ from barnraise.transport.registration import (
     Told,
     decode_reply,
     encode_message,
+)
+from barnraise.transport.listener import listener as listener_module
+from barnraise.transport.listener.acceptor import Refusal
+from barnraise.transport.listener.connection_policy import House, SettingsHouse
+from barnraise.transport.listener.listener import Listener
+from barnraise.transport.listener.preface import (
+    ANSWER_BYTES,
+    PAIRING_KEY,
+    ROUTE_AGENT,
+    ROUTE_AGENT_BULK,
+    ROUTE_PAIRING,
+    ROUTE_WORKER,
+    Preface,
+    encode,
+    parse_answer,
+    refuse_route,
+    target_of,
 )
 from tests.unit.transport.machines import SECRET, Machine
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from barnraise.transport.frames import Header, Kind
-from barnraise.transport.lanes import Lane, LaneReport, LaneReports
+from barnraise.transport.links.frames import Header, Kind
+from barnraise.transport.links.parallel_streams import Lane, LaneReport, LaneReports
 
 SIZE = 300_000
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.transport.frames import HEADER_BYTES, Header, Kind, parse_header
-from barnraise.transport.link import FrameWriter, Link
-from barnraise.transport.memory import MemoryLink
+from barnraise.transport.links.frames import HEADER_BYTES, Header, Kind, parse_header
+from barnraise.transport.links.link import FrameWriter, Link
+from barnraise.transport.links.memory import MemoryLink
 
 
 @dataclass

@@ -18,17 +18,9 @@ import pytest
 from barnraise.core.config import Network, Settings, State, Trust
 from barnraise.core.errors import IdentityError, ListenerError
 from barnraise.identity import NodeId, NodeKey, read_worker
-from barnraise.transport import doorkeeper as doorkeeper_module
-from barnraise.transport.handover import Channel, encode_frame
-from barnraise.transport.listener import Listener
-from barnraise.transport.local_socket import dial_local
-from barnraise.transport.preface import (
-    PREFACE_BYTES,
-    Preface,
-    encode,
-    parse_answer,
-)
-from barnraise.transport.registration import (
+from barnraise.transport.ipc.fd_passing import Channel, encode_frame
+from barnraise.transport.ipc.local_socket import dial_local
+from barnraise.transport.ipc.messages import (
     Incoming,
     Refused,
     Register,
@@ -38,6 +30,14 @@ from barnraise.transport.registration import (
     Ticket,
     decode_reply,
     encode_message,
+)
+from barnraise.transport.listener import acceptor as doorkeeper_module
+from barnraise.transport.listener.listener import Listener
+from barnraise.transport.listener.preface import (
+    PREFACE_BYTES,
+    Preface,
+    encode,
+    parse_answer,
 )
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
@@ -380,7 +380,7 @@ def test_a_worker_that_does_not_read_blocks_nobody(running: Running) -> None:
 
 
 def test_one_listener_per_state_directory(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barnraise.transport.listener._PREDECESSOR_S", 0.1)
+    monkeypatch.setattr("barnraise.transport.listener.listener._PREDECESSOR_S", 0.1)
     with pytest.raises(ListenerError, match="another listener"):
         Running(settings_at(running.directory))
     register(channel := running.local())

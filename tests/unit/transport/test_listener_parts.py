@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.core.errors import IdentityError, ListenerError, ProtocolError
+from barnraise.core.file_lock import FileLock
 from barnraise.identity import NodeKey, delegate
 from barnraise.identity.private_file import create_private
 from barnraise.identity.secret import load_or_create_secret, load_secret, read_secret
@@ -20,10 +21,9 @@ from barnraise.transport.addresses import (
     show_address,
     source_of,
 )
-from barnraise.transport.file_lock import FileLock
-from barnraise.transport.handover import LARGEST_MESSAGE
-from barnraise.transport.local_socket import LocalDoor, dial_local
-from barnraise.transport.registration import (
+from barnraise.transport.ipc.fd_passing import LARGEST_MESSAGE
+from barnraise.transport.ipc.local_socket import LocalDoor, dial_local
+from barnraise.transport.ipc.messages import (
     LARGEST_BODY,
     Ask,
     Incoming,
@@ -39,7 +39,7 @@ from barnraise.transport.registration import (
     decode_request,
     encode_message,
 )
-from barnraise.transport.waiting_room import WaitingRoom
+from barnraise.transport.listener.pending_connections import WaitingRoom
 
 CREDENTIALS = delegate(NodeKey.generate(), run="mnist", worker=b"W" * 16)
 TICKET = Ticket(
@@ -241,7 +241,7 @@ def test_a_long_path_is_explained(tmp_path: Path) -> None:
 def test_another_users_listener_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     door = LocalDoor(tmp_path)
     assert (tmp_path / "listener.sock").stat().st_mode & 0o777 == 0o600
-    monkeypatch.setattr("barnraise.transport.local_socket._peer_user", lambda _: 12345)
+    monkeypatch.setattr("barnraise.transport.ipc.local_socket._peer_user", lambda _: 12345)
     with pytest.raises(ListenerError, match="another user"):
         dial_local(tmp_path, 1)
     monkeypatch.undo()

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.core.errors import HandshakeError, TransportError
-from barnraise.transport import paths
-from barnraise.transport.control import ControlLink, was_refused
-from barnraise.transport.paths import MOST_ADDRESSES, Choice, Tried, choose, dial_best, dialable
+from barnraise.transport import address_race
+from barnraise.transport.address_race import MOST_ADDRESSES, Choice, Tried, choose, dial_best, dialable
+from barnraise.transport.control.dial import ControlLink, was_refused
 from tests.unit.transport.machines import Machine, Street, run
 
 needs_loopback_network = pytest.mark.skipif(
@@ -124,7 +124,7 @@ async def best(
 
 @needs_loopback_network
 def test_one_link_is_left_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "_GRACE_S", 60.0)  # however slow this machine is at the moment
+    monkeypatch.setattr(address_race, "_GRACE_S", 60.0)  # however slow this machine is at the moment
 
     async def race(left: Machine, right: Machine) -> None:
         addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.1.1"]
@@ -148,7 +148,7 @@ def test_one_link_is_left_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @needs_loopback_network
 def test_silent_addresses_do_not_hold_up_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = paths.dial_unopened
+    real = address_race.dial_unopened
 
     async def race(left: Machine, right: Machine) -> None:
         with socket.create_server(("127.0.0.9", 0)) as silent:
@@ -157,7 +157,7 @@ def test_silent_addresses_do_not_hold_up_the_others(tmp_path: Path, monkeypatch:
                 there = silent.getsockname()[1] if address == "127.0.0.9" else port
                 return await real(address, there, **more)
 
-            monkeypatch.setattr(paths, "dial_unopened", dial)
+            monkeypatch.setattr(address_race, "dial_unopened", dial)
             began = asyncio.get_running_loop().time()
             link, choice = await best(left, right, ["127.0.0.9", "127.0.0.2"])
             assert asyncio.get_running_loop().time() - began < 30, "not the whole of the 60 s"
@@ -172,7 +172,7 @@ def test_the_nearer_address_is_chosen(tmp_path: Path, monkeypatch: pytest.Monkey
     async def ping(link: ControlLink, timeout_s: float) -> float:
         return {"127.0.0.2": 0.005, "127.0.0.3": 0.001, "127.0.0.4": 0.0009}[link.address]
 
-    monkeypatch.setattr(paths, "_GRACE_S", 60.0)  # all are measured, however slow this machine is
+    monkeypatch.setattr(address_race, "_GRACE_S", 60.0)  # all are measured, however slow this machine is
 
     async def race(left: Machine, right: Machine) -> None:
         monkeypatch.setattr(ControlLink, "ping", ping)

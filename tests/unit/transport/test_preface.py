@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from barnraise.core.errors import ProtocolError
 from barnraise.identity import NodeId
-from barnraise.transport import preface as module
-from barnraise.transport.preface import (
+from barnraise.transport.listener import preface as module
+from barnraise.transport.listener.preface import (
     PAIRING_KEY,
     ROUTE_AGENT,
     ROUTE_AGENT_BULK,

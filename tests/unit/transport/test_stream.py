@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from barnraise.transport.frames import Header, Kind
-from barnraise.transport.stream import StreamLink, _reason, tune
+from barnraise.transport.links.frames import Header, Kind
+from barnraise.transport.links.stream import StreamLink, _reason, tune
 from tests.contract.ends import Owner, sockets
 
 

@@ -21,7 +21,7 @@ from barnraise.core.errors import HandshakeError, IdentityError
 from barnraise.identity import NodeId, NodeKey, WorkerCredentials, anchor, delegate
 from barnraise.identity import delegation as delegation_module
 from barnraise.identity.keys import private_pem
-from barnraise.transport.tls import CIPHERS, client_context, peer, server_context, write_openssl_conf
+from barnraise.transport.links.tls import CIPHERS, client_context, peer, server_context, write_openssl_conf
 
 ALPHA, BETA, STRANGER = (NodeKey.generate() for _ in range(3))
 TRUSTED = [ALPHA.id, BETA.id]

@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 
 from barnraise.core.errors import RunError
-from barnraise.worker.function_source import Script, script_of
-from barnraise.worker.launched import ARGUMENTS, RESULT, SCRIPT, encode_call, write_file
-from barnraise.worker.plain_data import decode_values
+from barnraise.worker.launch.remote_main import ARGUMENTS, RESULT, SCRIPT, encode_call, write_file
+from barnraise.worker.launch.script_builder import Script, script_of
+from barnraise.worker.launch.serializer import decode_values
 
 SOURCE = str(Path(__file__).resolve().parents[3] / "src")
 

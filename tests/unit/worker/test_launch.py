@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import barnraise
+from barnraise.agent_client.client import ListenerClient
+from barnraise.agent_client.cluster_requests import decode_told, encode
+from barnraise.agent_client.run_requests import RunRow, RunsAsk, RunsTold
 from barnraise.core.errors import AgentError, RunError
-from barnraise.local.client import ListenerClient
-from barnraise.local.questions import decode_told, encode
-from barnraise.local.run_questions import RunRow, RunsAsk, RunsTold
 from tests.unit.lone_agent import lone_agent
 
 SCALE = 10.0

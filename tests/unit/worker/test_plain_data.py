@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
 from barnraise.core.errors import RunError, ShippingError
-from barnraise.worker.plain_data import MARK, MOST_HEAD, decode_values, encode_values
+from barnraise.worker.launch.serializer import MARK, MOST_HEAD, decode_values, encode_values
 
 SOURCE = str(Path(__file__).resolve().parents[3] / "src")
 DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
@@ -269,7 +269,7 @@ def test_damage_is_noticed_or_harmless(value: object, data: Any) -> None:
 def test_torch_is_not_imported_for_plain_values(make: Callable[[], object], tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(encoded(make()))
     script = (
-        "import sys; from barnraise.worker.plain_data import decode_values, encode_values\n"
+        "import sys; from barnraise.worker.launch.serializer import decode_values, encode_values\n"
         "value = decode_values(open(sys.argv[1], 'rb').read()); encode_values([('x', value)])\n"
         "assert 'torch' not in sys.modules"
     )

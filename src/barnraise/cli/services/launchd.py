@@ -5,9 +5,9 @@ from __future__ import annotations
 import plistlib
 from pathlib import Path
 
-from barnraise.agent.running import Run
-from barnraise.cli.services.port import GOODBYE_S, Launch, ServiceTold
-from barnraise.cli.services.work import Work, installed_already, not_installed
+from barnraise.cli.services.base import GOODBYE_S, Launch, ServiceTold
+from barnraise.cli.services.transaction import Work, installed_already, not_installed
+from barnraise.core.command import Run
 from barnraise.core.errors import AgentError
 
 LABEL = "barnraise.agent"

@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path, PureWindowsPath
 from xml.sax.saxutils import escape
 
-from barnraise.agent.running import Run
-from barnraise.cli.services.port import Launch, ServiceTold
-from barnraise.cli.services.work import Work, installed_already, not_installed
+from barnraise.cli.services.base import Launch, ServiceTold
+from barnraise.cli.services.transaction import Work, installed_already, not_installed
+from barnraise.core.command import Run
 from barnraise.core.errors import AgentError
 
 TASK = "Barnraise agent"
@@ -25,7 +25,7 @@ def render(launch: Launch, user: str) -> str:
     time is off (the usual one is three days), and the priority is normal (the usual one is lower).
     """
     python = PureWindowsPath(launch.python)
-    arguments = ["-P", "-m", "barnraise.cli.services.keeper", "--log", launch.log]
+    arguments = ["-P", "-m", "barnraise.cli.services.restart_loop", "--log", launch.log]
     for name, text in launch.environment:
         arguments += ["--set", f"{name}={text}"]
     return f"""\

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from barnraise.collectives.comm_process import group as group_module
+from barnraise.collectives.comm_process.runner import _POOLED_BYTES, Runner
 from barnraise.collectives.messages import Specification
-from barnraise.collectives.mover import group as group_module
-from barnraise.collectives.mover.runner import _POOLED_BYTES, Runner
 from tests.sim.operations import Collective, Message
 from tests.sim.plans import Plan
 from tests.sim.world import Machine, Side, Simulation

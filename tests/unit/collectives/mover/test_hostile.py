@@ -10,14 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from barnraise.collectives.comm_process import engine, group, point_to_point
+from barnraise.collectives.comm_process.group import JoinBody
+from barnraise.collectives.comm_process.links import handshakes
+from barnraise.collectives.comm_process.links.handshakes import Security
 from barnraise.collectives.messages import Failed, Failure, Specification, Start, encode_specification
-from barnraise.collectives.mover import engine, group, handshakes, parcels
-from barnraise.collectives.mover.group import JoinBody
-from barnraise.collectives.mover.handshakes import Security
 from barnraise.core.errors import BarnraiseError, HandshakeError, ProtocolError
-from barnraise.transport.frames import EAGER_BYTES, Header, Kind
-from barnraise.transport.preface import encode_answer
-from barnraise.transport.registration import Incoming
+from barnraise.transport.ipc.messages import Incoming
+from barnraise.transport.links.frames import EAGER_BYTES, Header, Kind
+from barnraise.transport.listener.preface import encode_answer
 from benchmarks.fuzz import TARGETS, run_target
 from benchmarks.hostile_peer import FRIEND, HOSTILE, Session
 
@@ -86,7 +87,7 @@ def _low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "_MAX_EARLY_BYTES", 64 << 10)
     monkeypatch.setattr(group, "_MAX_EARLY_STARTS", 1000)
     monkeypatch.setattr(group, "_MAX_EARLY_START_BYTES", 256 << 10)
-    monkeypatch.setattr(parcels, "MAX_OFFERS", 1000)
+    monkeypatch.setattr(point_to_point, "MAX_OFFERS", 1000)
     monkeypatch.setattr(engine, "_ANSWERS", 32 << 10)
 
 

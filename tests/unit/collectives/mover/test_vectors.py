@@ -11,17 +11,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from barnraise.collectives.costs import CostTable
-from barnraise.collectives.dtypes import by_code, by_name
+from barnraise.collectives.algorithms.cost_model import CostTable
+from barnraise.collectives.comm_process import group_setup
+from barnraise.collectives.comm_process.group import JoinBody, group_tag, membership_digest
+from barnraise.collectives.comm_process.links import handshakes
+from barnraise.collectives.comm_process.links.handshakes import Security
 from barnraise.collectives.messages import (
     Failure,
     Specification,
     decode_specification,
     encode_specification,
 )
-from barnraise.collectives.mover import handshakes, opening
-from barnraise.collectives.mover.group import JoinBody, group_tag, membership_digest
-from barnraise.collectives.mover.handshakes import Security
+from barnraise.collectives.ops.dtypes import by_code, by_name
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "frames.json").read_text("utf-8"))
 STRUCTS: dict[str, type[msgspec.Struct]] = {
@@ -59,15 +60,15 @@ def test_structures(vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize("vector", bodies("probe"))
 def test_probe_results(vector: dict[str, Any]) -> None:
     wire, fields = bytes.fromhex(vector["bytes"]), vector["fields"]
-    assert opening._RESULT.pack(fields["size"], fields["seconds"]) == wire
-    assert opening._RESULT.unpack(wire) == (fields["size"], fields["seconds"])
+    assert group_setup._RESULT.pack(fields["size"], fields["seconds"]) == wire
+    assert group_setup._RESULT.unpack(wire) == (fields["size"], fields["seconds"])
 
 
 @pytest.mark.parametrize("vector", bodies("offer"))
 def test_offers(vector: dict[str, Any]) -> None:
+    from barnraise.collectives.comm_process.point_to_point import Parcels
     from barnraise.collectives.messages import SendTo
-    from barnraise.collectives.mover.parcels import Parcels
-    from barnraise.transport.frames import Header, Kind
+    from barnraise.transport.links.frames import Header, Kind
 
     size, said = vector["fields"]["size"], []
     parcels = Parcels(

@@ -1,0 +1,287 @@
+"""Answers the questions of the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Literal
+
+from barnraise import __version__
+from barnraise.agent.api import runs_api
+from barnraise.agent.cluster.join import join
+from barnraise.agent.daemon import Agent
+from barnraise.agent.diagnostics import collect
+from barnraise.agent_client.cluster_requests import (
+    CheckAsk,
+    ContinueAsk,
+    DeviceRow,
+    Done,
+    DownAsk,
+    JoinAsk,
+    LeaveAsk,
+    LinkRow,
+    MeasureAsk,
+    NodeRow,
+    OfferAsk,
+    OfferTold,
+    PairAsk,
+    PskAsk,
+    Question,
+    RenameAsk,
+    StatusAsk,
+    StatusTold,
+    Told,
+    UnpairAsk,
+    decode_question,
+    encode,
+)
+from barnraise.agent_client.kv_messages import BoardAsk, BoardTold, ClusterAsk
+from barnraise.agent_client.kv_messages import encode as encode_board
+from barnraise.agent_client.run_requests import RunQuestion
+from barnraise.core.errors import AgentError, MembershipError
+from barnraise.identity import NodeId
+from barnraise.identity.trust import SignedEntry, TrustLog, check_name
+from barnraise.membership.paxos import BRANCH_BITS
+from barnraise.pairing import grant_text, new_psk
+from barnraise.topology import Graph, Machine
+from barnraise.topology.graph import ordered_pair
+from barnraise.topology.render import draw_graph
+
+State = Literal["this", "here", "joining", "silent", "away"]
+
+
+async def answer(agent: Agent, question: bytes) -> bytes:
+    """Of a process of this machine's user."""
+    asked = decode_question(question)
+    if isinstance(asked, BoardAsk | ClusterAsk):
+        if isinstance(asked, BoardAsk) and agent.runs.proxy.is_needed:
+            return encode_board(BoardTold(await agent.runs.proxy.request(asked.operation, asked.patience_s)))
+        return await agent.board.answer(asked)
+    if isinstance(asked, RunQuestion):
+        return encode(await runs_api.answer(agent, asked))
+    return encode(await _answer(agent, asked))
+
+
+async def _answer(agent: Agent, question: Question) -> Told:
+    match question:
+        case StatusAsk():
+            return status(agent)
+        case PairAsk():
+            _check_owner(agent, "pair another machine")
+            agent.pairing.open_code(question.role)
+            agent.search.retag()
+            return _offer(agent)
+        case OfferAsk():
+            if question.withdraw and agent.pairing.offer is not None:
+                agent.pairing.offer.withdraw()
+            return _offer(agent)
+        case JoinAsk():
+            return Done(await join(agent, question))
+        case UnpairAsk():
+            return Done(await _unpair(agent, question.node))
+        case RenameAsk():
+            check_name(question.name)
+            agent.rename(question.name)
+            return Done(f"this machine is now called {question.name}")
+        case ContinueAsk():
+            return Done(await _continue(agent, list(question.without)))
+        case PskAsk():
+            _check_owner(agent, "make a pre-shared key")
+            psk = new_psk(question.role)
+            agent.pairing.use_psk(psk)
+            return Done(f"whoever has this key is admitted as {psk.role} while this agent runs", str(psk))
+        case MeasureAsk():
+            agent.surveyor.measure_now()
+            return Done("the links of this machine are measured anew, one after the other")
+        case CheckAsk():
+            return await collect.check(agent, agent.knocker)
+        case LeaveAsk():
+            agent.leaves_for_good = True
+            agent.ended.set()
+            return Done(
+                "this machine has left its cluster; `barnraise up` starts it anew, under a new node id"
+            )
+        case DownAsk():
+            agent.ended.set()
+            return Done("the agent says goodbye and ends")
+        case _:
+            raise AgentError(f"the agent does not know the question {type(question).__name__}")
+
+
+def _check_owner(agent: Agent, what: str) -> None:
+    if agent.log.role(agent.me) != "owner":
+        raise AgentError(
+            f"this machine is a guest of its cluster and cannot {what}",
+            hint="Do it on a machine that `barnraise nodes` shows as owner.",
+        )
+
+
+def _offer(agent: Agent) -> OfferTold:
+    offer = agent.pairing.offer
+    if offer is None:
+        return OfferTold("none", "No code is open.")
+    now = asyncio.get_running_loop().time()
+    state = offer.state(now)
+    guest = agent.pairing.guest_name
+    return OfferTold(
+        state="joined" if guest else state,
+        sentence=offer.sentence(now),
+        code=str(offer.secret) if state == "open" else "",
+        role=offer.role,
+        seconds_left=offer.seconds_left(now),
+        granted=grant_text(offer.role, "offerer", guest) if guest else "",
+    )
+
+
+async def _unpair(agent: Agent, text: str) -> str:
+    _check_owner(agent, "remove another")
+    node = agent.find(text)
+    name = agent.name_of(node)
+    if node == agent.me:
+        raise MembershipError(
+            "a machine cannot remove itself",
+            hint="Run `barnraise unpair` on another owner's machine, or only `barnraise down` here.",
+        )
+    standing = agent.member.standing(asyncio.get_running_loop().time())
+    if not standing.decides and node.raw in standing.needed:
+        agent.go_on_without([node])  # whoever removes it is the witness that it does not come back
+
+    def entry(log: TrustLog) -> SignedEntry | None:
+        return None if log.role(node) is None else log.revoke(agent.key, node)
+
+    try:
+        await agent.decide(entry)
+    finally:
+        agent.go_on_without([])
+    return f"{name} ({node.short}) is removed for ever; the cluster's secret was changed"
+
+
+async def _continue(agent: Agent, texts: list[str]) -> str:
+    _check_owner(agent, "decide for the cluster")
+    nodes = [agent.find(text) for text in texts]
+    now = asyncio.get_running_loop().time()
+    dead = agent.member.dead(now)
+    for node in nodes:
+        if node.raw not in dead and agent.links.get(node) is not None:
+            raise MembershipError(
+                f"{agent.name_of(node)} is here", hint="Only machines that are gone can be gone on without."
+            )
+    before = agent.member.record.decided.position
+    agent.go_on_without(nodes)
+    for _ in range(50):
+        if agent.member.record.decided.position > before:
+            number = agent.member.record.decided.number
+            return f"view {number} goes on without {', '.join(map(agent.name_of, nodes))}"
+        await asyncio.sleep(0.1)
+    agent.go_on_without([])  # a word that did not help now must not surprise anybody later
+    raise MembershipError(f"still no majority: {agent.waiting()}")
+
+
+def status(agent: Agent) -> StatusTold:
+    """The cluster as this machine sees it."""
+    now = asyncio.get_running_loop().time()
+    first, why = agent.member.coordinator(now)
+    standing = agent.member.standing(now)
+    decided = agent.member.record.decided
+    graph = agent.surveyor.graph()
+    rows = tuple(_row(agent, graph, node, first, now) for node in _in_order(agent))
+    offer = agent.pairing.offer
+    return StatusTold(
+        cluster=agent.cluster_name,
+        branch=decided.branch >> BRANCH_BITS,
+        view=decided.number,
+        member=agent.member.is_member,
+        decides=standing.decides,
+        sentence=agent.waiting() or _sentence(rows),
+        coordinator=agent.name_of(NodeId(first)) if first is not None else "",
+        why_coordinator=why,
+        nodes=rows,
+        links=_link_rows(graph),
+        picture=draw_graph(graph),
+        port=agent.listener.port,
+        pid=os.getpid(),
+        encryption=agent.settings.network.encryption,
+        version=__version__,
+        offer=offer.sentence(now) if offer is not None and offer.open_at(now) else "",
+        recent=tuple(list(agent.events)[-8:]),
+        up_s=now - agent.started,
+    )
+
+
+def _in_order(agent: Agent) -> list[NodeId]:
+    """Members by seniority, then the others as they were admitted."""
+    members = [NodeId(raw) for raw in agent.member.view.nodes]
+    return [*members, *(node for node in agent.log.members if node not in members)]
+
+
+def _row(agent: Agent, graph: Graph, node: NodeId, first: bytes | None, now: float) -> NodeRow:
+    listed = agent.log.members.get(node)
+    member = agent.member.view.of(node.raw)
+    order = agent.member.view.nodes
+    link, choice = agent.links.get(node), agent.links.choice(node)
+    known = agent.places[node]
+    machine = agent.machine_of(node)
+    measured = graph.link(*ordered_pair(agent.me.raw.hex(), node.raw.hex())) if node != agent.me else None
+    trip = agent.trip(node)
+    return NodeRow(
+        node=str(node),
+        short=node.short,
+        name=agent.name_of(node),
+        role=listed.role if listed is not None else "guest",
+        state=_state(agent, node, now),
+        seniority=order.index(node.raw) + 1 if member is not None else None,
+        coordinator=node.raw == first,
+        votes=member.votes if member is not None else False,
+        works=member.works if member is not None else True,
+        address=link.address if link is not None else "",
+        why_address=choice.reason if choice is not None else agent.links.failure(node),
+        rtt_ms=round(trip[0] * 1e3, 3) if trip is not None else None,
+        mbps=round(measured.mbps, 1) if measured is not None and measured.mbps is not None else None,
+        os=f"{machine.os} {machine.arch}" if machine is not None else "",
+        python=machine.python if machine is not None else "",
+        torch=machine.torch or "" if machine is not None else "",
+        devices=_devices(machine),
+        notes=machine.notes if machine is not None else (),
+        version=__version__ if node == agent.me else known.version,
+    )
+
+
+def _state(agent: Agent, node: NodeId, now: float) -> State:
+    if node == agent.me:
+        return "this" if agent.member.is_member else "joining"
+    member = agent.member.view.of(node.raw)
+    if member is None:
+        return "joining" if agent.links.get(node) is not None else "away"
+    peer = agent.member.peers.get(node.raw)
+    if peer is None or peer.is_suspect(now):
+        return "silent"
+    return "here" if peer.beat is not None else "joining"
+
+
+def _sentence(rows: tuple[NodeRow, ...]) -> str:
+    here = sum(row.state in ("this", "here") for row in rows)
+    silent = [row.name for row in rows if row.state == "silent"]
+    away = [row.name for row in rows if row.state == "away"]
+    parts = [f"{here} of {len(rows)} machines are here" if len(rows) > 1 else "this machine is alone"]
+    if silent:
+        parts.append(f"{', '.join(silent)} does not answer")
+    if away:
+        parts.append(f"{', '.join(away)} {'is' if len(away) == 1 else 'are'} away")
+    return "; ".join(parts)
+
+
+def _devices(machine: Machine | None) -> tuple[DeviceRow, ...]:
+    if machine is None:
+        return ()
+    return tuple(
+        DeviceRow(device.kind, device.name, device.memory_bytes, device.tflops_fp32, device.memory_gbps)
+        for device in machine.devices
+    )
+
+
+def _link_rows(graph: Graph) -> tuple[LinkRow, ...]:
+    names = {facts.node: facts.name for facts in graph.nodes}
+    return tuple(
+        LinkRow(names[link.a], names[link.b], round(link.rtt_s * 1e3, 3), link.mbps, link.address)
+        for link in graph.links
+    )

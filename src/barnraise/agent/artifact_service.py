@@ -1,0 +1,410 @@
+"""Carries folders and data sets between agents: asks for the pieces that are missing here, serves those that
+others may have. Everything that touches the disk or hashes runs in threads: the loop also carries heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from barnraise.artifacts.store.manifest import FileEntry, Limits, Manifest, decode_manifest, manifest_id
+from barnraise.artifacts.store.store import Arrival, Store
+from barnraise.artifacts.transfer import messages, swarm_scheduler
+from barnraise.artifacts.transfer.messages import (
+    Lacks,
+    ManifestIs,
+    PieceName,
+    Pieces,
+    Soon,
+    Want,
+    WantManifest,
+)
+from barnraise.artifacts.transfer.piece_server import Serving
+from barnraise.artifacts.transfer.swarm_scheduler import Sized, Spread
+from barnraise.core.errors import ShippingError
+from barnraise.identity import NodeId
+
+PATIENCE_S = 120.0
+_ASK_MANIFEST_S = 6.0
+_TICK_S = 1.0
+_REPORT_S = 0.2
+_WRITE_AT_ONCE = 16 << 20
+_MOST_UNWRITTEN = 128 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class Carrier(Protocol):
+    """What the shipper needs of the agent: bulk messages to other agents."""
+
+    @property
+    def me(self) -> NodeId: ...
+
+    def send_ship(self, node: NodeId, body: bytes) -> None:
+        """Dropped if there is no link."""
+
+    def linked(self, node: NodeId) -> bool: ...
+
+    def drained(self, node: NodeId) -> Awaitable[None]:
+        """Until little of what was sent still waits here; BarnraiseError if the link is gone or stuck."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a fetch is; ``waits_for`` names who has not answered yet."""
+
+    done_bytes: int
+    all_bytes: int
+    waits_for: tuple[NodeId, ...]
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class _Unwritten:
+    fetch: _Fetch
+    node: NodeId
+    name: PieceName
+    data: memoryview
+
+
+class Shipper:
+    """Runs while the agent runs; everything but its threads is on the agent's loop."""
+
+    def __init__(self, store: Store, carrier: Carrier, *, patience_s: float = PATIENCE_S) -> None:
+        self.store = store
+        self.carrier = carrier
+        self.patience_s = patience_s
+        self.serving = Serving(store, carrier, self._is_coming)
+        self._fetches: dict[bytes, _Fetch] = {}
+        self._unwritten: list[_Unwritten] = []
+        self._unwritten_bytes = 0
+        self._writer: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # what the agent asks
+
+    async def fetch(
+        self,
+        manifest: bytes,
+        sources: Iterable[NodeId],
+        receivers: Iterable[NodeId],
+        limits: Limits,
+        progress: OnProgress = lambda _: None,
+    ) -> Manifest:
+        """Until all of it is in the store. Every receiver must be given the same sources and receivers.
+
+        ShippingError if it cannot be had; what has come by then is kept, and need not come again.
+        """
+        fetch = self._fetches.get(manifest)
+        if fetch is None:
+            fetch = self._fetches[manifest] = _Fetch(self, manifest, list(sources), set(receivers), limits)
+        elif fetch.limits != limits:
+            raise ShippingError("the same files are being fetched with other limits", hint="Run it again.")
+        return await fetch.joined(progress)
+
+    def allow(self, manifest: bytes, nodes: Iterable[NodeId]) -> None:
+        """These nodes may have what is in it, now and when more of it has come."""
+        self.serving.allow(manifest, nodes)
+
+    def withdraw(self, manifest: bytes) -> None:
+        """Nobody may have it from us any more, unless it is in another manifest."""
+        self.serving.withdraw(manifest)
+
+    async def close(self) -> None:
+        """End all fetches, and answer nobody any more."""
+        self._closed = True
+        tasks: list[asyncio.Task[Manifest] | asyncio.Task[None]] = [
+            one.task for one in self._fetches.values()
+        ]
+        if self._writer is not None:
+            tasks.append(self._writer)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.serving.close()
+
+    # what the links tell
+
+    def link_up(self, node: NodeId) -> None:
+        for fetch in list(self._fetches.values()):
+            fetch.happened(swarm_scheduler.Up(node))
+
+    def link_down(self, node: NodeId) -> None:
+        """What was on the way is lost; it must be told also when only the bulk link broke."""
+        self.serving.forget(node)
+        for fetch in list(self._fetches.values()):
+            fetch.happened(swarm_scheduler.Down(node))
+
+    def received(self, node: NodeId, body: bytes | memoryview) -> None:
+        """ProtocolError if it is no message of ours; what nobody asked for is dropped."""
+        message = messages.decode(body)
+        match message:
+            case Want():
+                self.serving.wanted(node, message)
+            case WantManifest():
+                self.serving.manifest_wanted(node, message.id)
+            case Pieces():
+                self._on_pieces(node, message)
+            case Lacks():
+                for fetch in list(self._fetches.values()):
+                    fetch.happened(swarm_scheduler.Refused(node, message.names))
+            case Soon():
+                for fetch in list(self._fetches.values()):
+                    fetch.happened(swarm_scheduler.Promised(node))
+            case ManifestIs():
+                if (waiting := self._fetches.get(message.id)) is not None:
+                    waiting.manifest_came(node, message.data)
+
+    # pieces on their way to the disk
+
+    def _on_pieces(self, node: NodeId, message: Pieces) -> None:
+        for piece in message.pieces:
+            fetch = next((one for one in self._fetches.values() if one.needs(node, piece.name)), None)
+            if fetch is None:
+                continue
+            if self._unwritten_bytes + len(piece.data) > _MOST_UNWRITTEN:
+                fetch.happened(swarm_scheduler.Refused(node, [piece.name]))
+                continue
+            fetch.writing.add((node, piece.name))
+            self._unwritten.append(_Unwritten(fetch, node, piece.name, piece.data))
+            self._unwritten_bytes += len(piece.data)
+        if self._unwritten and self._writer is None and not self._closed:
+            self._writer = asyncio.get_running_loop().create_task(self._write())
+
+    async def _write(self) -> None:
+        try:
+            while self._unwritten:
+                batch = self._next_batch()
+                arrivals = [
+                    Arrival(one.fetch.objects[one.name.object], one.name.number, one.data) for one in batch
+                ]
+                try:
+                    outcomes = await asyncio.to_thread(self.store.write_pieces, arrivals)
+                except ShippingError as error:
+                    for fetch in {one.fetch for one in batch}:
+                        fetch.fail(error)
+                    continue
+                finally:
+                    self._unwritten_bytes -= sum(len(one.data) for one in batch)
+                    for one in batch:
+                        one.fetch.writing.discard((one.node, one.name))
+                self._written(batch, outcomes)
+        finally:
+            self._writer = None
+
+    def _next_batch(self) -> list[_Unwritten]:
+        size = count = 0
+        for one in self._unwritten:
+            size += len(one.data)
+            count += 1
+            if size >= _WRITE_AT_ONCE:
+                break
+        batch, self._unwritten = self._unwritten[:count], self._unwritten[count:]
+        return batch
+
+    def _written(self, batch: list[_Unwritten], outcomes: list[ShippingError | None]) -> None:
+        good: dict[NodeId, list[PieceName]] = {}
+        for one, error in zip(batch, outcomes, strict=True):
+            if error is None:
+                good.setdefault(one.node, []).append(one.name)
+            else:
+                one.fetch.lied(one.node, error)
+        for node, names in good.items():
+            self.serving.here(names)
+            for fetch in list(self._fetches.values()):
+                fetch.happened(swarm_scheduler.Got(node, names))
+
+    def _is_coming(self, name: PieceName) -> bool:
+        return any(fetch.is_coming(name) for fetch in self._fetches.values())
+
+    def ended(self, manifest: bytes, fetch: _Fetch) -> None:
+        if self._fetches.get(manifest) is fetch:
+            del self._fetches[manifest]
+
+
+class _Fetch:
+    """One manifest and all that is in it."""
+
+    def __init__(
+        self,
+        shipper: Shipper,
+        name: bytes,
+        sources: list[NodeId],
+        receivers: Collection[NodeId],
+        limits: Limits,
+    ) -> None:
+        self._shipper = shipper
+        self._name = name
+        self._sources = sources
+        self._receivers = receivers
+        self.limits = limits
+        self.objects: dict[bytes, FileEntry] = {}
+        self.writing: set[tuple[NodeId, PieceName]] = set()  # who sent what is on its way to the disk
+        self._loop = asyncio.get_running_loop()
+        self._spread: Spread | None = None
+        self._all_bytes = 0
+        self._heard_at = self._loop.time()
+        self._asked: NodeId | None = None  # for the manifest
+        self._manifest_came: asyncio.Future[bytes] | None = None
+        self._failed: ShippingError | None = None
+        self._moved = asyncio.Event()
+        self._listeners: list[OnProgress] = []
+        self.task = self._loop.create_task(self._run())
+        # Whoever waited may have left in the same moment: its failure is then nobody's.
+        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def joined(self, progress: OnProgress) -> Manifest:
+        self._listeners.append(progress)
+        try:
+            return await asyncio.shield(self.task)
+        finally:
+            self._listeners.remove(progress)
+            if not self._listeners:
+                self.task.cancel()
+                self._shipper.ended(self._name, self)
+
+    # events
+
+    def needs(self, node: NodeId, name: PieceName) -> bool:
+        return (
+            self._spread is not None and (node, name) not in self.writing and self._spread.wants(node, name)
+        )
+
+    def is_coming(self, name: PieceName) -> bool:
+        return self._spread is not None and self._spread.lacks(name)
+
+    def happened(self, event: swarm_scheduler.Event) -> None:
+        if self._spread is None or self._failed is not None:
+            return
+        if isinstance(event, swarm_scheduler.Got):
+            self._heard_at = self._loop.time()
+        for ask in self._spread.handle(event, self._loop.time()):
+            self._shipper.carrier.send_ship(ask.node, messages.encode(Want(ask.names, ask.hold)))
+        if self._spread.done:
+            self._moved.set()
+
+    def manifest_came(self, node: NodeId, data: bytes) -> None:
+        """From whoever was asked: others could keep us from its answer."""
+        if self._manifest_came is not None and node == self._asked and not self._manifest_came.done():
+            self._manifest_came.set_result(data)
+
+    def lied(self, node: NodeId, error: ShippingError) -> None:
+        """It sent bytes with another hash: nothing that it sends is of use."""
+        _log.warning("node %s is not asked again: %s", node.short, error.message)
+        self.happened(swarm_scheduler.Distrusted(node))
+        if self._spread is not None and not self._spread.has_trusted_source():
+            self.fail(ShippingError(f"node {node.short} sent wrong bytes: {error.message}", hint=error.hint))
+
+    def fail(self, error: ShippingError) -> None:
+        self._failed = self._failed or error
+        self._moved.set()
+
+    # the work
+
+    async def _run(self) -> Manifest:
+        store = self._shipper.store
+        try:
+            manifest = await self._get_manifest()
+            linked = self._linked()
+            state = await asyncio.to_thread(self._prepare, manifest, linked)
+            self._spread = state
+            for node in linked ^ self._linked():  # they changed meanwhile
+                self.happened(swarm_scheduler.Down(node) if node in linked else swarm_scheduler.Up(node))
+            self._shipper.serving.manifest_here()
+            if not state.done:
+                await asyncio.to_thread(store.check_room, state.left)
+                await self._get_pieces(state)
+            self._report()
+            return manifest
+        finally:
+            self._shipper.ended(self._name, self)
+
+    def _linked(self) -> set[NodeId]:
+        carrier = self._shipper.carrier
+        peers = {*self._sources, *self._receivers} - {carrier.me}
+        return {node for node in peers if carrier.linked(node)}
+
+    def _prepare(self, manifest: Manifest, linked: set[NodeId]) -> Spread:
+        """In a thread: it looks at every file of the store that is named, and hashes what is half here."""
+        missing = self._shipper.store.missing(manifest)
+        self.objects = manifest.objects()
+        pieces = [
+            Sized(PieceName(name, number), entry.piece_size(number))
+            for name, entry in self.objects.items()
+            for number in range(len(entry.pieces))
+        ]
+        wanted = {PieceName(name, number) for name, numbers in missing.items() for number in numbers}
+        self._all_bytes = sum(piece.size for piece in pieces)
+        return Spread(self._shipper.carrier.me, self._sources, self._receivers, pieces, wanted, linked)
+
+    async def _get_pieces(self, state: Spread) -> None:
+        self._heard_at = self._loop.time()
+        ticked = self._loop.time()
+        self.happened(swarm_scheduler.Tick())
+        while not state.done:
+            self._moved.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._moved.wait(), _REPORT_S)
+            if self._failed is not None:
+                raise self._failed
+            now = self._loop.time()
+            if now - ticked >= _TICK_S:
+                ticked = now
+                self.happened(swarm_scheduler.Tick())
+            if now - self._heard_at > self._shipper.patience_s:
+                raise self._nobody(f"no piece came for {self._shipper.patience_s:g} s", state.waits_for())
+            self._report()
+
+    def _report(self) -> None:
+        if self._spread is not None:
+            waits_for = () if self._spread.done else tuple(self._spread.waits_for())
+            progress = Progress(self._all_bytes - self._spread.left, self._all_bytes, waits_for)
+            for listener in list(self._listeners):
+                listener(progress)
+
+    async def _get_manifest(self) -> Manifest:
+        store = self._shipper.store
+        data = await asyncio.to_thread(store.encoded_manifest, self._name)
+        if data is not None:
+            return await asyncio.to_thread(decode_manifest, data, self.limits)
+        until = self._loop.time() + self._shipper.patience_s
+        while self._loop.time() < until:
+            data = await self._ask_manifest()
+            if data is not None:
+                manifest = await asyncio.to_thread(decode_manifest, data, self.limits)
+                await asyncio.to_thread(store.put_manifest, manifest)
+                return manifest
+            await asyncio.sleep(min(_TICK_S, self._shipper.patience_s / 4))
+        raise self._nobody("the list of files did not come", self._sources)
+
+    async def _ask_manifest(self) -> bytes | None:
+        """Ask each that can be reached, once."""
+        carrier = self._shipper.carrier
+        for node in dict.fromkeys((*self._sources, *sorted(self._receivers))):
+            if node == carrier.me or not carrier.linked(node):
+                continue
+            self._asked, self._manifest_came = node, self._loop.create_future()
+            carrier.send_ship(node, messages.encode(WantManifest(self._name)))
+            try:
+                data = await asyncio.wait_for(self._manifest_came, _ASK_MANIFEST_S)
+            except TimeoutError:
+                continue
+            if data and await asyncio.to_thread(manifest_id, data) == self._name:
+                return data
+            if data:
+                _log.warning("node %s sent a list of files with another hash", node.short)
+        return None
+
+    def _nobody(self, what: str, nodes: Iterable[NodeId]) -> ShippingError:
+        names = ", ".join(node.short for node in nodes)
+        return ShippingError(
+            f"{what}; waiting for {names or 'nobody'}",
+            hint="Check with `barnraise status` that these machines are on, then run it again: what has come "
+            "is kept.",
+        )

@@ -1,0 +1,330 @@
+"""The control links of an agent: dials every machine of the cluster, takes calls, keeps one link a pair.
+
+Two machines may dial each other at the same moment. The link that the smaller node id dialled stays, and
+only whoever dialled a link closes it as superfluous, so that the two never close each other's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Coroutine
+from typing import NamedTuple, Protocol
+
+from barnraise.core.errors import BarnraiseError, HandshakeError
+from barnraise.identity import NodeId
+from barnraise.transport.address_race import Choice, dial_best
+from barnraise.transport.control.dial import AgentTls, ControlLink, accept_agent, was_refused
+from barnraise.transport.listener.preface import (
+    AGENT_ROUTES,
+    ANYBODY,
+    ROUTE_AGENT,
+    Preface,
+    target_at,
+    target_of,
+)
+from barnraise.transport.log_throttle import Complaints
+
+_OTHER_FIRST_S = 0.4  # how long the larger node id waits for the smaller one's call
+_MOST_KEPT = 64
+_MOST_LINKS = 3  # to one node on one route
+_NEWEST = 1 << 30
+
+_log = logging.getLogger(__name__)
+
+
+class Place(NamedTuple):
+    """Where a node can be dialled, and how many of the cluster's secrets it knew last."""
+
+    addresses: tuple[str, ...]
+    port: int
+    epoch: int = 1
+
+
+class LinkOwner(Protocol):
+    """What the links tell the agent."""
+
+    def link_up(self, node: NodeId, link: ControlLink) -> None: ...
+
+    def link_down(self, node: NodeId, why: str) -> None: ...
+
+    def route_down(self, node: NodeId, route: int) -> None:
+        """The last link of another route is gone."""
+
+    def refused(self, node: NodeId) -> None:
+        """The node's machine says that no agent listens there."""
+
+    def received(self, link: ControlLink, message: bytes) -> None: ...
+
+    def secret_for(self, node: NodeId | None, epoch: int) -> bytes: ...
+
+
+class _Peer:
+    def __init__(self) -> None:
+        self.links: dict[int, list[ControlLink]] = {route: [] for route in AGENT_ROUTES}
+        self.place: Place | None = None
+        self.choice: Choice | None = None
+        self.dialling: dict[int, asyncio.Task[None]] = {}
+        self.kept: dict[int, list[bytes]] = {route: [] for route in AGENT_ROUTES}
+        self.failure = ""
+
+    def all_links(self) -> list[ControlLink]:
+        return [link for links in self.links.values() for link in links]
+
+
+class Links:
+    """All of them, by node."""
+
+    def __init__(self, me: NodeId, tls: AgentTls, owner: LinkOwner) -> None:
+        self._me = me
+        self._tls = tls
+        self._owner = owner
+        self._peers: dict[NodeId, _Peer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._complaints = Complaints(_log, "refused a call from")
+
+    # what the agent asks
+
+    def get(self, node: NodeId, route: int = ROUTE_AGENT) -> ControlLink | None:
+        """The link to use: the one that the smaller node id dialled, if there are two."""
+        peer = self._peers.get(node)
+        live = [link for link in peer.links[route] if link.closed is None] if peer is not None else []
+        if not live:
+            return None
+        # The newest: one that was made again is of more use than one that has died unnoticed.
+        return next((link for link in reversed(live) if self._is_preferred(node, link)), live[-1])
+
+    def linked(self) -> list[NodeId]:
+        return [node for node in self._peers if self.get(node) is not None]
+
+    def choice(self, node: NodeId) -> Choice | None:
+        peer = self._peers.get(node)
+        return peer.choice if peer is not None else None
+
+    def failure(self, node: NodeId) -> str:
+        """Why it could not be dialled last time."""
+        peer = self._peers.get(node)
+        return peer.failure if peer is not None else ""
+
+    def place(self, node: NodeId) -> Place | None:
+        peer = self._peers.get(node)
+        return peer.place if peer is not None else None
+
+    def learn(self, node: NodeId, place: Place) -> None:
+        """It can be reached there; addresses that worked before stay, behind the new ones."""
+        peer = self._peer(node)
+        old = peer.place.addresses if peer.place is not None and peer.place.port == place.port else ()
+        addresses = tuple(dict.fromkeys((*place.addresses, *old)))[:8]
+        peer.place = Place(addresses, place.port, place.epoch)
+
+    def send(self, node: NodeId, message: bytes) -> None:
+        """On the route of heartbeats; dropped if there is no link."""
+        link = self.get(node)
+        if link is not None:
+            link.send(message)
+
+    def send_on(self, route: int, node: NodeId, message: bytes) -> None:
+        """On another route, whose link is made when it is first needed."""
+        link = self.get(node, route)
+        if link is not None:
+            link.send(message)
+            return
+        kept = self._peer(node).kept[route]
+        if len(kept) < _MOST_KEPT and self.get(node) is not None:
+            kept.append(message)
+            self.dial(node, route)
+
+    def dial(self, node: NodeId, route: int = ROUTE_AGENT, *, at_once: bool = False) -> None:
+        """Unless there is a link, or a call is under way."""
+        peer = self._peer(node)
+        if self._closing or peer.place is None or route in peer.dialling or self.get(node, route) is not None:
+            return
+        wait = 0.0 if at_once or self._me < node or route != ROUTE_AGENT else _OTHER_FIRST_S
+        task = self._spawn(self._dial(node, peer, route, wait))
+        peer.dialling[route] = task
+        task.add_done_callback(lambda _: peer.dialling.pop(route, None))
+
+    async def look(self, address: str, port: int, secret: bytes, *, named: bool) -> NodeId:
+        """Dial whoever is there; BarnraiseError if it is nobody of ours.
+
+        ``named``: a person gave the address. It may be a router's that leads to a machine which does not know
+        it by that address; only then the preface is not bound to the place.
+        """
+        link, choice = await dial_best(
+            [address],
+            port,
+            route=ROUTE_AGENT,
+            target=ANYBODY if named else target_at(secret, address, port),
+            secret=secret,
+            tls=self._tls,
+            expect=None,
+            on_message=self._owner.received,
+            on_closed=self._closed,
+        )
+        node = link.peer.node
+        self.learn(node, Place((choice.address,), port, self._epoch(node)))
+        self._settle(node, link, choice)
+        return node
+
+    def accept(self, connection: socket.socket, preface: Preface, address: str) -> None:
+        """A call that came in; its preface was right."""
+        if self._closing:
+            connection.close()
+            return
+        self._spawn(self._accept(connection, preface, address))
+
+    def cut(self, node: NodeId, why: str) -> None:
+        """End everything with this node."""
+        peer = self._peers.pop(node, None)
+        if peer is None:
+            return
+        for task in peer.dialling.values():
+            task.cancel()
+        for link in peer.all_links():
+            link.close(why, flush=True)
+
+    async def close(self, why: str) -> None:
+        self._closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        for peer in self._peers.values():
+            for link in peer.all_links():
+                link.close(why, flush=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def forget_all(self, why: str) -> None:
+        """Another cluster begins: nobody of the old one is known any more."""
+        for node in list(self._peers):
+            self.cut(node, why)
+
+    # how it is done
+
+    async def _dial(self, node: NodeId, peer: _Peer, route: int, wait: float) -> None:
+        if wait:
+            await asyncio.sleep(wait)
+        place = peer.place
+        if place is None or self.get(node, route) is not None:
+            return
+        current = self.get(node)
+        addresses = (current.address,) if current is not None and current.outbound else place.addresses
+        try:
+            try:
+                link, choice = await self._call(node, peer, route, addresses, place.epoch)
+            except HandshakeError:
+                # It may have learnt a newer secret from others since we last heard of it.
+                link, choice = await self._call(node, peer, route, addresses, _NEWEST)
+        except BarnraiseError as error:
+            peer.failure = error.message
+            _log.debug("%s cannot be dialled: %s", node.short, error.message)
+            if route == ROUTE_AGENT and was_refused(error) and self.get(node) is None:
+                self._owner.refused(node)
+            return
+        self._settle(node, link, choice)
+
+    async def _call(
+        self, node: NodeId, peer: _Peer, route: int, addresses: tuple[str, ...], epoch: int
+    ) -> tuple[ControlLink, Choice]:
+        assert peer.place is not None
+        return await dial_best(
+            addresses,
+            peer.place.port,
+            route=route,
+            target=target_of(node),
+            secret=self._owner.secret_for(node, epoch),
+            tls=self._tls,
+            expect=node,
+            on_message=self._owner.received,
+            on_closed=self._closed,
+            current=peer.choice.address if peer.choice is not None else None,
+        )
+
+    async def _accept(self, connection: socket.socket, preface: Preface, address: str) -> None:
+        try:
+            link = await accept_agent(
+                connection,
+                preface,
+                address,
+                tls=self._tls,
+                on_message=self._owner.received,
+                on_closed=self._closed,
+            )
+        except HandshakeError as error:
+            self._complaints.about(address, error.message)
+            return
+        except BarnraiseError as error:
+            _log.debug("a call from %s came to nothing: %s", address, error.message)
+            return
+        self._settle(link.peer.node, link, None)
+
+    def _settle(self, node: NodeId, link: ControlLink, choice: Choice | None) -> None:
+        """Keep it, unless there is a better one; a new incarnation ends the links of the old."""
+        if node == self._me or self._closing:
+            link.close("it has this machine's own node key" if node == self._me else "the agent ends")
+            return
+        peer = self._peer(node)
+        peer.failure = ""
+        rivals = [other for other in peer.links[link.route] if other.closed is None]
+        for other in rivals:
+            if other.peer.worker != link.peer.worker:
+                other.close("a later incarnation of its agent speaks")
+        rivals = [other for other in rivals if other.closed is None]
+        if link.outbound and any(other.outbound or not self._is_preferred(node, link) for other in rivals):
+            link.close("there is a link already", flush=True)
+            return
+        peer.links[link.route].append(link)
+        for oldest in peer.links[link.route][:-_MOST_LINKS]:
+            oldest.close("there are newer links")
+        if choice is not None and link.route == ROUTE_AGENT:
+            peer.choice = choice
+        for other in rivals:
+            if other.outbound and not self._is_preferred(node, other):
+                other.close("the other side's link is used", flush=True)
+        if link.route != ROUTE_AGENT:
+            kept, peer.kept[link.route] = peer.kept[link.route], []
+            for message in kept:
+                link.send(message)
+        elif not rivals:
+            self._owner.link_up(node, link)
+
+    def _closed(self, link: ControlLink, why: str) -> None:
+        node = link.peer.node
+        peer = self._peers.get(node)
+        if peer is None or link not in peer.links[link.route]:
+            return
+        peer.links[link.route].remove(link)
+        if self.get(node, link.route) is not None:
+            return
+        if link.route == ROUTE_AGENT:
+            self._owner.link_down(node, why)
+        else:
+            self._owner.route_down(node, link.route)
+
+    def _is_preferred(self, node: NodeId, link: ControlLink) -> bool:
+        return link.outbound == (self._me < node)
+
+    def _epoch(self, node: NodeId) -> int:
+        place = self.place(node)
+        return place.epoch if place is not None else 1
+
+    def _peer(self, node: NodeId) -> _Peer:
+        peer = self._peers.get(node)
+        if peer is None:
+            peer = self._peers[node] = _Peer()
+        return peer
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(_logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _logged(work: Coroutine[object, object, None]) -> None:
+    try:
+        await work
+    except Exception:  # noqa: BLE001  # one call that fails must not take the others with it
+        _log.exception("a call could not be handled")

@@ -1,0 +1,153 @@
+"""Finds the other machines of the cluster, and the one that offers to be paired."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Protocol
+
+from barnraise.agent.cluster.connections import Links
+from barnraise.agent.cluster.pairing_server import PairingDesk
+from barnraise.agent.cluster.peer_store import Places
+from barnraise.core.config import Settings
+from barnraise.core.errors import BarnraiseError
+from barnraise.discovery import UNTAGGED, Discovery, Sighting, namespace_tag
+from barnraise.discovery.broadcast import BroadcastFinder
+from barnraise.discovery.mdns import MdnsFinder
+from barnraise.discovery.remembered import Remembered, RememberedFinder
+from barnraise.discovery.static import StaticFinder
+from barnraise.identity import NodeId
+from barnraise.identity.trust import TrustLog
+from barnraise.transport.listener.listener import Listener
+
+_log = logging.getLogger(__name__)
+
+
+class Seeker(Protocol):
+    """What the search needs of the agent."""
+
+    me: NodeId
+    settings: Settings
+    links: Links
+    places: Places
+    pairing: PairingDesk
+    listener: Listener
+
+    @property
+    def log(self) -> TrustLog: ...
+
+    def addresses(self) -> list[str]: ...
+
+    def secret_for(self, node: NodeId | None, epoch: int) -> bytes: ...
+
+    def spawn(self, work: Awaitable[None]) -> None: ...
+
+
+class Search:
+    """Advertises this machine, watches for others, and has them dialled."""
+
+    def __init__(self, agent: Seeker) -> None:
+        self._agent = agent
+        network = agent.settings.network
+        self._remembered = RememberedFinder()
+        self.discovery = Discovery(
+            [
+                MdnsFinder(agent.addresses),
+                BroadcastFinder(network.discovery_port, addresses=agent.addresses),
+                StaticFinder(network.peers, network.port),
+                self._remembered,
+            ],
+            addresses=agent.addresses,
+        )
+        self._tags: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+        self._looking: set[tuple[str, int]] = set()
+        self._found_at: dict[tuple[str, int], NodeId] = {}
+        self._wanted: tuple[str, asyncio.Future[Sighting]] | None = None
+
+    async def start(self) -> None:
+        await self.discovery.start(self._sighted)
+        self.retag()
+        self.remember()
+        self.dial_all()
+
+    async def stop(self) -> None:
+        await self.discovery.stop()
+
+    def forget(self) -> None:
+        """Another cluster begins."""
+        self._found_at.clear()
+
+    def retag(self) -> None:
+        """Advertise our namespace and open offers; watch ours, and what one that was away still shows."""
+        agent = self._agent
+        epochs = {agent.places[node].epoch for node in agent.log.members if node != agent.me}
+        secrets = {agent.log.secret} | {agent.secret_for(None, epoch) for epoch in epochs}
+        watched = frozenset(map(namespace_tag, secrets))
+        if self._wanted is not None:
+            watched |= {self._wanted[0]}
+        tags = (agent.pairing.tags | {namespace_tag(agent.log.secret)}, watched)
+        if tags != self._tags:
+            self._tags = tags
+            self.discovery.watch(tags[1])
+            self.discovery.advertise(tags[0], agent.listener.port)
+
+    async def look_for(self, tag: str, patience_s: float) -> Sighting | None:
+        """Where somebody shows this tag, or None."""
+        seen: asyncio.Future[Sighting] = asyncio.get_running_loop().create_future()
+        self._wanted = (tag, seen)
+        self.retag()
+        self.discovery.refresh()
+        try:
+            return await asyncio.wait_for(seen, patience_s)
+        except TimeoutError:
+            return None
+        finally:
+            self._wanted = None
+            self.retag()
+
+    def dial_all(self) -> None:
+        """Every machine of the cluster that has no link and whose place is known."""
+        agent = self._agent
+        for node in agent.log.members:
+            place = agent.places.place(node)
+            if node != agent.me and place is not None and agent.links.get(node) is None:
+                agent.links.learn(node, place)
+                agent.links.dial(node)
+
+    def remember(self) -> None:
+        """Who is away is looked for where it was, with a back-off."""
+        agent = self._agent
+        places = [(node, agent.places.place(node)) for node in agent.log.members if node != agent.me]
+        self._remembered.remember(
+            Remembered(node.raw.hex(), place.addresses, place.port)
+            for node, place in places
+            if place is not None
+        )
+        self._remembered.present(frozenset(node.raw.hex() for node in agent.links.linked()))
+
+    def _sighted(self, sighting: Sighting) -> None:
+        if self._wanted is not None and sighting.tag == self._wanted[0]:
+            if not self._wanted[1].done():
+                self._wanted[1].set_result(sighting)
+            return
+        if sighting.source == self._remembered.name:
+            self.dial_all()
+            return
+        agent = self._agent
+        secrets = {namespace_tag(secret): secret for secret in agent.log.secrets}
+        secret = agent.log.secret if sighting.tag == UNTAGGED else secrets.get(sighting.tag)
+        where = (sighting.address, sighting.port)
+        node = self._found_at.get(where)
+        is_known = node is not None and agent.links.get(node) is not None
+        if secret is not None and where not in self._looking and not is_known:
+            self._looking.add(where)
+            agent.spawn(self._look(where, secret, named=sighting.tag == UNTAGGED))
+
+    async def _look(self, where: tuple[str, int], secret: bytes, *, named: bool) -> None:
+        try:
+            self._found_at[where] = await self._agent.links.look(*where, secret, named=named)
+        except BarnraiseError as error:
+            _log.debug("%s is nobody of ours: %s", where, error.message)
+        finally:
+            self._looking.discard(where)

@@ -1,0 +1,138 @@
+"""This machine's copy of the board: hands the replica its messages and views, and clients their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import Protocol
+
+from barnraise.agent import protocol
+from barnraise.agent_client.kv_messages import (
+    BoardAsk,
+    BoardTold,
+    ClusterAsk,
+    ClusterTold,
+    Operation,
+    Result,
+    Watch,
+    encode,
+)
+from barnraise.core.errors import ProtocolError
+from barnraise.identity import NodeId
+from barnraise.kvstore import Answer, Effect, Note, Replica, ReplicaView, Send, decode_message, encode_message
+from barnraise.membership.node import Member
+from barnraise.membership.paxos import Decision, is_quorum
+from barnraise.membership.view import View
+
+_TICK_S = 0.2
+_BRANCH = 1 << 24  # a view of a later branch is newer than any of an earlier one
+
+_log = logging.getLogger(__name__)
+
+
+class Resident(Protocol):
+    """What the board needs of the agent."""
+
+    me: NodeId
+    member: Member
+
+    def name_of(self, node: NodeId) -> str: ...
+
+    def send_bulk(self, node: NodeId, message: bytes) -> None: ...
+
+
+class BoardKeeper:
+    """Between the replica, which decides, and the links and clients of this machine."""
+
+    def __init__(self, agent: Resident) -> None:
+        self._agent = agent
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[object, asyncio.Future[Result]] = {}
+        self._replica = self._new()
+        self.view_changed()
+
+    def begin_anew(self) -> None:
+        """Another cluster: nothing of the old board is known there."""
+        self._replica = self._new()
+
+    def view_changed(self) -> None:
+        member = self._agent.member
+        if member.record.decided.number:
+            view = _replica_view(member.record.decided, member.view)
+            self._perform(self._replica.view_changed(view, self._loop.time()))
+
+    def received(self, node: NodeId, body: bytes | memoryview) -> None:
+        if self._agent.member.history.role(node.raw) != "owner":
+            raise ProtocolError(f"{node.short} is a guest and holds no copy of the board")
+        message = decode_message(bytes(body))
+        self._perform(self._replica.receive(node.raw, message, self._loop.time()))
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._perform(self._replica.tick(self._loop.time()))
+
+    async def answer(self, question: BoardAsk | ClusterAsk) -> bytes:
+        if isinstance(question, ClusterAsk):
+            return encode(self._cluster())
+        return encode(BoardTold(await self.request(question.operation, question.patience_s)))
+
+    async def request(self, operation: Operation | Watch, patience_s: float) -> Result:
+        """What the board says; an answer comes by then in any case."""
+        ticket = object()
+        future: asyncio.Future[Result] = self._loop.create_future()
+        self._waiting[ticket] = future
+        try:
+            self._perform(self._replica.request(operation, ticket, self._loop.time(), patience_s))
+            return await future
+        finally:
+            del self._waiting[ticket]
+            self._replica.forget(ticket)
+
+    def _cluster(self) -> ClusterTold:
+        member = self._agent.member
+        working = [present.node for present in member.view.members if present.works]
+        me = self._agent.me.raw
+        is_in = member.is_member
+        return ClusterTold(
+            world=len(working) if is_in else 0,
+            node_index=working.index(me) if is_in and me in working else -1,
+            view=member.record.decided.number,
+        )
+
+    def _new(self) -> Replica:
+        agent = self._agent
+        return Replica(
+            agent.me.raw,
+            _has_quorum,
+            secrets.token_bytes(16),
+            # A view that lists this very start of ours is one in which we have forgotten nothing.
+            last_view=_number(agent.member.record.decided) - agent.member.is_member,
+            name=lambda raw: agent.name_of(NodeId(raw)),
+        )
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self._agent.send_bulk(NodeId(effect.to), protocol.BOARD + encode_message(effect.message))
+                case Answer():
+                    future = self._waiting.get(effect.ticket)
+                    if future is not None and not future.done():
+                        future.set_result(effect.result)
+                case Note():
+                    _log.info("the board: %s", effect.text)
+
+
+def _number(decided: Decision) -> int:
+    return decided.branch * _BRANCH + decided.number
+
+
+def _replica_view(decided: Decision, view: View) -> ReplicaView:
+    """Guests hold no copy: it has the keys of runs that are not theirs."""
+    return ReplicaView(_number(decided), view.voters, frozenset(view.voters), forced=bool(view.without))
+
+
+def _has_quorum(view: ReplicaView, agreeing: set[bytes]) -> bool:
+    return is_quorum([node for node in view.members if node in view.voters], agreeing)

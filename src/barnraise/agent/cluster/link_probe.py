@@ -1,0 +1,351 @@
+"""Measures what this machine and its links can do, tells the others, and keeps the graph to plan from.
+
+Of two machines the one with the smaller node id measures their link, over the bulk route, and tells all. A
+machine that takes part in another measurement says so, and is asked again a moment later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+
+import msgspec
+from msgspec import Meta
+
+from barnraise.agent import protocol
+from barnraise.core.errors import BarnraiseError
+from barnraise.identity import NodeId
+from barnraise.topology import (
+    Graph,
+    LinkFacts,
+    Machine,
+    NodeFacts,
+    build_graph,
+    describe_machine,
+    measured_speeds,
+    with_speeds,
+)
+from barnraise.topology.graph import Pair, ordered_pair
+from barnraise.topology.link_estimate import (
+    LARGEST_PIECE,
+    MOST_BYTES,
+    MOST_SECONDS,
+    Measured,
+    estimate,
+    next_measurement,
+    next_piece,
+    why_measure,
+)
+from barnraise.topology.measurement_slots import Turns
+from barnraise.topology.probe import remembered_speeds
+
+_PROBE_AFTER_S = 10.0
+_PROBES = 3
+_FAILED_AGAIN_S = 30.0
+_DISTURBED_AGAIN_S = 600.0
+_LOOK_S = 2.0
+_SETTLE_S = 5.0
+_JUDGE_EVERY = 128 * 1024
+_MEASURE_S = MOST_SECONDS + 5.0
+_MOST_LINKS = 2048
+_TOGETHER_S = 0.0005
+_MOST_ARRIVALS = 4096
+
+_log = logging.getLogger(__name__)
+
+Serial = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
+    """Bytes that say nothing; their arrival is what counts."""
+
+    serial: Serial
+    data: Annotated[bytes, Meta(max_length=LARGEST_PIECE)]
+
+
+class Got(msgspec.Struct, frozen=True, array_like=True, tag="got"):
+    """How much has arrived; with ``over`` what it amounts to."""
+
+    serial: Serial
+    received: Annotated[int, Meta(ge=0, le=2 * MOST_BYTES)]
+    over: bool = False
+    mbps: Annotated[float, Meta(ge=0, le=1e7)] | None = None
+    reason: Annotated[str, Meta(max_length=200)] = ""
+    busy: bool = False  # with another one: nothing was measured
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
+    """Links that the sender has measured."""
+
+    links: Annotated[tuple[LinkFacts, ...], Meta(max_length=_MOST_LINKS)]
+
+
+Survey = Chunk | Got | Told
+_surveys: msgspec.msgpack.Decoder[Survey] = msgspec.msgpack.Decoder(Survey)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Surroundings(Protocol):
+    """What the surveyor needs of the agent."""
+
+    @property
+    def me(self) -> NodeId: ...
+
+    def linked_nodes(self) -> list[NodeId]: ...
+
+    def trip(self, node: NodeId) -> tuple[float, float] | None:
+        """Round trip and its deviation, as the heartbeats show them."""
+
+    def address(self, node: NodeId) -> str: ...
+
+    def facts(self) -> list[NodeFacts]: ...
+
+    def send_bulk(self, node: NodeId, message: bytes) -> None: ...
+
+    def machine_changed(self) -> None: ...
+
+
+@dataclass
+class _Train:
+    """A measurement that another machine makes of its link to us."""
+
+    serial: int
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    judged: int = 0
+    received: int = 0
+
+
+class Surveyor:
+    """Runs while the agent runs."""
+
+    def __init__(self, around: Surroundings, state: Path) -> None:
+        self._around = around
+        self._state = state
+        self._loop = asyncio.get_running_loop()
+        described = describe_machine()
+        self.machine: Machine = with_speeds(described, remembered_speeds(described, state))
+        self._links: dict[Pair, LinkFacts] = {}
+        self._measured_at: dict[Pair, float] = {}
+        self._last: dict[Pair, Measured] = {}
+        self._asked: set[Pair] = set()
+        self._trains: dict[NodeId, _Train] = {}
+        self._turns = Turns()
+        self._answers: dict[tuple[NodeId, int], asyncio.Queue[Got]] = {}
+        self._serial = 0
+        self.busy: frozenset[str] = frozenset()
+
+    def jobs(self) -> list[Callable[[], Awaitable[None]]]:
+        """What the agent runs for it."""
+        return [self._probe, self._measure_all]
+
+    def graph(self) -> Graph:
+        """All that is known now, frozen."""
+        facts = self._around.facts()
+        known = {one.node for one in facts}
+        links = dict(self._links)
+        for link in self._own_links():
+            pair = (link.a, link.b)
+            old = links.get(pair)
+            if old is not None:
+                link = msgspec.structs.replace(link, mbps=old.mbps, reason=old.reason or link.reason)
+            links[pair] = link
+        now = self._loop.time()
+        kept = []
+        for pair, link in links.items():
+            if pair[0] in known and pair[1] in known:
+                at = self._measured_at.get(pair)
+                ago = now - at if at is not None and link.mbps is not None else None
+                kept.append(msgspec.structs.replace(link, measured_s_ago=ago))
+        return build_graph(facts, kept)
+
+    def measure_now(self) -> None:
+        """A person asks: all links of this machine, also beside a run."""
+        self._asked = {(link.a, link.b) for link in self._own_links()}
+
+    def tell(self, node: NodeId) -> None:
+        """A new link: tell it what we have measured."""
+        own = self._around.me.raw.hex()
+        links = [link for pair, link in self._links.items() if own in pair]
+        if links:
+            self._around.send_bulk(node, _encode(Told(tuple(links))))
+
+    def received(self, node: NodeId, body: bytes | memoryview) -> None:
+        message = protocol.decode(_surveys, body)
+        match message:
+            case Chunk():
+                self._on_chunk(node, message)
+            case Got():
+                queue = self._answers.get((node, message.serial))
+                if queue is not None and queue.qsize() < 1000:
+                    queue.put_nowait(message)
+            case Told():
+                self._on_told(node, message)
+
+    def _own_links(self) -> list[LinkFacts]:
+        own = self._around.me.raw.hex()
+        found = []
+        for node in self._around.linked_nodes():
+            trip = self._around.trip(node)
+            if trip is not None:
+                a, b = ordered_pair(own, node.raw.hex())
+                address = self._around.address(node)
+                found.append(
+                    LinkFacts(a=a, b=b, rtt_s=trip[0], rtt_deviation_s=trip[1], address=address[:64])
+                )
+        return found
+
+    # devices
+
+    async def _probe(self) -> None:
+        """A machine that had no time for it now may have some later."""
+        await asyncio.sleep(_PROBE_AFTER_S)
+        for _ in range(_PROBES):
+            self._turns.is_probing = True
+            try:
+                report = await measured_speeds(describe_machine(), self._state)
+            finally:
+                self._turns.is_probing = False
+            machine = with_speeds(describe_machine(), report)
+            if machine != self.machine:
+                self.machine = machine
+                self._around.machine_changed()
+            if report.speeds and not report.disturbed:
+                return
+            await asyncio.sleep(_DISTURBED_AGAIN_S if report.speeds else _FAILED_AGAIN_S)
+
+    # links that we measure
+
+    async def _measure_all(self) -> None:
+        await asyncio.sleep(_SETTLE_S)
+        while True:
+            own = self._around.me.raw.hex()
+            now = self._loop.time()
+            links = [link for link in self._own_links() if link.a == own]
+            mine = [link for link in links if not self._turns.is_put_off(link.b, now)]
+            graph = build_graph([NodeFacts(node=name, name="x") for name in _ends(mine)], mine)
+            under_way = [ordered_pair(own, node) for node in self._turns.measured_by(now)]
+            pair = next_measurement(graph, now, self.busy, self._last, under_way=under_way, asked=self._asked)
+            if pair is None or self._turns.is_probing:
+                await asyncio.sleep(_LOOK_S)
+                continue
+            link = graph.link(*pair)
+            assert link is not None
+            why = why_measure(link, self._last.get(pair), now) or "somebody asked"
+            if await self._measure(pair, link, why):
+                self._asked.discard(pair)
+            await asyncio.sleep(_LOOK_S / 2)
+
+    async def _measure(self, pair: Pair, link: LinkFacts, why: str) -> bool:
+        """Whether it came to its turn, however it ended."""
+        node = NodeId(bytes.fromhex(pair[1]))
+        mbps: float | Literal["busy"] | None = None
+        self._turns.is_sending = True
+        try:
+            async with asyncio.timeout(_MEASURE_S):
+                mbps = await self._send_train(node)
+        except (TimeoutError, BarnraiseError) as error:
+            words = error.message if isinstance(error, BarnraiseError) else "no answer in time"
+            _log.info("the link to %s could not be measured: %s", node.short, words)
+        finally:
+            self._turns.is_sending = False
+        if mbps == "busy":
+            self._turns.put_off(pair[1], self._loop.time())
+            return False
+        self._last[pair] = Measured(self._loop.time(), link.rtt_s, mbps is not None)
+        if mbps is None:
+            return True
+        facts = msgspec.structs.replace(link, mbps=mbps, reason=f"measured because {why}"[:200])
+        self._links[pair] = facts
+        self._measured_at[pair] = self._loop.time()
+        for other in self._around.linked_nodes():
+            self._around.send_bulk(other, _encode(Told((facts,))))
+        return True
+
+    async def _send_train(self, node: NodeId) -> float | Literal["busy"] | None:
+        """At most a second of traffic, and never more on the way than the link takes in a moment."""
+        self._serial += 1
+        serial = self._serial
+        queue = self._answers[node, serial] = asyncio.Queue()
+        payload = bytes(LARGEST_PIECE)
+        sent = received = 0
+        ended = False
+        begin = self._loop.time()
+        try:
+            while True:
+                while (size := next_piece(sent, received, self._loop.time() - begin)) > 0:
+                    self._around.send_bulk(node, _encode(Chunk(serial, payload[:size])))
+                    sent += size
+                    await asyncio.sleep(0)
+                if not ended and (self._loop.time() - begin > MOST_SECONDS or sent >= MOST_BYTES):
+                    ended = True
+                    self._around.send_bulk(node, _encode(Chunk(serial, b"")))
+                got = await queue.get()
+                received = max(received, got.received)
+                if got.busy:
+                    return "busy"  # with another measurement
+                if got.over:
+                    return got.mbps
+        finally:
+            del self._answers[node, serial]
+
+    # links that others measure
+
+    def _on_chunk(self, node: NodeId, chunk: Chunk) -> None:
+        name = node.raw.hex()
+        taken = self._turns.arrives(name, chunk.serial, self._loop.time())
+        if taken == "declined":
+            self._around.send_bulk(node, _encode(Got(chunk.serial, 0, over=True, busy=True)))
+        if taken != "counts":
+            return
+        train = self._trains.get(node)
+        if train is None or train.serial != chunk.serial:
+            train = self._trains[node] = _Train(chunk.serial)
+        size = len(chunk.data)
+        if train.received + size > MOST_BYTES:
+            return
+        train.received += size
+        self._note_arrival(train, size)
+        last = not size
+        if not last and train.received - train.judged < _JUDGE_EVERY:
+            self._around.send_bulk(node, _encode(Got(train.serial, train.received)))
+            return
+        train.judged = train.received
+        so_far = estimate(train.arrivals)
+        over = last or so_far.enough
+        got = Got(train.serial, train.received, over, so_far.mbps if over else None, so_far.reason[:200])
+        self._around.send_bulk(node, _encode(got))
+        if over:
+            self._trains[node] = _Train(-1)
+            self._turns.over(name)
+
+    def _note_arrival(self, train: _Train, size: int) -> None:
+        """Crumbs that come together count as one: what is kept is bounded by time, not by the sender."""
+        now = self._loop.time()
+        if train.arrivals and now - train.arrivals[-1][0] < _TOGETHER_S:
+            train.arrivals[-1] = (train.arrivals[-1][0], train.arrivals[-1][1] + size)
+        elif len(train.arrivals) < _MOST_ARRIVALS:
+            train.arrivals.append((now, size))
+
+    def _on_told(self, node: NodeId, told: Told) -> None:
+        name = node.raw.hex()
+        known = {one.node for one in self._around.facts()}
+        for link in told.links:
+            pair = (link.a, link.b)
+            # A machine speaks for its own links only.
+            if name not in pair or not known.issuperset(pair):
+                continue
+            if len(self._links) < _MOST_LINKS or pair in self._links:
+                self._links[pair] = link
+                self._measured_at[pair] = self._loop.time() - (link.measured_s_ago or 0.0)
+
+
+def _encode(message: Survey) -> bytes:
+    return protocol.TRAIN + _encoder.encode(message)
+
+
+def _ends(links: list[LinkFacts]) -> set[str]:
+    return {name for link in links for name in (link.a, link.b)}

@@ -1,0 +1,445 @@
+"""The agent of a machine: builds its parts and connects them. What they decide is decided elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+
+import msgspec
+
+from barnraise import __version__
+from barnraise.agent import protocol
+from barnraise.agent.cluster.admission import admit, renew_lost_key
+from barnraise.agent.cluster.connection_policy import ClusterHouse
+from barnraise.agent.cluster.connections import Links, Place
+from barnraise.agent.cluster.discovery import Search
+from barnraise.agent.cluster.kv_service import BoardKeeper
+from barnraise.agent.cluster.link_probe import Surveyor
+from barnraise.agent.cluster.pairing_server import PairingDesk
+from barnraise.agent.cluster.peer_store import Places
+from barnraise.agent.diagnostics.reachability import Knocker
+from barnraise.agent.naming import machine_name
+from barnraise.agent.power.suspend_events import watch_sleep
+from barnraise.agent.runs.service import Runs
+from barnraise.core.config import Settings, state_directory
+from barnraise.core.errors import AgentError, MembershipError, ProtocolError
+from barnraise.core.flow.events import News
+from barnraise.identity import NodeId, NodeKey, delegate
+from barnraise.identity.private_file import private_directory
+from barnraise.identity.trust import SignedEntry, TrustLog, check_name, encode_entry
+from barnraise.membership.effects import Changed, Effect, Note, Save, Send
+from barnraise.membership.node import TICK_S, Member
+from barnraise.membership.paxos import Record, founded
+from barnraise.membership.storage import Storage
+from barnraise.membership.view import Present, first
+from barnraise.topology import Machine, NodeFacts
+from barnraise.transport.addresses import own_addresses
+from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlLink
+from barnraise.transport.listener.acceptor import Refusal
+from barnraise.transport.listener.listener import Listener
+from barnraise.transport.listener.preface import ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP, Preface
+
+_NAME_FACT = "name"
+_GOODBYE_S = 2.0
+_HANDOVER_S = 0.4  # whoever keeps the board next may need our copy of it
+_KEPT_EVENTS = 200
+_SHORT_LINK_S = 3.0
+_AGAIN_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class Agent:
+    """Between ``start`` and ``stop`` this machine is part of its cluster."""
+
+    def __init__(self, settings: Settings, *, witness: bool = False) -> None:
+        self.settings = settings
+        self.directory = private_directory(state_directory(settings))
+        self.key = NodeKey.load_or_create(self.directory / "node.key")
+        self.me = self.key.id
+        self.listener = Listener(settings, house=ClusterHouse(self))
+        self.events: deque[str] = deque(maxlen=_KEPT_EVENTS)
+        self.on_event: Callable[[str], None] | None = None
+        self.on_question: Callable[[bytes], Awaitable[bytes]] | None = None
+        self.ended = asyncio.Event()
+        self.changing = asyncio.Lock()  # who lets somebody in does not leave for another cluster meanwhile
+        self.removed_by = ""
+        self.leaves_for_good = False
+        self._broken = False
+        self._epoch = 0
+        self.hosts_alone = False  # with a pre-shared key, and nobody found yet
+        self._works = not witness
+        self._tasks: set[asyncio.Future[None]] = set()
+        self._news = News()
+        self._linked_at: dict[NodeId, float] = {}
+
+    # its life
+
+    async def start(self) -> None:
+        """Listen, look for the others, and take part. ListenerError if another agent is at work here."""
+        self._loop = asyncio.get_running_loop()
+        self.started = self._loop.time()
+        self.incarnation = secrets.token_bytes(16)
+        self.storage = Storage(self.directory)
+        if renew_lost_key(self.directory, self.storage):
+            self.key = NodeKey.load_or_create(self.directory / "node.key")
+            self.me = self.key.id
+            self.say("cluster.db is missing, so this machine starts anew under a new node id")
+        kept = self.storage.fact(_NAME_FACT)
+        self.name = kept.decode() if kept is not None else machine_name()
+        log, record = self.storage.log(), self.storage.record()
+        is_new = log is None or record is None
+        if log is None or record is None:
+            log = TrustLog.found(self.key, self.name)
+            record = founded(first(self.me.raw, self.incarnation, len(log)))
+        self.places = Places(self.storage)
+        self.build_member(log, record)
+        tls = AgentTls(delegate(self.key, run=AGENT_RUN, worker=self.incarnation), lambda: self.log.members)
+        self.links = Links(self.me, tls, self)
+        self.knocker = Knocker(tls, self._place, self.secret_for, self.links.get)
+        self.pairing = PairingDesk(self.key, lambda: self.name, partial(admit, self))
+        self.surveyor = Surveyor(self, self.directory)
+        self.board = BoardKeeper(self)
+        self.runs = Runs(self)
+        await self.listener.start()
+        if is_new:
+            self.storage.replace_cluster(record, tuple(map(encode_entry, log.entries)))
+        self.search = Search(self)
+        await self.search.start()
+        self.spawn(self._tick())
+        self.runs.load()
+        for job in (*self.surveyor.jobs(), self.board.run, *self.runs.jobs()):
+            self.spawn(job())
+        self.spawn(watch_sleep(self.fall_asleep, self.wake))
+        self.say(f"{self.name} ({self.me.short}) is up in cluster {self.cluster_name}")
+
+    async def stop(self) -> None:
+        """Say goodbye, hand over, and end; never longer than a few seconds."""
+        others = [node for node in self.member.view.nodes if node != self.me.raw]
+        in_company = others and self.links.linked() and not self._broken
+        if in_company:
+            await self.runs.leave()
+        await self.runs.stop()
+        if in_company:
+            await self._say_goodbye()
+            await asyncio.sleep(_HANDOVER_S)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.pairing.close()
+        await self.knocker.close()
+        await self.links.close("the agent ends")
+        await self.search.stop()
+        await self.listener.stop()
+        self.places.flush(float("inf"))
+        self.storage.close()
+
+    async def fall_asleep(self) -> None:
+        """The system is about to sleep: hand over first."""
+        self.say("this machine goes to sleep")
+        await self.runs.leave()
+        await self._say_goodbye()
+
+    async def _say_goodbye(self) -> None:
+        self._perform(self.member.leave(self._loop.time()))
+        deadline = self._loop.time() + _GOODBYE_S
+        while self.member.is_member and self.links.linked() and self._loop.time() < deadline:
+            await self.news_within(deadline - self._loop.time())
+
+    async def wake(self) -> None:
+        self.say("this machine is awake again")
+        self._perform(self.member.stay(self._loop.time()))
+
+    # what it knows
+
+    @property
+    def log(self) -> TrustLog:
+        return self.member.log
+
+    @property
+    def cluster_name(self) -> str:
+        return self.log.cluster.hex()[:8]
+
+    def name_of(self, node: NodeId) -> str:
+        """What people call it; where two are called alike, the beginning of the id tells them apart."""
+        name = self._own_name(node)
+        alike = [other for other in self.log.members if other != node and self._own_name(other) == name]
+        return f"{name}-{node.short[:4].lower()}" if alike else name
+
+    def _own_name(self, node: NodeId) -> str:
+        if node == self.me:
+            return self.name
+        listed = self.log.members.get(node) or self.log.revoked.get(node)
+        return self.places[node].name or (listed.name if listed is not None else node.short)
+
+    def find(self, text: str) -> NodeId:
+        """A node by name, short id or whole id; MembershipError if it is not exactly one."""
+        wanted = text.strip().lower()
+        found = [
+            node
+            for node in self.log.members
+            if wanted in (self.name_of(node).lower(), str(node).lower(), node.short.lower())
+        ]
+        if len(found) == 1:
+            return found[0]
+        names = ", ".join(f"{self.name_of(node)} ({node.short})" for node in self.log.members)
+        what = "more than one machine is" if found else "no machine of this cluster is"
+        raise MembershipError(f"{what} called {text!r}", hint=f"Choose by the id in brackets: {names}.")
+
+    def say(self, text: str) -> None:
+        """For the log, the display and `status`."""
+        _log.info("%s", text)
+        self.events.append(text)
+        if self.on_event is not None:
+            self.on_event(text)
+
+    # changes that people ask for
+
+    def rename(self, name: str) -> None:
+        self.name = name
+        self.storage.keep_fact(_NAME_FACT, name.encode())
+        self._greet_all()
+
+    async def decide(self, make: Callable[[TrustLog], SignedEntry | None], patience_s: float = 30.0) -> None:
+        """Have an entry in the trust log, signed anew whenever another came first; None means it is there."""
+        deadline = self._loop.time() + patience_s
+        while (entry := make(self.log)) is not None:
+            if self._loop.time() > deadline:
+                why = self.waiting() or "other changes came first"
+                raise MembershipError(f"the cluster did not decide in {patience_s:g} s: {why}")
+            if self.log.role(self.me) != "owner":
+                raise MembershipError(
+                    "this machine is a guest of the cluster and decides nothing",
+                    hint="Do it on a machine that `barnraise nodes` shows as owner.",
+                )
+            length = len(self.log)
+            self._perform(self.member.wish(encode_entry(entry), self._loop.time()))
+            again = min(deadline, self._loop.time() + _AGAIN_S)
+            while len(self.log) == length and self._loop.time() < again:
+                await self.news_within(again - self._loop.time())
+
+    def go_on_without(self, nodes: list[NodeId]) -> None:
+        self._perform(self.member.go_on_without([node.raw for node in nodes], self._loop.time()))
+
+    def waiting(self) -> str:
+        """For whom a decision waits, in words; empty if for nobody."""
+        if self.removed_by:
+            return f"{self.removed_by} says that this machine was removed; `barnraise leave` starts anew"
+        standing = self.member.standing(self._loop.time())
+        if standing.decides:
+            return ""
+        if not standing.needed:
+            return "this machine is not in the cluster's view yet"
+        names = [self.name_of(NodeId(raw)) for raw in standing.needed]
+        one = "one of " if len(names) > 1 else ""
+        return f"waiting for {one}{', '.join(names)}: without it this side is no majority"
+
+    # what the house asks (see agent.house)
+
+    def pairing_key(self, target: bytes) -> bytes | None:
+        return self.pairing.key_for(target)
+
+    def deliver_pairing(self, preface: Preface, connection: socket.socket, address: str) -> Refusal | None:
+        return self.pairing.deliver(preface, connection, address)
+
+    def deliver_agent(self, preface: Preface, connection: socket.socket, address: str) -> None:
+        self.links.accept(connection, preface, address)
+
+    async def answer(self, question: bytes) -> bytes:
+        if self.on_question is None:
+            raise AgentError("the agent is still starting", hint="Ask again in a moment.")
+        return await self.on_question(question)
+
+    # what the links tell (see agent.links)
+
+    def link_up(self, node: NodeId, link: ControlLink) -> None:
+        link.send(self._greeting())
+        self.surveyor.tell(node)
+        self.search.remember()
+        self.runs.link_up(node)
+        self._linked_at[node] = self._loop.time()
+        self._perform(self.member.link_up(node.raw, self._loop.time()))
+
+    def link_down(self, node: NodeId, why: str) -> None:
+        _log.debug("the link to %s is down: %s", self.name_of(node), why)
+        self.search.remember()
+        self.runs.link_down(node)
+        self.member.link_down(node.raw)
+        # At once, as a refusal would be evidence that its agent has ended; but not again and again.
+        if self._loop.time() - self._linked_at.get(node, 0.0) > _SHORT_LINK_S:
+            self.links.dial(node, at_once=True)
+
+    def route_down(self, node: NodeId, route: int) -> None:
+        if route == ROUTE_AGENT_SHIP:
+            self.runs.files_down(node)
+
+    def refused(self, node: NodeId) -> None:
+        self._perform(self.member.refused(node.raw, self._loop.time()))
+
+    def received(self, link: ControlLink, message: bytes) -> None:
+        node, kind, body = link.peer.node, message[:1], memoryview(message)[1:]
+        if self.log.role(node) is None:
+            raise ProtocolError(f"{node.short} is not a member of this cluster any more")
+        if kind == protocol.MEMBERSHIP:
+            self._perform(self.member.receive(node.raw, protocol.decode_membership(body), self._loop.time()))
+        elif kind == protocol.GREETING:
+            self._greeted(node, link, protocol.decode_greeting(body))
+        elif kind == protocol.BOARD:
+            self.board.received(node, body)
+        elif kind in (protocol.RUN, protocol.SHIP, protocol.GUEST_BOARD):
+            self.runs.received(node, kind, body)
+        elif kind == protocol.TRAIN:
+            self.surveyor.received(node, body)
+        elif kind == protocol.SURVEY:
+            self.knocker.received(link, body)
+        elif kind == protocol.REMOVED and self.log.role(node) == "owner":
+            self.removed_by = self.name_of(node)
+            self.say(
+                f"this machine was removed from the cluster, says {self.removed_by}: see `barnraise leave`"
+            )
+        else:
+            raise ProtocolError(f"{node.short} sent a message of an unknown kind")
+
+    def secret_for(self, node: NodeId | None, epoch: int) -> bytes:
+        known = self.log.secrets
+        return known[min(epoch, len(known)) - 1]
+
+    # what the surveyor asks (see agent.surveyor)
+
+    def linked_nodes(self) -> list[NodeId]:
+        return self.links.linked()
+
+    def trip(self, node: NodeId) -> tuple[float, float] | None:
+        peer = self.member.peers.get(node.raw)
+        if peer is None or not peer.health.trips or self.links.get(node) is None:
+            return None
+        # The least of the last ones: busy machines add to the others.
+        return min(peer.health.trips), max(0.0, peer.health.trip.deviation)
+
+    def address(self, node: NodeId) -> str:
+        link = self.links.get(node)
+        return link.address if link is not None else ""
+
+    def facts(self) -> list[NodeFacts]:
+        return [
+            NodeFacts(node=node.raw.hex(), name=self.name_of(node), machine=self.machine_of(node))
+            for node in self.log.members
+        ]
+
+    def send_bulk(self, node: NodeId, message: bytes) -> None:
+        self.links.send_on(ROUTE_AGENT_BULK, node, message)
+
+    def machine_changed(self) -> None:
+        self._greet_all()
+
+    def machine_of(self, node: NodeId) -> Machine | None:
+        if node == self.me:
+            return self.surveyor.machine
+        try:
+            return msgspec.msgpack.decode(self.places[node].machine, type=Machine)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            return None
+
+    # how it is done
+
+    def _greet_all(self) -> None:
+        for node in self.links.linked():
+            self.links.send(node, self._greeting())
+
+    def build_member(self, log: TrustLog, record: Record) -> None:
+        role = log.role(self.me)
+        me = Present(self.me.raw, self.incarnation, votes=role == "owner", works=self._works)
+        self.member = Member(me, record, log, random.Random(), asyncio.get_running_loop().time())
+
+    def _perform(self, effects: list[Effect]) -> None:
+        if self._broken:  # what we hold in memory is not on disk: not a word of it may leave
+            return
+        for effect in effects:
+            match effect:
+                case Save():
+                    try:
+                        self.storage.save(effect.record, effect.log_from, effect.entries)
+                    except MembershipError as error:
+                        self._broken = True
+                        self.say(f"the agent ends: {error.message}")
+                        self.ended.set()
+                        return
+                case Send():
+                    self.links.send(NodeId(effect.to), protocol.encode_membership(effect.message))
+                case Changed():
+                    self._changed(effect.why)
+                case Note():
+                    self.say(effect.text)
+
+    def _changed(self, why: str) -> None:
+        view = self.member.record.decided
+        names = ", ".join(self.name_of(NodeId(raw)) for raw in self.member.view.nodes)
+        reason = why
+        for node in (*self.log.members, *self.log.revoked):
+            reason = reason.replace(node.raw.hex()[:8], self.name_of(node))
+        self.say(f"view {view.number}: {names} ({reason})")
+        for node in self.links.linked():
+            if node not in self.log.members:
+                self.links.send(node, protocol.REMOVED)
+                self.links.cut(node, "it was removed from the cluster")
+        self.places.keep_only(set(self.log.members))
+        self.search.retag()
+        self.search.dial_all()
+        if len(self.log.secrets) != self._epoch:
+            self._epoch = len(self.log.secrets)
+            self._greet_all()
+        self.board.view_changed()
+        self._news.announce()
+
+    async def news_within(self, seconds: float) -> None:
+        await self._news.within(seconds)
+
+    async def _tick(self) -> None:
+        while True:
+            self._perform(self.member.tick(self._loop.time()))
+            self.search.retag()
+            self.places.flush(self._loop.time())
+            await asyncio.sleep(TICK_S)
+
+    def _greeting(self) -> bytes:
+        greeting = protocol.Greeting(
+            name=self.name,
+            version=__version__,
+            addresses=tuple(self.addresses()[:8]),
+            port=self.listener.port,
+            epoch=len(self.log.secrets),
+            machine=msgspec.msgpack.encode(self.surveyor.machine),
+        )
+        return protocol.encode_greeting(greeting)
+
+    def _greeted(self, node: NodeId, link: ControlLink, greeting: protocol.Greeting) -> None:
+        check_name(greeting.name)
+        if not greeting.version.isprintable():
+            raise ProtocolError(f"{node.short} names a version that cannot be shown")
+        self.places.greeted(node, greeting, link.address)
+        place = self.places.place(node)
+        if place is not None:
+            self.links.learn(node, place)
+
+    def _place(self, node: NodeId) -> Place | None:
+        return self.links.place(node) or self.places.place(node)
+
+    def addresses(self) -> list[str]:
+        return list(self.settings.network.addresses) or own_addresses()
+
+    def spawn(self, work: Coroutine[object, object, None] | Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work, loop=self._loop)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Future[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a part of the agent failed", exc_info=task.exception())
+            self.ended.set()

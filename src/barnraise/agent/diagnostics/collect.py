@@ -1,0 +1,226 @@
+"""The doctor's eyes inside the agent: gathers what only it can see, within a few seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import psutil
+
+from barnraise import __version__
+from barnraise.agent.daemon import Agent
+from barnraise.agent.diagnostics import checks
+from barnraise.agent.diagnostics.checks import Here, PeerFacts, Way
+from barnraise.agent.diagnostics.interfaces import Interface, by_address, hardware_ports, kind_of, leading_to
+from barnraise.agent.diagnostics.reachability import DialledBack, Knock, Knocker
+from barnraise.agent_client.cluster_requests import CheckRow, CheckTold
+from barnraise.core.command import runner
+from barnraise.discovery import namespace_tag
+from barnraise.identity import NodeId
+from barnraise.membership.failure_detector import watched
+
+MOST_PEERS = 16
+_MOST_STRANGERS = 8
+_GATHER_S = 5.0
+_COMMAND_S = 1.5
+T = TypeVar("T")
+_OS = {"linux": "linux", "darwin": "macos", "win32": "windows"}.get(sys.platform, sys.platform)
+_ASLEEP = re.compile(r"asleep or stopped for ([\d.]+) s")
+
+
+async def check(agent: Agent, knocker: Knocker) -> CheckTold:
+    """What is wrong as seen from inside; never longer than about five seconds."""
+    interfaces = await asyncio.to_thread(own_interfaces)
+    order = _in_order(agent)
+    chosen = order[:MOST_PEERS]
+    looking = {node: asyncio.ensure_future(_look_at(agent, knocker, node)) for node in chosen}
+    strangers = asyncio.ensure_future(_look_at_strangers(agent, knocker))
+    await asyncio.wait([*looking.values(), strangers], timeout=_GATHER_S)
+    found: dict[NodeId, _Found] = {}
+    for node, task in looking.items():
+        found[node] = task.result() if _is_good(task) else _Found(no_back="there was no time to ask")
+        task.cancel()
+    met = strangers.result() if _is_good(strangers) else ()
+    strangers.cancel()
+    peers = {node: _facts(agent, node, found[node], interfaces) for node in chosen}
+    rows = [*_about_peers(agent, peers), *_about_all(agent, peers.values(), [*_knocks(found.values()), *met])]
+    if len(order) > len(chosen):
+        rest = len(order) - len(chosen)
+        rows.append(CheckRow("reach", "ok", f"{rest} more machines were not dialled this time"))
+    return CheckTold(tuple(rows))
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """What dialling one peer, and being dialled by it, gave."""
+
+    knocks: tuple[Knock, ...] = ()
+    back: tuple[Knock, ...] = ()
+    no_back: str = ""
+    clock_ahead_s: float | None = None
+
+
+async def _look_at(agent: Agent, knocker: Knocker, node: NodeId) -> _Found:
+    link = agent.links.get(node)
+    first = [link.address] if link is not None else []
+    knocks, told = await asyncio.gather(knocker.knock_at(node, first), knocker.ask(node))
+    if isinstance(told, DialledBack):
+        return _Found(knocks, told.knocks, "", told.wall_s - time.time())
+    return _Found(knocks, (), told)
+
+
+async def _look_at_strangers(agent: Agent, knocker: Knocker) -> tuple[Knock, ...]:
+    """Doors that show our tag and belong to nobody we know: a copy of our key would be behind one of them."""
+    others = [node for node in agent.log.members if node != agent.me]
+    known = {
+        (address, agent.places[node].port) for node in others for address in agent.places[node].addresses
+    }
+    secrets = {namespace_tag(secret): secret for secret in agent.log.secrets}
+    doors = [
+        sighting
+        for sighting in reversed(agent.search.discovery.places())
+        if sighting.tag in secrets and (sighting.address, sighting.port) not in known
+    ][:_MOST_STRANGERS]
+    knocks = [knocker.knock(door.address, door.port, secrets[door.tag], None) for door in doors]
+    met, same = await asyncio.gather(asyncio.gather(*knocks), knocker.knock_at(agent.me))
+    return (*met, *same)
+
+
+def _about_peers(agent: Agent, peers: dict[NodeId, PeerFacts]) -> Iterator[CheckRow]:
+    mine = agent.machine_of(agent.me)
+    torch = (mine.torch or "") if mine is not None else ""
+    here = Here(agent.name, agent.listener.port, _OS, __version__, torch)
+    for peer in peers.values():
+        found = (
+            checks.reach(peer, here),
+            checks.interface(peer),
+            checks.versions(peer, here),
+            checks.clock(peer),
+            checks.fork(peer),
+        )
+        yield from (row for row in found if row is not None)
+
+
+def _about_all(agent: Agent, peers: Iterable[PeerFacts], knocks: list[Knock]) -> Iterator[CheckRow]:
+    now = asyncio.get_running_loop().time()
+    health = agent.search.discovery.health()
+    yield from checks.discovery(health)
+    ways = [way for peer in peers for way in peer.ways]
+    row = checks.local_network(_OS, health.get("mdns") is not None, ways)
+    if row is not None:
+        yield row
+    names = {node.raw: agent.name_of(node) for node in agent.log.members}
+    yield checks.cloned_key(agent.me.raw, agent.incarnation, knocks, names)
+    standing = agent.member.standing(now)
+    voters = len(agent.member.view.voters)
+    needed = tuple(agent.name_of(NodeId(raw)) for raw in standing.needed)
+    yield checks.quorum(standing.decides, voters - len(standing.missing), voters, needed)
+    pauses = [float(match[1]) for event in agent.events if (match := _ASLEEP.search(event))]
+    yield checks.stalls(tuple(pauses), now - agent.started)
+
+
+def _facts(agent: Agent, node: NodeId, found: _Found, interfaces: list[Interface]) -> PeerFacts:
+    known, link = agent.places[node], agent.links.get(node)
+    peer = agent.member.peers.get(node.raw)
+    machine = agent.machine_of(node)
+    differs = (
+        agent.member.history.differs_from(peer.beat) if peer is not None and peer.beat is not None else None
+    )
+    return PeerFacts(
+        name=agent.name_of(node),
+        port=known.port or agent.settings.network.port,
+        os=machine.os if machine is not None else "",
+        version=known.version,
+        torch=(machine.torch or "") if machine is not None else "",
+        in_view=agent.member.view.of(node.raw) is not None,
+        linked=link is not None,
+        link_address=link.address if link is not None else "",
+        link_inbound=link is not None and not link.outbound,
+        ways=tuple(_way(knock, interfaces) for knock in found.knocks),
+        back=found.back,
+        no_back=found.no_back,
+        failure=agent.links.failure(node),
+        clock_ahead_s=found.clock_ahead_s,
+        fork=differs,
+        heard_by=_heard_by(agent, node),
+    )
+
+
+def _heard_by(agent: Agent, node: NodeId) -> tuple[str, ...]:
+    """Members that watch it and do not miss it, by their own word."""
+    now = asyncio.get_running_loop().time()
+    members = agent.member.view.nodes
+    if node.raw not in members:
+        return ()
+    names = []
+    for raw, peer in agent.member.peers.items():
+        missed = peer.suspects(now)
+        if raw == node.raw or raw not in members or missed is None or peer.is_suspect(now):
+            continue
+        if node.raw in watched(members, raw) and node.raw not in missed:
+            names.append(agent.name_of(NodeId(raw)))
+    return tuple(names[:3])
+
+
+def _in_order(agent: Agent) -> list[NodeId]:
+    """All others, those without a link first: they are why people ask."""
+    others = [node for node in agent.log.members if node != agent.me]
+    return sorted(others, key=lambda node: agent.links.get(node) is not None)
+
+
+def _way(knock: Knock, interfaces: list[Interface]) -> Way:
+    near = leading_to(knock.address, interfaces)
+    if near is not None:
+        return Way(knock, near, direct=near.kind != "loopback")
+    return Way(knock, by_address(interfaces).get(_source_for(knock.address)), direct=False)
+
+
+def _source_for(address: str) -> str:
+    """Our own address on the way there, by the routes alone: nothing is sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def own_interfaces() -> list[Interface]:
+    """Every address of this machine with the kind of its interface."""
+    ports: dict[str, str] = {}
+    if sys.platform == "darwin":
+        ports = hardware_ports(runner(_COMMAND_S)(["networksetup", "-listallhardwareports"]).stdout)
+    up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
+    found = []
+    for name, entries in psutil.net_if_addrs().items():
+        kind = kind_of(name, ports.get(name, ""), wireless=Path(f"/sys/class/net/{name}/wireless").exists())
+        for entry in entries:
+            if name in up and entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
+                address = entry.address.partition("%")[0]
+                found.append(Interface(name, address, prefix_of(entry.netmask), kind))
+    return found
+
+
+def prefix_of(netmask: str) -> int:
+    """The length of a network's prefix. Pure."""
+    family = socket.AF_INET6 if ":" in netmask else socket.AF_INET
+    try:
+        return int.from_bytes(socket.inet_pton(family, netmask.partition("/")[0])).bit_count()
+    except OSError:
+        return 128 if family == socket.AF_INET6 else 32
+
+
+def _knocks(found: Iterable[_Found]) -> Iterator[Knock]:
+    for one in found:
+        yield from one.knocks
+
+
+def _is_good(task: asyncio.Future[T]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None

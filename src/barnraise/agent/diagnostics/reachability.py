@@ -1,0 +1,232 @@
+"""Whether machines can dial each other now: knocks at a peer's door, and has a peer knock at ours.
+
+A knock is a whole handshake that is never opened, so that it proves the way, the port and the key, and the
+other side keeps nothing of it. Whoever is asked to knock dials only where it would dial anyway: a question
+names no address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from barnraise.agent import protocol
+from barnraise.agent.cluster.connections import Place
+from barnraise.core.errors import BarnraiseError
+from barnraise.identity import NodeId
+from barnraise.transport.address_race import dialable
+from barnraise.transport.control.dial import AgentTls, ControlLink, dial_unopened, was_refused
+from barnraise.transport.listener.preface import ANYBODY, ROUTE_AGENT, target_of
+
+MOST_DOORS = 5
+KNOCK_S = 2.0
+_ANSWER_S = 2 * KNOCK_S
+_MOST_KNOCKS = 32
+_MOST_ASKERS = 4
+_EACH_S = 3.0
+_WINDOW_S = 10.0
+_MOST_PER_WINDOW = 20
+
+Outcome = Literal["answered", "refused", "silent", "unreachable", "forbidden", "other"]
+_UNREACHABLE = {
+    getattr(errno, name)
+    for name in ("EHOSTUNREACH", "ENETUNREACH", "EHOSTDOWN", "ENETDOWN", "WSAEHOSTUNREACH", "WSAENETUNREACH")
+    if hasattr(errno, name)
+}
+_FORBIDDEN = {errno.EPERM, errno.EACCES, getattr(errno, "WSAEACCES", errno.EACCES)}
+
+
+class Knock(msgspec.Struct, frozen=True, array_like=True):
+    """One address that was dialled, and what came of it; ``incarnation`` of whoever answered."""
+
+    address: protocol.Address
+    outcome: Outcome
+    words: Annotated[str, Meta(max_length=300)] = ""
+    rtt_ms: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    node: Annotated[bytes, Meta(max_length=32)] = b""
+    incarnation: Annotated[bytes, Meta(max_length=16)] = b""
+
+
+class DialBack(msgspec.Struct, frozen=True, array_like=True, tag="?"):
+    """Can you reach me? Answered with DialledBack."""
+
+    serial: Annotated[int, Meta(ge=0, lt=2**32)]
+
+
+class DialledBack(msgspec.Struct, frozen=True, array_like=True, tag="!"):
+    """What came of it, and the clock of whoever knocked; ``declined`` says why it did not."""
+
+    serial: Annotated[int, Meta(ge=0, lt=2**32)]
+    knocks: Annotated[tuple[Knock, ...], Meta(max_length=MOST_DOORS)]
+    wall_s: Annotated[float, Meta(ge=0, le=1e12)]
+    declined: Annotated[str, Meta(max_length=200)] = ""
+
+
+_decoder: msgspec.msgpack.Decoder[DialBack | DialledBack] = msgspec.msgpack.Decoder(DialBack | DialledBack)
+
+
+def encode_knocking(message: DialBack | DialledBack) -> bytes:
+    return protocol.SURVEY + msgspec.msgpack.encode(message)
+
+
+def decode_knocking(body: bytes | memoryview) -> DialBack | DialledBack:
+    """ProtocolError for anything else."""
+    return protocol.decode(_decoder, body)
+
+
+def outcome_of(error: BarnraiseError) -> Outcome:
+    """What a failed dial says of the way. Pure."""
+    cause = error.__cause__
+    if was_refused(error):
+        return "refused"
+    if isinstance(cause, TimeoutError):
+        return "silent"
+    if isinstance(cause, OSError) and cause.errno in _UNREACHABLE:
+        return "unreachable"
+    if isinstance(cause, OSError) and cause.errno in _FORBIDDEN:
+        return "forbidden"
+    return "other"
+
+
+class Turnstile:
+    """Who may have us knock, and how often: each node every few seconds, all together not too many. Pure."""
+
+    def __init__(self) -> None:
+        self._last: dict[NodeId, float] = {}
+        self._lately: deque[float] = deque()
+        self._inside = 0
+
+    def enter(self, node: NodeId, now: float) -> str | None:
+        """None if it may, and then `leave` must follow; else why not."""
+        self._last = {other: then for other, then in self._last.items() if now - then < _EACH_S}
+        while self._lately and now - self._lately[0] >= _WINDOW_S:
+            self._lately.popleft()
+        if node in self._last:
+            return "asked again too soon"
+        if self._inside >= _MOST_ASKERS or len(self._lately) >= _MOST_PER_WINDOW:
+            return "busy with others' questions"
+        self._last[node] = now
+        self._lately.append(now)
+        self._inside += 1
+        return None
+
+    def leave(self) -> None:
+        self._inside -= 1
+
+
+class Knocker:
+    """Knocks for this machine's doctor and for its peers; every wait has an end."""
+
+    def __init__(
+        self,
+        tls: AgentTls,
+        place: Callable[[NodeId], Place | None],
+        secret_for: Callable[[NodeId | None, int], bytes],
+        get: Callable[[NodeId], ControlLink | None],
+    ) -> None:
+        self._tls = tls
+        self._place = place
+        self._secret_for = secret_for
+        self._get = get
+        self._turnstile = Turnstile()
+        self._serial = 0
+        self._waiting: dict[tuple[NodeId, int], asyncio.Future[DialledBack]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._knocks = asyncio.Semaphore(_MOST_KNOCKS)
+
+    def received(self, link: ControlLink, body: bytes | memoryview) -> None:
+        """A message of kind SURVEY from a member; ProtocolError if it cannot be read."""
+        message = decode_knocking(body)
+        node = link.peer.node
+        if isinstance(message, DialledBack):
+            answered = self._waiting.get((node, message.serial))
+            if answered is not None and not answered.done():
+                answered.set_result(message)
+            return
+        refusal = self._turnstile.enter(node, asyncio.get_running_loop().time())
+        if refusal is None:
+            self._spawn(self._dial_back(link, message.serial))
+        else:
+            link.send(encode_knocking(DialledBack(message.serial, (), _wall(), refusal)))
+
+    async def ask(self, node: NodeId) -> DialledBack | str:
+        """Whether this peer can dial us, or in words why it did not say."""
+        link = self._get(node)
+        if link is None:
+            return "there is no link to ask over"
+        self._serial = (self._serial + 1) % 2**32
+        key = (node, self._serial)
+        answered = self._waiting[key] = asyncio.get_running_loop().create_future()
+        try:
+            link.send(encode_knocking(DialBack(self._serial)))
+            found: DialledBack = await asyncio.wait_for(answered, _ANSWER_S)
+        except TimeoutError:
+            return f"it did not answer within {_ANSWER_S:g} s"
+        finally:
+            del self._waiting[key]
+        return found.declined or found
+
+    async def knock_at(self, node: NodeId, addresses: Iterable[str] = ()) -> tuple[Knock, ...]:
+        """At the doors where this node is known to be, those given first, all at once."""
+        place = self._place(node)
+        if place is None:
+            return ()
+        doors = dialable((*addresses, *place.addresses))[:MOST_DOORS]
+        secret = self._secret_for(node, place.epoch)
+        knocks = [self.knock(address, place.port, secret, node) for address in doors]
+        return tuple(await asyncio.gather(*knocks))
+
+    async def knock(self, address: str, port: int, secret: bytes, expect: NodeId | None) -> Knock:
+        """At one door; ``expect`` None takes any member."""
+        async with self._knocks:
+            try:
+                link = await dial_unopened(
+                    address,
+                    port,
+                    route=ROUTE_AGENT,
+                    target=ANYBODY if expect is None else target_of(expect),
+                    secret=secret,
+                    tls=self._tls,
+                    expect=expect,
+                    timeout_s=KNOCK_S,
+                )
+            except BarnraiseError as error:
+                return Knock(address[:64], outcome_of(error), error.message[:300])
+            try:
+                trip = await link.ping(KNOCK_S)
+            except BarnraiseError as error:
+                return Knock(address[:64], "other", error.message[:300])
+            finally:
+                link.close("a doctor's knock")
+        peer = link.peer
+        return Knock(address[:64], "answered", "", round(trip * 1e3, 3), peer.node.raw, peer.worker)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _dial_back(self, link: ControlLink, serial: int) -> None:
+        try:
+            knocks = await self.knock_at(link.peer.node, [link.address])
+        finally:
+            self._turnstile.leave()
+        declined = "" if knocks else "it knows no address of this machine"
+        link.send(encode_knocking(DialledBack(serial, knocks, _wall(), declined)))
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _wall() -> float:
+    """For a comparison that people read; nothing is decided by it."""
+    return max(0.0, time.time())

@@ -1,0 +1,287 @@
+"""The runs that this machine knows: their newest records, and what each machine reports of its part.
+
+Records come from owners and are kept on disk; each is as good as its order's signature. A report is believed
+only from the machine that it is about. Guests are told of the runs that they are part of, and of no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from barnraise.agent.runs.messages import RecordTold, ReportTold, encode
+from barnraise.core.errors import BarnraiseError, ProtocolError, RunError
+from barnraise.core.flow.events import News
+from barnraise.core.sanitize import printable
+from barnraise.identity import NodeId
+from barnraise.identity.trust import TrustLog
+from barnraise.membership.storage import Storage
+from barnraise.runs.control.eviction import is_waiting
+from barnraise.runs.control.pausing import rests
+from barnraise.runs.record import (
+    ENDED,
+    Dropped,
+    Order,
+    Report,
+    RunRecord,
+    Slot,
+    decode_record,
+    encode_record,
+    outranks,
+    read_order,
+)
+
+_MOST_KEPT = 100  # runs that have ended
+_MOST_ACTIVE = 256
+_MOST_GENERATIONS = 16
+
+_log = logging.getLogger(__name__)
+
+
+class Around(Protocol):
+    """What the book needs of the agent."""
+
+    me: NodeId
+    incarnation: bytes
+    storage: Storage
+
+    @property
+    def log(self) -> TrustLog: ...
+
+    def linked_nodes(self) -> list[NodeId]: ...
+
+    def say(self, text: str) -> None: ...
+
+    def send_bulk(self, node: NodeId, message: bytes) -> None: ...
+
+
+class Known:
+    """One run."""
+
+    def __init__(self, record: RunRecord, order: Order, now: float) -> None:
+        self.order = order
+        self.record = record
+        self.seen_at = now  # when this version was first seen here
+        self.stuck_at: float | None = None  # since when a member has waited for another group than this
+        self.reports: dict[bytes, Report] = {}
+        self.dropped: tuple[Dropped, ...] = ()  # what this machine had trained alone
+        self.slots: dict[int, tuple[Slot, ...]] = {record.generation: record.slots}  # by generation
+
+    @property
+    def run(self) -> str:
+        return self.order.run
+
+    @property
+    def has_ended(self) -> bool:
+        return self.record.phase == ENDED
+
+    def take(self, record: RunRecord, now: float) -> None:
+        self.record, self.seen_at = record, now
+        self.stuck_at = None
+        self.notice_stuck(now)
+        self.slots[record.generation] = record.slots
+        while len(self.slots) > _MOST_GENERATIONS:
+            del self.slots[next(iter(self.slots))]
+
+    def leaves(self, slot: Slot) -> bool:
+        """Whether its machine wants to go, or rests: it finishes the step at hand with the others."""
+        if rests(self.record, slot.node):
+            return True
+        report = self.reports.get(slot.node)
+        states = report.workers if report is not None else ()
+        return any((one.local_rank, one.start, one.state) == (*slot.key[1:], "leaving") for one in states)
+
+    def notice_stuck(self, now: float) -> None:
+        generation = self.record.generation
+        states = (state for report in self.reports.values() for state in report.workers)
+        if not any(is_waiting(state, generation) for state in states):
+            self.stuck_at = None
+        elif self.stuck_at is None:
+            self.stuck_at = now
+
+
+class RunBook:
+    """``on_record`` is called on the loop for each newer version, ``on_settled`` before the one which says
+    whether what went on here without a quorum counts."""
+
+    def __init__(self, around: Around) -> None:
+        self._around = around
+        self._loop = asyncio.get_running_loop()
+        self.runs: dict[str, Known] = {}
+        self.on_record: Callable[[Known], None] = lambda known: None
+        self.on_settled: Callable[[Known, bool], None] = lambda known, counts: None
+        self._news = News()
+        self._named: set[NodeId] = set()  # guests that tried what is not theirs
+
+    def load(self) -> None:
+        """What was known before this start."""
+        for name, value in self._around.storage.runs():
+            try:
+                record = decode_record(value)
+                order = read_order(record)
+            except BarnraiseError:
+                self._around.storage.forget_run(name)  # written by another version: nothing to go on with
+                continue
+            self.runs[order.run] = Known(record, order, self._loop.time())
+
+    def find(self, text: str) -> Known:
+        """A run by its name, or by the beginning of it; RunError if that is not exactly one."""
+        exact = self.runs.get(text)
+        if exact is not None:
+            return exact
+        found = [known for run, known in self.runs.items() if run.startswith(text)]
+        if len(found) == 1:
+            return found[0]
+        if not self.runs:
+            raise RunError("no run is known here", hint="Start one: barnraise run SCRIPT")
+        what = "more than one run begins" if found else "no run is called or begins"
+        recent = ", ".join(list(self.runs)[-5:])
+        raise RunError(f"{what} with {text!r}", hint=f"The latest are: {recent}. See all with: barnraise ps")
+
+    def take(self, record: RunRecord, sender: NodeId | None = None, *, is_ours: bool = False) -> bool:
+        """Keep a version if it counts more than what is known; raises if it must not be believed.
+
+        ``is_ours``: this machine has decided it, with a quorum, from what was known here.
+        """
+        if sender is not None and self._around.log.role(sender) != "owner":
+            self._name(sender)
+            raise ProtocolError(f"{sender.short} is a guest and cannot start or change a run")
+        order = read_order(record)
+        known = self.runs.get(order.run)
+        role = self._around.log.role(NodeId(order.by))
+        if role == "guest":
+            raise RunError(f"run {order.run} was ordered by a guest of this cluster")
+        if known is None and role is None:
+            return False  # removed meanwhile, or not known here yet; whoever tells us of it does no wrong
+        if known is not None and record.order != known.record.order:
+            raise ProtocolError(f"two different runs are called {order.run}")
+        if known is not None and not outranks(record, known.record):
+            return False
+        if known is not None and known.record.provisional and not record.provisional:
+            self._settle(known, record, is_ours)
+        if known is None:
+            self._make_room()
+            known = self.runs[order.run] = Known(record, order, self._loop.time())
+        self._replace(known, record)
+        if sender is not None:
+            self._pass_on(known, sender)
+        return True
+
+    def _settle(self, known: Known, decided: RunRecord, is_ours: bool) -> None:
+        """Says what becomes of that which went on here without a quorum."""
+        mine = known.record
+        is_same = is_ours or (decided.generation, decided.slots) == (mine.generation, mine.slots)
+        words = "counts" if is_same else "is dropped: the others had decided otherwise"
+        self._around.say(f"run {known.run}: what went on here provisionally {words}")
+        self.on_settled(known, is_same)
+
+    def _replace(self, known: Known, record: RunRecord) -> None:
+        self._around.storage.keep_run(known.run, encode_record(record))
+        known.take(record, self._loop.time())
+        self._news.announce()
+        self.on_record(known)
+
+    def take_report(self, sender: NodeId, report: Report) -> None:
+        known = self.runs.get(report.run)
+        if known is None or sender.raw not in known.order.nodes:
+            return
+        last = known.reports.get(sender.raw)
+        if last is not None and last.incarnation == report.incarnation and report.serial <= last.serial:
+            return
+        known.reports[sender.raw] = report if self._around.log.role(sender) == "owner" else _plain(report)
+        known.notice_stuck(self._loop.time())
+        self._news.announce()
+
+    # telling others
+
+    def tell_record(self, known: Known) -> None:
+        message = encode(RecordTold(known.record))
+        for node in self._around.linked_nodes():
+            if self._concerns(node, known):
+                self._around.send_bulk(node, message)
+
+    def _pass_on(self, known: Known, sender: NodeId) -> None:
+        """To the machines at work in it: whoever wrote it may not reach all of them, as others do."""
+        if self._around.log.role(self._around.me) != "owner":
+            return
+        at_work = {slot.node for slots in known.slots.values() for slot in slots}
+        message = encode(RecordTold(known.record))
+        for node in self._around.linked_nodes():
+            if node != sender and node.raw in at_work:
+                self._around.send_bulk(node, message)
+
+    def tell_report(self, report: Report) -> None:
+        """To every owner: whoever coordinates next must know it."""
+        report = replace(report, dropped=self.runs[report.run].dropped)
+        self.take_report(self._around.me, report)
+        message = encode(ReportTold(report))
+        for node in self._around.linked_nodes():
+            if self._around.log.role(node) == "owner":
+                self._around.send_bulk(node, message)
+
+    def link_up(self, node: NodeId) -> None:
+        """It may have missed something."""
+        for known in self.runs.values():
+            if not self._concerns(node, known):
+                continue
+            if self._around.log.role(self._around.me) == "owner":
+                self._around.send_bulk(node, encode(RecordTold(known.record)))
+            mine = known.reports.get(self._around.me.raw)  # of an ended run too: its results
+            if mine is not None and self._around.log.role(node) == "owner":
+                self._around.send_bulk(node, encode(ReportTold(mine)))
+
+    async def news_within(self, seconds: float) -> bool:
+        """Whether a record or report changed."""
+        return await self._news.within(seconds)
+
+    def _name(self, guest: NodeId) -> None:
+        if guest not in self._named:
+            self._named.add(guest)
+            _log.warning("%s is a guest and cannot start or change a run (said once)", guest.short)
+
+    def _concerns(self, node: NodeId, known: Known) -> bool:
+        role = self._around.log.role(node)
+        return role == "owner" or (role == "guest" and node.raw in known.order.nodes)
+
+    def _make_room(self) -> None:
+        ended = [run for run, known in self.runs.items() if known.has_ended]
+        if len(self.runs) - len(ended) >= _MOST_ACTIVE:
+            raise RunError(f"{_MOST_ACTIVE} runs are active already", hint="Stop some: barnraise stop RUN")
+        for run in ended[: max(0, len(ended) - _MOST_KEPT + 1)]:
+            del self.runs[run]
+            self._around.storage.forget_run(run)
+
+
+def _plain(report: Report) -> Report:
+    """A guest's words are shown to owners: none may command a terminal, or begin a line of a log.
+
+    And whoever rests does so by an owner's word.
+    """
+    workers = tuple(
+        replace(
+            one,
+            tail=printable(one.tail, also="\n\t"),
+            words=printable(one.words),
+            rests=(),
+            rests_in=0,
+            rests_why="",
+        )
+        for one in report.workers
+    )
+    rest = msgspec.to_builtins(replace(report, workers=()), builtin_types=(bytes,))
+    return replace(msgspec.convert(_all_printable(rest), Report), workers=workers)
+
+
+def _all_printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {key: _all_printable(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_all_printable(one) for one in value]
+    return value

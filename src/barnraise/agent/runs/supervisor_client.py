@@ -1,0 +1,227 @@
+"""The agent's side of a warden: starts it, hears its events, tells it to stop, and cleans up after it.
+
+Pipes and threads instead of asyncio's own subprocesses: the agent's loop is a selector loop on every system
+(its sockets are handed over), and on Windows that one knows no subprocesses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from barnraise.agent.supervisor.log_file import LogPart, read_log
+from barnraise.agent.supervisor.messages import (
+    MARK_VARIABLE,
+    MOST_TAIL_BYTES,
+    AllEnded,
+    Ended,
+    Event,
+    Note,
+    Order,
+    Stop,
+    frame_of,
+    read_event,
+    read_order,
+)
+from barnraise.agent.supervisor.orphans import Leftover, kill_leftovers, leftovers
+from barnraise.agent.supervisor.pidfile import Record, read_record, record_path
+from barnraise.core.errors import ProtocolError, RunError
+
+__all__ = ["Leftover", "LogPart", "OnEvent", "Warden", "leftovers", "read_log"]
+
+_EXIT_S = 5.0
+_PATIENCE_S = 30.0  # after the grace; a warden needs 20 s to find that the system holds a process
+
+_log = logging.getLogger(__name__)
+
+OnEvent = Callable[[Event], None]
+
+
+class Warden:
+    """One run's processes on this machine. Every worker's end is told exactly once, whatever happens."""
+
+    def __init__(self, order: Order, on_event: OnEvent, process: subprocess.Popen[bytes], mark: str) -> None:
+        self._order = order
+        self._on_event = on_event
+        self._process = process
+        self._mark = mark
+        self._loop = asyncio.get_running_loop()
+        self._unfinished = {worker.rank: worker for worker in order.workers}
+        self._all_ended = False
+        self._writing = asyncio.Lock()
+        self._end = asyncio.Event()
+        self._patience: asyncio.TimerHandle | None = None
+        self._keeps_alive: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @classmethod
+    async def start(cls, order: Order, on_event: OnEvent, python: str = sys.executable) -> Warden:
+        """RunError if there can be no warden. Events are told on this loop, as soon as this has returned."""
+        try:
+            frame = frame_of(order)
+            read_order(io.BytesIO(frame))  # here its bounds can still be explained
+        except ProtocolError as error:
+            raise RunError(
+                f"no warden would take this order: {error.message}",
+                hint="Pass fewer or shorter arguments and variables to the run, and limits within bounds.",
+            ) from error
+        mark = secrets.token_hex(16)
+        try:
+            process = await asyncio.to_thread(_spawn, python, mark)
+        except OSError as error:
+            raise RunError(
+                f"the run's warden cannot be started with {python}: {error.strerror}",
+                hint="See that this interpreter exists and may be run, then start the run again.",
+            ) from error
+        warden = cls(order, on_event, process, mark)
+        await warden._write(frame)
+        threading.Thread(target=warden._hear, daemon=True).start()
+        return warden
+
+    async def stop(self, hard: bool = False) -> None:
+        """Ask the workers to end, or kill them; returns before they have (see :meth:`ended`).
+
+        A warden that cannot do it in time is killed, so that the wait for the end has one.
+        """
+        if self._end.is_set():
+            return
+        if self._patience is None or hard:
+            wait = _PATIENCE_S if hard else self._order.grace_s + _PATIENCE_S
+            if self._patience is not None:
+                self._patience.cancel()
+            self._patience = self._loop.call_later(wait, self._process.kill)
+        await self._write(frame_of(Stop(hard)))
+
+    async def drop(self, ranks: tuple[int, ...]) -> None:
+        """Kill these; the others go on. Returns before they have ended."""
+        await self._write(frame_of(Stop(ranks=ranks)))
+
+    async def ended(self) -> None:
+        """Until nothing of it is left on this machine."""
+        await self._end.wait()
+
+    async def _write(self, frame: bytes) -> None:
+        async with self._writing:
+            try:
+                await asyncio.to_thread(_write_all, self._process, frame)
+            except (OSError, ValueError):
+                pass  # it is gone; whoever hears its events learns that
+
+    def _hear(self) -> None:
+        """On a thread of its own, until the warden says no more."""
+        stream = self._process.stdout
+        assert isinstance(stream, io.FileIO)
+        try:
+            while (event := read_event(stream)) is not None:
+                self._loop.call_soon_threadsafe(self._take, event)
+            self._loop.call_soon_threadsafe(self._take_end)
+        except ProtocolError as error:
+            _log.error(
+                "the warden of run %s speaks nonsense and is killed: %s", self._order.run, error.message
+            )
+            self._process.kill()
+            self._loop.call_soon_threadsafe(self._take_end)
+        except RuntimeError:
+            pass  # the loop is closed: the agent ends, and the pipe tells the warden
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Ended) and self._unfinished.pop(event.rank, None) is None:
+            return
+        self._all_ended = self._all_ended or isinstance(event, AllEnded)
+        self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        try:
+            self._on_event(event)
+        except Exception:  # noqa: BLE001  # one listener's mistake must not leave processes behind
+            _log.exception("an event of run %s could not be handled", self._order.run)
+
+    def _take_end(self) -> None:
+        self._keeps_alive = self._loop.create_task(self._clean_up())
+
+    async def _clean_up(self) -> None:
+        killed = await asyncio.to_thread(self._remove_what_is_left)
+        if not self._all_ended:
+            self._tell(
+                Note(f"the warden of run {self._order.run} died: {killed} processes were killed with it")
+            )
+        for rank in sorted(self._unfinished):
+            tail = await asyncio.to_thread(_last_words, Path(self._unfinished[rank].log))
+            self._take(Ended(rank, None, None, time.monotonic(), tail, None))
+        if not self._all_ended:
+            self._take(AllEnded())
+        if self._patience is not None:
+            self._patience.cancel()
+        self._end.set()
+
+    def _remove_what_is_left(self) -> int:
+        """How many processes had to be killed."""
+        process = self._process
+        if not self._all_ended:
+            process.kill()
+        try:
+            process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            stream.close()
+        path = record_path(Path(self._order.records), self._mark)
+        killed = 0
+        # A warden on macOS does not see processes that left their group, so there we look in any case.
+        if not self._all_ended or sys.platform == "darwin":
+            killed = kill_leftovers(_record(path, self._mark))
+        path.unlink(missing_ok=True)
+        return killed
+
+
+def _record(path: Path, mark: str) -> Record:
+    try:
+        return read_record(path)
+    except (OSError, ProtocolError):
+        return Record(mark)  # the mark alone finds nearly all
+
+
+def _last_words(log: Path) -> bytes:
+    try:
+        end = read_log(log, 0, 0).end
+        return read_log(log, max(0, end - MOST_TAIL_BYTES), MOST_TAIL_BYTES).data
+    except OSError:
+        return b""
+
+
+def _spawn(python: str, mark: str) -> subprocess.Popen[bytes]:
+    environment = dict(os.environ)
+    source = str(Path(__file__).parents[3])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
+    environment[MARK_VARIABLE] = mark
+    return subprocess.Popen(
+        # -P: a file of the user's that is called like a standard module must not stand in for it.
+        [python, "-P", "-m", "barnraise.agent.supervisor"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,  # a key press at the agent is the agent's
+        creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+    )
+
+
+def _write_all(process: subprocess.Popen[bytes], frame: bytes) -> None:
+    assert process.stdin is not None
+    rest = memoryview(frame)
+    while rest:
+        rest = rest[process.stdin.write(rest) :]

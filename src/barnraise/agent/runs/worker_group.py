@@ -1,0 +1,271 @@
+"""Workers of a run that were started together on this machine, and how each of them fares."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+from msgspec.structs import replace
+
+from barnraise.agent.containers import containers
+from barnraise.agent.power.inhibit_sleep import keep_awake
+from barnraise.agent.runs.supervisor_client import Warden
+from barnraise.agent.supervisor import messages as warden
+from barnraise.agent_client.bootstrap import child_environment
+from barnraise.agent_client.run_requests import CircleAsk
+from barnraise.artifacts.store.disk import remove_tree
+from barnraise.core.config import Settings
+from barnraise.identity import NodeId
+from barnraise.identity.trust import TrustLog
+from barnraise.runs.record import Order, RunRecord, WorkerState
+from barnraise.runs.worker_environment import worker_environment
+
+_TAIL_CHARACTERS = 8000
+_STOPPED_S = 1.0
+
+
+class Outfit(NamedTuple):
+    """All that the workers of one run on this machine have in common."""
+
+    order: Order
+    home: Path
+    folder: Path
+    state: Path
+    settings: Settings
+    python: Path
+    contained: containers.Contained | None
+    data: Mapping[str, str]
+    cores: int
+    guests: Mapping[bytes, str]  # among the order's machines, and what they are called
+
+
+class Crew:
+    """``ranks`` of ``record``, started at ``start``; `on_change` is called on the loop after each change."""
+
+    def __init__(
+        self,
+        outfit: Outfit,
+        record: RunRecord,
+        ranks: Sequence[int],
+        start: int,
+        on_change: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.start = start
+        self.states = {
+            rank: WorkerState(rank, "running", local_rank=record.slots[rank].local_rank, start=start)
+            for rank in ranks
+        }
+        self._outfit = outfit
+        self._record = record
+        self._on_change = on_change
+        self._say = say
+        self._warden: Warden | None = None
+        self._processes: dict[int, psutil.Process] = {}
+        self._stopped: dict[int, float] = {}  # since when
+        self._let_in: set[int] = set()
+        self._put_out: set[int] = set()
+        self._ends = 0
+        self._awake = contextlib.ExitStack()
+
+    @property
+    def alive(self) -> bool:
+        return self._warden is not None
+
+    @property
+    def is_idle(self) -> bool:
+        return all(state.state == "ended" for state in self.states.values())
+
+    def mark(self, state: str, asked: CircleAsk) -> bool:
+        """What a living worker says of itself; whether that is new."""
+        broke, blames = (asked.generation, asked.blames) if asked.stuck else (0, ())
+        for rank, known in self.states.items():
+            said = replace(known, state=state, broke=broke, blames=blames)
+            if known.local_rank == asked.local_rank and known.state != "ended" and known != said:
+                self.states[rank] = said
+                return True
+        return False
+
+    def note(self, asked: CircleAsk) -> bool:
+        """As `mark`, of what is to be known when the question comes: it may be answered long after others."""
+        for rank, known in self.states.items():
+            said = replace(
+                known,
+                trained=known.trained or asked.trained,
+                words=asked.words,
+                rests=asked.rests,
+                rests_in=asked.generation if asked.rests else 0,
+                rests_why=asked.rests_why,
+            )
+            if known.local_rank == asked.local_rank and known.state != "ended" and known != said:
+                self.states[rank] = said
+                return True
+        return False
+
+    def say_leaving(self) -> None:
+        for rank, known in self.states.items():
+            if known.state != "ended":
+                self.states[rank] = replace(known, state="leaving", broke=0, blames=())
+
+    def has_left(self, is_out: Callable[[WorkerState], bool]) -> bool:
+        return all(state.state == "ended" or is_out(state) for state in self.states.values())
+
+    def notice_stopped(self, now: float) -> bool:
+        """A process that was stopped by a signal does nothing, and its links say nothing of it at first."""
+        noticed = False
+        for rank, process in self._processes.items():
+            if self.states[rank].state in ("ended", "stopped") or not _is_stopped(process):
+                self._stopped.pop(rank, None)
+            elif now - self._stopped.setdefault(rank, now) >= _STOPPED_S:
+                self.states[rank] = replace(self.states[rank], state="stopped")
+                noticed = True
+        return noticed
+
+    async def begin(self) -> None:
+        outfit, record = self._outfit, self._record
+        (outfit.home / "logs").mkdir(exist_ok=True)
+        order = outfit.order
+        limits = warden.QUIET if order.quiet else warden.Limits(nice=order.nice)
+        limits = replace(limits, memory_bytes=order.memory_bytes or None)
+        workers = tuple(self._worker(rank) for rank in self.states)
+        if outfit.contained is not None:
+            workers = tuple(
+                outfit.contained.ordered(one, self.start, record.slots[one.rank].device, limits)
+                for one in workers
+            )
+            limits = replace(limits, memory_bytes=None)  # the container's now
+        asked = warden.Order(
+            run=order.run,
+            generation=self.start,
+            workers=workers,
+            records=str(outfit.state / "wardens"),
+            limits=limits,
+            grace_s=outfit.settings.runs.stop_grace_s,
+            log_bytes=outfit.settings.runs.log_bytes,
+        )
+        self._warden = await Warden.start(asked, self._heard)
+        self._awake.enter_context(keep_awake(f"run {order.run}"))
+
+    async def end(self, in_a_hurry: Callable[[], bool], changed: asyncio.Event) -> None:
+        """Ask them, then end them; a person who is in a hurry is heard meanwhile."""
+        if self._warden is None:
+            return
+        ended = asyncio.ensure_future(self._warden.ended())
+        hard = in_a_hurry()
+        await self._warden.stop(hard=hard)
+        while not ended.done():
+            changed.clear()
+            if in_a_hurry() and not hard:
+                hard = True
+                await self._warden.stop(hard=True)
+            waker = asyncio.ensure_future(changed.wait())
+            await asyncio.wait({ended, waker}, return_when=asyncio.FIRST_COMPLETED)
+            waker.cancel()
+        if self._outfit.contained is not None:
+            await self._outfit.contained.remove_workers(self.start, self.states)
+        self._warden = None
+        self._awake.close()
+
+    async def end_who_is_out(self, is_member: Callable[[WorkerState], bool], changed: asyncio.Event) -> bool:
+        """Who was let in once and is no member now was put out; whether all of them were, and have ended."""
+        living = {rank for rank, state in self.states.items() if state.state != "ended"}
+        members = {rank for rank in living if is_member(self.states[rank])}
+        self._let_in |= members
+        out = (living - members) & self._let_in
+        if self._warden is None or not out:
+            return False
+        if out == living:
+            await self.end(lambda: True, changed)
+            return True
+        if fresh := tuple(sorted(out - self._put_out)):
+            self._put_out |= out
+            await self._warden.drop(fresh)
+            if self._outfit.contained is not None:
+                await self._outfit.contained.remove_workers(self.start, fresh)
+        return False
+
+    def _worker(self, rank: int) -> warden.WorkerOrder:
+        outfit, record = self._outfit, self._record
+        contained = outfit.contained is not None
+        slot = record.slots[rank]
+        environment = worker_environment(
+            {} if contained else child_environment(),
+            outfit.order,
+            record,
+            rank,
+            start=self.start,
+            state_directory=containers.STATE_INSIDE if contained else str(outfit.state),
+            # A container does not see it, and takes the way over the cluster's board.
+            local_store="" if contained else str(outfit.home / f"store-{record.generation}"),
+            checkpoints="" if contained else str(outfit.home / "checkpoints"),
+            data=outfit.data,
+            cores=outfit.cores or os.cpu_count() or 1,
+            guests=outfit.guests,
+        )
+        return warden.WorkerOrder(
+            rank=rank,
+            local_rank=slot.local_rank,
+            command=(str(outfit.python), *outfit.order.command),
+            directory=str(outfit.folder),
+            environment=environment,
+            log=str(log_path(outfit.home, self.start, slot.local_rank)),
+        )
+
+    def _heard(self, event: warden.Event) -> None:
+        match event:
+            case warden.Started():
+                with contextlib.suppress(psutil.Error):
+                    self._processes[event.rank] = psutil.Process(event.pid)
+            case warden.Ended():
+                self._ended(event if self._outfit.contained is None else containers.told_end(event))
+            case warden.Note():
+                self._say(f"run {self._outfit.order.run}: {event.text}")
+            case warden.AllEnded():
+                self._on_change()
+
+    def _ended(self, event: warden.Ended) -> None:
+        known = self.states.get(event.rank)
+        if known is None or known.state == "ended":
+            return
+        self._ends += 1
+        tail = event.tail.decode("utf-8", "replace")[-_TAIL_CHARACTERS:]
+        if event.out_of_memory:
+            tail += "\nbarnraise: the system ended this worker because it was out of memory"
+        never_ran = event.code is None and event.signal is None
+        self.states[event.rank] = replace(
+            known,
+            state="ended",
+            code=-1 if never_ran else (event.code or 0) & 0xFFFFFFFF,
+            signal=event.signal or 0,
+            tail=tail,
+            place=self._ends,
+        )
+        self._on_change()
+
+
+def guests_of(order: Order, log: TrustLog, name_of: Callable[[NodeId], str]) -> dict[bytes, str]:
+    return {node.raw: name_of(node) for node in map(NodeId, order.nodes) if log.role(node) == "guest"}
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
+
+
+def log_path(home: Path, start: int, local_rank: int) -> Path:
+    return home / "logs" / f"{start}-{local_rank}.log"
+
+
+def run_directory(state: Path, run: str) -> Path:
+    return state / "runs" / run
+
+
+def remove_run(state: Path, run: str) -> None:
+    remove_tree(run_directory(state, run))

@@ -1,0 +1,43 @@
+"""``python -P -m barnraise.agent.supervisor``: only an agent starts it, and uses its pipes."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+
+from barnraise.agent.supervisor.main import Warden
+from barnraise.agent.supervisor.messages import MARK_VARIABLE, Stop, read_order
+from barnraise.agent.supervisor.policy import InputEnded
+from barnraise.core.errors import BarnraiseError
+
+
+def main() -> int:
+    # Raw and with numbers of their own: a print from anywhere must not get between the events.
+    source = io.FileIO(os.dup(0), "rb")
+    sink = io.FileIO(os.dup(1), "wb")
+    os.dup2(2, 1)
+    try:
+        order = read_order(source)
+    except BarnraiseError as error:
+        print(error, file=sys.stderr)  # noqa: T201  # the agent's own log
+        return 2
+    if order is None:
+        return 0
+    if sys.platform == "win32":
+        from barnraise.agent.supervisor.windows_job import Job, kernel32
+
+        Job(kernel32()).take_this_process()  # all that descends from us ends with us
+    warden = Warden(order, os.environ[MARK_VARIABLE], source, sink)
+    # Handlers and not SIG_IGN, which the workers would inherit.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    signal.signal(signal.SIGTERM, lambda number, frame: warden.post(Stop()))
+    if sys.platform != "win32":
+        signal.signal(signal.SIGHUP, lambda number, frame: warden.post(InputEnded()))
+    warden.serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""The output of a worker on disk: bounded, and readable by another process while it is written.
+
+A log is a few segment files beside each other, ``NAME.OFFSET``, where the offset counts every byte that was
+ever written before the segment. So its files alone say where everything belongs: the oldest segments are
+removed as new ones come, and what a full disk swallowed is a hole between two of them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from barnraise.agent.supervisor.messages import MOST_LOG_BYTES
+
+_SEGMENTS = 4
+_DIGITS = 20
+_RETRY_S = 1.0
+_BINARY: int = getattr(os, "O_BINARY", 0)
+
+
+class LogPart(msgspec.Struct, frozen=True):
+    """Bytes of a log. ``start`` is later than what was asked for if those bytes are not kept any more.
+
+    ``end`` is where the whole log ends now; there is more to read while ``start + len(data)`` is less.
+    """
+
+    start: int
+    data: bytes
+    end: int
+
+
+class LogWriter:
+    """Appends; goes on where an earlier writer of the same log stopped. Not for two writers at once."""
+
+    def __init__(
+        self,
+        path: Path,
+        most_bytes: int = MOST_LOG_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._segment_bytes = max(1, most_bytes // _SEGMENTS)
+        self._most_bytes = most_bytes
+        self._clock = clock
+        self._retry_at = 0.0
+        self._file = -1
+        self._segments: list[tuple[int, int]] = []  # start and size of each that is on disk, oldest first
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for start, file in _segments(path):
+            self._segments.append((start, file.stat().st_size))
+        self.end = sum(self._segments[-1]) if self._segments else 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        """OSError if it cannot be kept: the bytes are counted, dropped, and for a second none are tried."""
+        rest = memoryview(data)
+        if self._file < 0 and self._clock() < self._retry_at:
+            self.end += len(rest)
+            return
+        try:
+            while rest:
+                written = os.write(self._room(), rest[: self._left()])
+                start, size = self._segments[-1]
+                self._segments[-1] = (start, size + written)
+                self.end += written
+                rest = rest[written:]
+        except OSError:
+            self.end += len(rest)
+            self._retry_at = self._clock() + _RETRY_S
+            self._give_up_segment()
+            raise
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _left(self) -> int:
+        return self._segment_bytes - self._segments[-1][1]
+
+    def _room(self) -> int:
+        """The file to append to; it takes at least one byte more."""
+        joins = bool(self._segments) and sum(self._segments[-1]) == self.end and self._left() > 0
+        if self._file >= 0 and joins:
+            return self._file
+        self.close()
+        if not joins:
+            self._drop_oldest()
+        start = self._segments[-1][0] if joins else self.end
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _BINARY
+        self._file = os.open(_segment(self._path, start), flags, 0o600)
+        if not joins:
+            self._segments.append((start, 0))
+        return self._file
+
+    def _drop_oldest(self) -> None:
+        while self._segments:
+            if sum(size for _, size in self._segments) + self._segment_bytes <= self._most_bytes:
+                return
+            try:
+                os.unlink(_segment(self._path, self._segments[0][0]))
+            except FileNotFoundError:
+                pass
+            except PermissionError:
+                return  # Windows, while somebody reads it: next time
+            del self._segments[0]
+
+    def _give_up_segment(self) -> None:
+        self.close()
+        if self._segments and self._segments[-1][1] == 0:
+            start, _ = self._segments.pop()
+            try:
+                os.unlink(_segment(self._path, start))
+            except OSError:
+                pass  # an empty file harms nobody
+
+
+def read_log(path: Path, offset: int, most: int) -> LogPart:
+    """Up to ``most`` bytes from ``offset``, or from the first kept after it, as far as the next hole."""
+    begin: int | None = None
+    offset = max(offset, 0)
+    position, end = offset, 0
+    parts: list[bytes] = []
+    for start, file in _segments(path):
+        try:
+            with open(file, "rb", buffering=0) as segment:
+                stop = start + os.fstat(segment.fileno()).st_size
+                end = max(end, stop)
+                if stop <= position or most <= 0 or (begin is not None and start > position):
+                    continue
+                if begin is None:
+                    begin = position = max(offset, start)
+                segment.seek(position - start)
+                data = segment.read(min(most, stop - position))
+        except FileNotFoundError:
+            continue  # dropped since we looked
+        parts.append(data)
+        position += len(data)
+        most -= len(data)
+    return LogPart(begin if begin is not None else min(offset, end), b"".join(parts), end)
+
+
+def remove_log(path: Path) -> None:
+    for _, file in _segments(path):
+        file.unlink(missing_ok=True)
+
+
+def _segment(path: Path, start: int) -> Path:
+    return path.with_name(f"{path.name}.{start:0{_DIGITS}d}")
+
+
+def _segments(path: Path) -> list[tuple[int, Path]]:
+    """Each with its offset, oldest first."""
+    found = []
+    try:
+        names = os.listdir(path.parent)
+    except FileNotFoundError:
+        return []
+    for name in names:
+        before, _, digits = name.rpartition(".")
+        if before == path.name and len(digits) == _DIGITS and digits.isascii() and digits.isdigit():
+            found.append((int(digits), path.with_name(name)))
+    return sorted(found)

@@ -1,0 +1,74 @@
+"""Moves a worker's output from its pipe to its log; never lets the worker wait for the disk to have room."""
+
+from __future__ import annotations
+
+import errno
+import io
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from barnraise.agent.supervisor.log_file import LogWriter
+from barnraise.agent.supervisor.messages import MOST_TAIL_BYTES, Note
+
+_CHUNK_BYTES = 256 << 10
+_FULL = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
+
+
+class Keeper:
+    """The log of one worker and the last of what it said. A failing disk is told once and else ignored."""
+
+    def __init__(self, rank: int, path: Path, most_bytes: int, tell: Callable[[Note], None]) -> None:
+        self._rank = rank
+        self._tell = tell
+        self._told = False
+        self._log: LogWriter | None = None
+        self.tail = b""
+        try:
+            self._log = LogWriter(path, most_bytes)
+        except OSError as error:
+            self._complain(error)
+
+    def keep(self, data: bytes | memoryview) -> None:
+        self.tail = (self.tail + bytes(data[-MOST_TAIL_BYTES:]))[-MOST_TAIL_BYTES:]
+        if self._log is None:
+            return
+        try:
+            self._log.write(data)
+        except OSError as error:
+            self._complain(error)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    def _complain(self, error: OSError) -> None:
+        if self._told:
+            return
+        self._told = True
+        if error.errno in _FULL:
+            self._tell(Note(f"the disk of this machine is full: output of rank {self._rank} is not kept"))
+        else:
+            why = error.strerror or str(error)
+            self._tell(
+                Note(f"the log of rank {self._rank} cannot be written ({why}): its output is not kept")
+            )
+
+
+class Drain(threading.Thread):
+    """Reads until every process that holds the other end is gone."""
+
+    def __init__(self, stream: io.FileIO, keeper: Keeper) -> None:
+        super().__init__(daemon=True)
+        self._stream = stream
+        self._keeper = keeper
+
+    def run(self) -> None:
+        buffer = bytearray(_CHUNK_BYTES)
+        view = memoryview(buffer)
+        try:
+            while got := self._stream.readinto(buffer):
+                self._keeper.keep(view[:got])
+        except OSError:
+            pass  # Windows, where a pipe may break instead of ending
+        self._keeper.close()

@@ -1,0 +1,100 @@
+"""Kills what a warden left behind because it was killed itself. Runs in the agent."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from barnraise.agent.supervisor.messages import MARK_VARIABLE
+from barnraise.agent.supervisor.pidfile import SUFFIX, Record, Seen, read_record
+from barnraise.core.errors import ProtocolError
+
+_SAME_START_S = 3.0  # the system's own start times are that exact, and no number comes round so soon
+_DEADLINE_S = 5.0
+_PAUSE_S = 0.02
+
+_log = logging.getLogger(__name__)
+
+
+class Leftover(msgspec.Struct, frozen=True):
+    """A run that an earlier agent did not end, and how many of its processes were killed now."""
+
+    run: str
+    generation: int
+    killed: int
+
+
+def leftovers(state_dir: Path) -> list[Leftover]:
+    """Kill what earlier wardens with records in this directory left; only before any new one is started."""
+    found = []
+    for path in sorted(state_dir.glob(f"*{SUFFIX}")):
+        try:
+            record = read_record(path)
+        except (OSError, ProtocolError) as error:
+            _log.warning("a record of an earlier run is useless and is removed: %s", error)
+        else:
+            killed = kill_leftovers(record)
+            _log.info("run %s was left over by an earlier agent: %d processes killed", record.run, killed)
+            found.append(Leftover(record.run, record.generation, killed))
+        path.unlink(missing_ok=True)
+    return found
+
+
+def kill_leftovers(record: Record) -> int:
+    """Kill the warden, its workers, their groups and all that carries its mark; how many there were."""
+    killed: set[int] = set()
+    deadline = time.monotonic() + _DEADLINE_S
+    while left := list(_left_of(record)):
+        if time.monotonic() > deadline:
+            names = ", ".join(str(process.pid) for process in left)
+            _log.warning("processes %s of run %s cannot be killed; restart the machine", names, record.run)
+            break
+        for process in left:
+            killed.add(process.pid)
+            try:
+                process.kill()
+            except psutil.Error:
+                pass  # gone, or not ours after all
+        time.sleep(_PAUSE_S)
+    return len(killed)
+
+
+def _left_of(record: Record) -> Iterator[psutil.Process]:
+    known = {seen.pid: seen for seen in (record.warden, *record.workers) if seen is not None}
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if _is_seen(process, known) or _in_group_of(process, known) or _carries(process, record.mark):
+                yield process
+        except psutil.Error:
+            continue  # gone, or somebody else's
+
+
+def _is_seen(process: psutil.Process, known: dict[int, Seen]) -> bool:
+    seen = known.get(process.pid)
+    return seen is not None and abs(process.create_time() - seen.started) <= _SAME_START_S
+
+
+def _in_group_of(process: psutil.Process, known: dict[int, Seen]) -> bool:
+    """A group keeps its number while it has members, so only its leader needs to be looked at."""
+    if sys.platform == "win32":
+        return False
+    try:
+        group = os.getpgid(process.pid)
+        return group in known and _is_seen(psutil.Process(group), known)
+    except (OSError, psutil.Error):
+        return False  # without a leader the mark decides
+
+
+def _carries(process: psutil.Process, mark: str) -> bool:
+    return bool(process.environ().get(MARK_VARIABLE) == mark)

@@ -1,0 +1,93 @@
+"""When a warden asks, kills and complains. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from barnraise.agent.supervisor.messages import Ended, Note, Started, Stop
+
+STUCK_S = 10.0
+
+
+class InputEnded(msgspec.Struct, frozen=True):
+    """The agent is gone, or the system ends this process."""
+
+
+class TimePassed(msgspec.Struct, frozen=True):
+    pass
+
+
+class Terminate(msgspec.Struct, frozen=True):
+    """Ask these to end."""
+
+    ranks: tuple[int, ...]
+
+
+class Kill(msgspec.Struct, frozen=True):
+    ranks: tuple[int, ...]
+
+
+class Supervision(msgspec.Struct, frozen=True):
+    """What a warden knows about its workers."""
+
+    running: frozenset[int]
+    grace_s: float
+    kill_at: float | None = None  # when those that were asked to end are killed
+    stuck_at: float | None = None  # when those that were killed should be gone
+
+
+Happening = Started | Ended | Note | Stop | InputEnded | TimePassed
+Effect = Terminate | Kill | Started | Ended | Note
+
+
+def decide(state: Supervision, happening: Happening, now: float) -> tuple[Supervision, tuple[Effect, ...]]:
+    """One worker's end is only reported: whether the others go on is the agent's to say."""
+    match happening:
+        case Started(rank=rank):
+            return msgspec.structs.replace(state, running=state.running | {rank}), (happening,)
+        case Ended(rank=rank):
+            return msgspec.structs.replace(state, running=state.running - {rank}), (happening,)
+        case Note():
+            return state, (happening,)
+        case Stop(ranks=ranks) if ranks:
+            return state, (Kill(tuple(sorted(state.running & set(ranks)))),)
+        case Stop(hard=True) | InputEnded():
+            return _kill(state, now)
+        case Stop():
+            if state.kill_at is not None or state.stuck_at is not None:
+                return state, ()
+            asked = msgspec.structs.replace(state, kill_at=now + state.grace_s)
+            return asked, (Terminate(tuple(sorted(state.running))),)
+        case TimePassed():
+            return _time_passed(state, now)
+
+
+def next_deadline(state: Supervision) -> float | None:
+    return state.kill_at if state.kill_at is not None else state.stuck_at
+
+
+def _kill(state: Supervision, now: float) -> tuple[Supervision, tuple[Effect, ...]]:
+    killed = msgspec.structs.replace(state, kill_at=None, stuck_at=now + STUCK_S)
+    return killed, (Kill(tuple(sorted(state.running))),)
+
+
+def _time_passed(state: Supervision, now: float) -> tuple[Supervision, tuple[Effect, ...]]:
+    if state.kill_at is not None and now >= state.kill_at:
+        killed, effects = _kill(state, now)
+        late = tuple(Note(_refused(rank, state.grace_s)) for rank in sorted(state.running))
+        return killed, (*effects, *late)
+    if state.stuck_at is not None and now >= state.stuck_at:
+        held = tuple(Note(_held(rank)) for rank in sorted(state.running))
+        return msgspec.structs.replace(state, stuck_at=float("inf")), held
+    return state, ()
+
+
+def _refused(rank: int, grace_s: float) -> str:
+    return f"rank {rank} did not end within {grace_s:g} s of being asked to: it was killed"
+
+
+def _held(rank: int) -> str:
+    return (
+        f"rank {rank} was killed {STUCK_S:g} s ago and is still there: a driver or a network disk holds it; "
+        "restart the machine if it does not go away"
+    )

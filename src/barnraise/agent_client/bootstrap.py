@@ -1,0 +1,180 @@
+"""Starts a listener when this machine has none, exactly one however many workers ask at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+import barnraise
+from barnraise.agent_client.client import ListenerClient
+from barnraise.core.config import Network, Settings, state_directory
+from barnraise.core.errors import ListenerError
+from barnraise.core.file_lock import FileLock
+from barnraise.transport.ipc.messages import Standing, Ticket
+
+LOG_NAME = "listener.log"
+AGENT_LOG = "agent.log"
+_START_S = 60.0  # an old disk that has never read us before
+_POLL_S = 0.02
+_PROBE_S = 5.0
+_ATTEMPTS = 3
+_TAIL_BYTES = 2000
+if sys.platform == "win32":
+    _DETACHED_ON_WINDOWS = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
+else:
+    _DETACHED_ON_WINDOWS = 0
+
+# Kept so that an ended listener does not stay behind as a zombie of a process that starts another.
+_started: list[subprocess.Popen[bytes]] = []
+
+
+def register_worker(settings: Settings, run: str, generation: int) -> tuple[ListenerClient, Ticket]:
+    """Make sure that there is a listener, and register there."""
+    for attempt in range(_ATTEMPTS):
+        ensure_listener(settings)
+        client: ListenerClient | None = None
+        try:
+            client = ListenerClient.connect(state_directory(settings))
+            return client, client.register(run, generation)
+        except ListenerError as error:
+            if client is not None:
+                client.close()
+            # It may just have ended, being idle: the next one will not.
+            if not _is_absence(error) or attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def ensure_listener(settings: Settings) -> None:
+    """Return once a listener answers at the state directory; start one that ends when idle if there is none.
+
+    A listener that runs already keeps its own settings: its ticket says what they are.
+    """
+    directory = state_directory(settings)
+    if standing_of(directory) is not None:
+        return
+    lock = FileLock(directory / "listener.start")
+    if not lock.acquire(_START_S):
+        raise ListenerError(
+            f"another process has been starting the listener for {_START_S:g} s\n{_last_words(directory)}"
+        )
+    try:
+        if standing_of(directory) is None:
+            _start(settings, directory)
+    finally:
+        lock.release()
+
+
+def start_agent(settings: Settings, options: Sequence[str] = ()) -> int | None:
+    """Start this machine's agent in the background and return its process id once it answers.
+
+    None if one runs already. A listener that only serves workers is left alone: ListenerError says so.
+    """
+    directory = state_directory(settings)
+    lock = FileLock(directory / "listener.start")
+    if not lock.acquire(_START_S):
+        raise ListenerError(f"another process has been starting the agent for {_START_S:g} s")
+    try:
+        standing = standing_of(directory)
+        if standing is not None and standing.agent:
+            return None
+        if standing is not None:
+            raise ListenerError(
+                f"a listener without an agent serves {standing.workers} workers here (pid {standing.pid})",
+                hint="Wait until those workers have ended, then start the agent.",
+            )
+        _launch([sys.executable, "-P", "-m", "barnraise.agent", *options], directory, AGENT_LOG)
+        standing = standing_of(directory)
+        return standing.pid if standing is not None else None
+    finally:
+        lock.release()
+
+
+def standing_of(directory: Path) -> Standing | None:
+    """What the listener of this state directory says of itself; None if there is none."""
+    try:
+        with ListenerClient.connect(directory, timeout=_PROBE_S) as client:
+            return client.standing()
+    except ListenerError as error:
+        if _is_absence(error):
+            return None
+        raise
+
+
+def _is_absence(error: ListenerError) -> bool:
+    """Whether nobody was there, in contrast to somebody who refused."""
+    return isinstance(error.__cause__, OSError)
+
+
+def _start(settings: Settings, directory: Path) -> None:
+    _launch(_command(settings), directory, LOG_NAME)
+
+
+def _launch(command: list[str], directory: Path, log_name: str) -> None:
+    """Start a process of ours in the background and return once it answers."""
+    what = "agent" if log_name == AGENT_LOG else "listener"
+    _started[:] = [process for process in _started if process.poll() is None]
+    with open(directory / log_name, "wb", opener=_private_opener) as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=child_environment(),
+            # A key press that stops one worker must not stop the listener of all.
+            start_new_session=True,
+            creationflags=_DETACHED_ON_WINDOWS,
+        )
+    _started.append(process)
+    deadline = time.monotonic() + _START_S
+    while standing_of(directory) is None:
+        if process.poll() is not None:
+            if standing_of(directory) is not None:  # somebody else's listener was faster
+                return
+            words = _last_words(directory, log_name)
+            raise ListenerError(f"the {what} ended at once; it said:\n{words}")
+        if time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+            words = _last_words(directory, log_name)
+            raise ListenerError(f"the {what} did not answer within {_START_S:g} s; it said:\n{words}")
+        time.sleep(_POLL_S)
+
+
+def _command(settings: Settings) -> list[str]:
+    # The port goes by itself, because 0 (any) is no valid setting and still useful here.
+    port = settings.network.port
+    network = msgspec.structs.replace(settings.network, port=Network().port)
+    portable = msgspec.json.encode(msgspec.structs.replace(settings, network=network)).decode()
+    module = ["-m", "barnraise.transport.listener.listener"]
+    # -P: a file of the user's that is called like a standard module must not stand in for it.
+    return [sys.executable, "-P", *module, "--until-idle", "--port", str(port), "--settings", portable]
+
+
+def child_environment() -> dict[str, str]:
+    """Lets the child import us when we run from a source tree that is not installed."""
+    environment = dict(os.environ)
+    root = str(Path(barnraise.__file__).parents[1])
+    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+        environment["PYTHONPATH"] = os.pathsep.join([*paths, root])
+    return environment
+
+
+def _private_opener(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _last_words(directory: Path, log_name: str = LOG_NAME) -> str:
+    try:
+        text = (directory / log_name).read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
+    except OSError:
+        text = ""
+    return text or "(nothing)"

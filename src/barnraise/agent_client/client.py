@@ -1,0 +1,158 @@
+"""A process's connection to the listener of its machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+
+from barnraise.core import errors
+from barnraise.core.errors import AgentError, ListenerError, ProtocolError
+from barnraise.transport.ipc.fd_passing import Channel
+from barnraise.transport.ipc.local_socket import dial_local
+from barnraise.transport.ipc.messages import (
+    LARGEST_BODY,
+    Ask,
+    Incoming,
+    Refused,
+    Register,
+    Reply,
+    Request,
+    Standing,
+    Status,
+    Ticket,
+    Told,
+    decode_reply,
+    encode_message,
+)
+
+
+class ListenerClient:
+    """Asks with a deadline first; after `register` it only receives, and never blocks."""
+
+    def __init__(self, channel: Channel, token: str, timeout: float = 5.0) -> None:
+        self._channel = channel
+        self._token = token
+        self._timeout = timeout
+
+    @classmethod
+    def connect(cls, state_dir: Path, timeout: float = 5.0) -> ListenerClient:
+        """ListenerError if no listener of ours answers there; ``timeout`` also bounds each question."""
+        connection, token = dial_local(state_dir, timeout)
+        return cls(Channel(connection, takes_sockets=True), token, timeout)
+
+    def register(self, run: str, generation: int) -> Ticket:
+        """Enter as a worker. It stays registered until `close`, or until this process ends."""
+        pid = os.getpid()
+        reply = self._ask(Register(run=run, generation=generation, pid=pid, token=self._token))
+        if not isinstance(reply, Ticket):
+            raise ProtocolError(f"the listener answered {type(reply).__name__} instead of a ticket")
+        self._channel.setblocking(False)
+        return reply
+
+    def standing(self) -> Standing:
+        """How the listener is doing; only before `register`."""
+        reply = self._ask(Status(token=self._token))
+        if not isinstance(reply, Standing):
+            raise ProtocolError(f"the listener answered {type(reply).__name__} instead of its standing")
+        return reply
+
+    def ask(self, question: bytes, timeout: float) -> bytes:
+        """What the agent of this machine answers; AgentError if there is none or it refuses.
+
+        Only before `register`. After silence the connection is closed: a late answer would confuse.
+        """
+        if len(question) > LARGEST_BODY:
+            raise AgentError(
+                f"a question of {len(question)} bytes is too long to ask", hint="Ask for less at once."
+            )
+        deadline = time.monotonic() + timeout
+        try:
+            self._channel.settimeout(timeout)
+            self._channel.send(encode_message(Ask(question=question, token=self._token)))
+            delivery = self._channel.receive(deadline)
+        except TimeoutError as error:
+            self.close()
+            raise AgentError(
+                f"the agent of this machine did not answer within {timeout:g} s",
+                hint="Try again; if it stays silent, restart it: barnraise down, then barnraise up",
+            ) from error
+        except OSError as error:
+            self.close()
+            raise AgentError("the agent of this machine has ended") from error
+        if delivery is None:
+            self.close()
+            raise AgentError("the agent of this machine has ended") from ConnectionResetError("closed by it")
+        reply = _decode(delivery.message, delivery.socket)
+        self._channel.settimeout(self._timeout)
+        if isinstance(reply, Refused):
+            raise errors.by_code(reply.code, AgentError)(reply.message, hint=reply.hint)
+        if not isinstance(reply, Told):
+            self.close()
+            raise ProtocolError(f"the agent answered {type(reply).__name__} instead of telling")
+        return reply.answer
+
+    def receive(self) -> tuple[Incoming, socket.socket] | None:
+        """A connection that was routed to us, not blocking; call until None whenever `fileno` is readable.
+
+        ListenerError once the listener is gone: links that exist go on, new ones cannot come.
+        """
+        try:
+            delivery = self._channel.receive()
+        except OSError as error:
+            raise _gone() from error
+        if delivery is None:
+            if self._channel.closed:
+                raise _gone() from ConnectionResetError("closed by the listener")
+            return None
+        message = _decode(delivery.message, delivery.socket)
+        if not isinstance(message, Incoming) or delivery.socket is None:
+            if delivery.socket is not None:
+                delivery.socket.close()
+            raise ProtocolError(f"the listener sent {type(message).__name__} unasked")
+        delivery.socket.setblocking(False)
+        return message, delivery.socket
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> ListenerClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, question: Request) -> Reply:
+        try:
+            self._channel.send(encode_message(question))
+            delivery = self._channel.receive()
+        except TimeoutError as error:
+            raise ListenerError("the listener does not answer in time", hint="Start it again.") from error
+        except OSError as error:
+            raise _gone() from error
+        if delivery is None:
+            raise _gone() from ConnectionResetError("closed by the listener")
+        reply = _decode(delivery.message, delivery.socket)
+        if isinstance(reply, Refused):
+            raise ListenerError(f"the listener refused: {reply.message}", hint=reply.hint)
+        return reply
+
+
+def _decode(message: bytes, attached: socket.socket | None) -> Reply:
+    try:
+        return decode_reply(message)
+    except ProtocolError:
+        if attached is not None:
+            attached.close()
+        raise
+
+
+def _gone() -> ListenerError:
+    return ListenerError("the listener of this machine has ended", hint="Start the worker again.")

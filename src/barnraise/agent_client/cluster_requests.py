@@ -1,0 +1,221 @@
+"""What the command line asks of this machine's agent, and what it is told. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from barnraise.agent_client.kv_messages import BoardAsk, ClusterAsk
+from barnraise.agent_client.run_requests import RunQuestion, RunTold
+from barnraise.core.decoding import decode
+
+Text = Annotated[str, Meta(max_length=2000)]
+Role = Literal["owner", "guest"]
+
+
+class StatusAsk(msgspec.Struct, frozen=True, tag="status?"):
+    """How is the cluster?"""
+
+
+class PairAsk(msgspec.Struct, frozen=True, tag="pair?"):
+    """Open a code for one machine."""
+
+    role: Role = "owner"
+
+
+class OfferAsk(msgspec.Struct, frozen=True, tag="offer?"):
+    """What became of the code? ``withdraw`` closes it."""
+
+    withdraw: bool = False
+
+
+class JoinAsk(msgspec.Struct, frozen=True, tag="join?"):
+    """Join the cluster of the machine that shows this code; ``role`` is what the user agrees to, if said."""
+
+    code: Text
+    at: Text = ""
+    role: Role | None = None
+    patience_s: Annotated[float, Meta(gt=0, le=600)] = 30.0
+
+
+class UnpairAsk(msgspec.Struct, frozen=True, tag="unpair?"):
+    """Remove a machine for ever."""
+
+    node: Text
+
+
+class RenameAsk(msgspec.Struct, frozen=True, tag="rename?"):
+    """Call this machine so."""
+
+    name: Text
+
+
+class ContinueAsk(msgspec.Struct, frozen=True, tag="continue?"):
+    """The user is the witness that these machines are gone."""
+
+    without: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=64)]
+
+
+class PskAsk(msgspec.Struct, frozen=True, tag="psk?"):
+    """Make a pre-shared key that admits machines in this role."""
+
+    role: Role = "owner"
+
+
+class MeasureAsk(msgspec.Struct, frozen=True, tag="measure?"):
+    """Measure the links of this machine now."""
+
+
+class CheckAsk(msgspec.Struct, frozen=True, tag="check?"):
+    """What does the agent find wrong?"""
+
+
+class LeaveAsk(msgspec.Struct, frozen=True, tag="leave?"):
+    """Say goodbye, end, and forget the cluster and this machine's key."""
+
+
+class DownAsk(msgspec.Struct, frozen=True, tag="down?"):
+    """Say goodbye and end."""
+
+
+Question = (
+    StatusAsk
+    | PairAsk
+    | OfferAsk
+    | JoinAsk
+    | UnpairAsk
+    | RenameAsk
+    | ContinueAsk
+    | PskAsk
+    | MeasureAsk
+    | CheckAsk
+    | LeaveAsk
+    | DownAsk
+)
+
+# Workers ask about the board through the same door.
+AnyQuestion = Question | RunQuestion | BoardAsk | ClusterAsk
+
+
+class DeviceRow(msgspec.Struct, frozen=True):
+    """A device as `status` shows it."""
+
+    kind: str
+    name: str
+    memory_bytes: int
+    tflops: float | None = None
+    memory_gbps: float | None = None
+
+
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine of the cluster."""
+
+    node: str
+    short: str
+    name: str
+    role: Role
+    state: Literal["this", "here", "joining", "silent", "away"]
+    seniority: int | None = None
+    coordinator: bool = False
+    votes: bool = True
+    works: bool = True
+    address: str = ""
+    why_address: str = ""
+    rtt_ms: float | None = None
+    mbps: float | None = None
+    os: str = ""
+    python: str = ""
+    torch: str = ""
+    version: str = ""
+    devices: tuple[DeviceRow, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class LinkRow(msgspec.Struct, frozen=True):
+    """A measured pair."""
+
+    a: str
+    b: str
+    rtt_ms: float | None
+    mbps: float | None
+    address: str = ""
+
+
+class StatusTold(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
+    """The cluster as this machine sees it."""
+
+    cluster: str
+    branch: int
+    view: int
+    member: bool
+    decides: bool
+    sentence: str
+    coordinator: str
+    why_coordinator: str
+    nodes: tuple[NodeRow, ...]
+    links: tuple[LinkRow, ...]
+    port: int
+    pid: int
+    encryption: str
+    version: str
+    picture: str = ""
+    offer: str = ""
+    recent: tuple[str, ...] = ()
+    up_s: float = 0.0
+
+
+class OfferTold(msgspec.Struct, frozen=True, tag="offer"):
+    """A code, or what became of it. ``granted`` says what the other machine may do now."""
+
+    state: str
+    sentence: str
+    code: str = ""
+    role: str = ""
+    seconds_left: float = 0.0
+    granted: str = ""
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """It is done; ``secret`` is shown once and kept nowhere by the command line."""
+
+    sentence: str
+    secret: str = ""
+
+
+class CheckRow(msgspec.Struct, frozen=True):
+    """One check of the doctor: fine, or what is wrong and what mends it."""
+
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    sentence: str
+    mend: str = ""
+    peer: str = ""
+
+
+class CheckTold(msgspec.Struct, frozen=True, tag="check"):
+    """What the agent sees from inside."""
+
+    rows: tuple[CheckRow, ...]
+
+
+Told = StatusTold | OfferTold | Done | CheckTold | RunTold
+
+_MISUNDERSTOOD = "the agent and the command line do not understand each other"
+_OTHER_VERSION = "They are of different versions: restart the agent (barnraise down, then barnraise up)."
+_encoder = msgspec.msgpack.Encoder()
+_questions: msgspec.msgpack.Decoder[AnyQuestion] = msgspec.msgpack.Decoder(AnyQuestion)
+_told: msgspec.msgpack.Decoder[Told] = msgspec.msgpack.Decoder(Told)
+
+
+def encode(message: Question | RunQuestion | Told) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_question(data: bytes) -> AnyQuestion:
+    return decode(_questions, data, _MISUNDERSTOOD, hint=_OTHER_VERSION)
+
+
+def decode_told(data: bytes) -> Told:
+    return decode(_told, data, _MISUNDERSTOOD, hint=_OTHER_VERSION)

@@ -1,0 +1,48 @@
+"""How a working folder and data sets get from one machine onto many: packed, by hash, each byte sent once.
+
+May import ``local``, ``transport``, ``identity`` and ``core``; never torch.
+"""
+
+from barnraise.artifacts.packing.changes import changed_since
+from barnraise.artifacts.packing.ignore_rules import RESULTS
+from barnraise.artifacts.packing.pack import Packed, pack
+from barnraise.artifacts.packing.results import (
+    data_limits,
+    folder_limits,
+    pack_changes,
+    read_files,
+    store_directory,
+    unpack_into,
+)
+from barnraise.artifacts.store.gc import Collected, collect
+from barnraise.artifacts.store.manifest import (
+    PIECE,
+    FileEntry,
+    Limits,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+)
+from barnraise.artifacts.store.store import Store
+
+__all__ = [
+    "PIECE",
+    "RESULTS",
+    "Collected",
+    "FileEntry",
+    "Limits",
+    "Manifest",
+    "Packed",
+    "Store",
+    "changed_since",
+    "collect",
+    "data_limits",
+    "decode_manifest",
+    "encode_manifest",
+    "folder_limits",
+    "pack",
+    "pack_changes",
+    "read_files",
+    "store_directory",
+    "unpack_into",
+]

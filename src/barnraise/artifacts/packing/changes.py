@@ -1,0 +1,58 @@
+"""What a run has made of its folder: the files to bring back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from barnraise.artifacts.packing.ignore_rules import ALWAYS_LEFT_OUT, Found
+from barnraise.artifacts.packing.pack import check_size
+from barnraise.artifacts.store.disk import read_up_to
+from barnraise.artifacts.store.manifest import FileEntry, Limits, Manifest, piece_hash
+from barnraise.core.errors import ShippingError
+
+
+def changed_since(manifest: Manifest, folder: Path, limits: Limits) -> list[str]:
+    """The paths of files that are new or have another content; symbolic links are not looked at.
+
+    No ignore file is asked: checkpoints are often ignored by git, and they are what a run is for.
+    """
+    known = {entry.path: entry for entry in manifest.files}
+    altered = (file for file in _files(folder) if not _is_same(known.get(file.path), file))
+    return sorted(file.path for file in check_size(folder, altered, limits))
+
+
+def _files(folder: Path) -> Iterator[Found]:
+    waiting = [("", os.fspath(folder))]
+    while waiting:
+        path, real = waiting.pop()
+        try:
+            with os.scandir(real) as entries:
+                for entry in entries:
+                    if entry.name in ALWAYS_LEFT_OUT:
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append((f"{path}{entry.name}/", entry.path))
+                    elif entry.is_file(follow_symlinks=False):
+                        yield Found(path + entry.name, entry.path, entry.stat(follow_symlinks=False))
+        except OSError as error:
+            raise ShippingError(
+                f"{real} cannot be read: {error.strerror}", hint="Make it readable for you, then try again."
+            ) from error
+
+
+def _is_same(entry: FileEntry | None, file: Found) -> bool:
+    if entry is None or entry.size != file.facts.st_size:
+        return False
+    try:
+        with open(file.real, "rb", buffering=0) as content:
+            return all(
+                piece_hash(read_up_to(content.fileno(), entry.piece_size(number))) == digest
+                for number, digest in enumerate(entry.pieces)
+            )
+    except OSError as error:
+        raise ShippingError(
+            f"{file.path!r} cannot be read: {error.strerror}",
+            hint="Make it readable for you, then try again.",
+        ) from error

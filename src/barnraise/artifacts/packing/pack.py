@@ -1,0 +1,209 @@
+"""Puts a folder into the store: walk, check, hash, keep."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from barnraise.artifacts.packing.hash_cache import Hashed, Remembered
+from barnraise.artifacts.packing.ignore_rules import Found, walk
+from barnraise.artifacts.packing.portable_names import check_names
+from barnraise.artifacts.store.disk import (
+    create_file,
+    discard,
+    new_draft,
+    read_up_to,
+    shipping_error,
+    write_all,
+)
+from barnraise.artifacts.store.manifest import (
+    MOST_FILES,
+    PIECE,
+    FileEntry,
+    Limits,
+    Manifest,
+    make_manifest,
+    piece_hash,
+)
+from barnraise.artifacts.store.store import Store
+from barnraise.core.errors import ShippingError
+from barnraise.core.units import format_size
+
+_MOST_LISTED = 8
+_LOOK_AT_MOST = 1_000_000
+_THREADS = 4
+
+
+class Packed(NamedTuple):
+    """A folder that is in the store."""
+
+    manifest: Manifest
+    id: bytes
+    files: int
+    bytes: int
+
+
+def pack(
+    folder: Path,
+    store: Store,
+    limits: Limits,
+    only: Iterable[str] | None = None,
+    *,
+    everything: bool = False,
+) -> Packed:
+    """Pack a working folder; or a data set (``everything``: only ``.barnraiseignore`` leaves files out);
+    or exactly the files ``only``, such as those that a run has changed.
+    """
+    files = walk(folder, everything=everything) if only is None else _named(folder, only)
+    found = check_size(folder, files, limits)
+    check_names(file.path for file in found)
+    with Remembered(store.directory, os.path.realpath(folder)) as remembered:
+        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+            packed = list(pool.map(lambda file: _pack_file(file, store, remembered), found))
+        remembered.learn(hashed for _, hashed in packed)
+    manifest = make_manifest(entry for entry, _ in packed)
+    name = store.put_manifest(manifest)
+    return Packed(manifest, name, len(manifest.files), manifest.size)
+
+
+def check_size(folder: Path, files: Iterable[Found], limits: Limits) -> list[Found]:
+    """All of them; ShippingError with the largest ones if they are more than may be shipped."""
+    found = []
+    total = 0
+    for file in files:
+        found.append(file)
+        total += file.facts.st_size
+        if len(found) >= _LOOK_AT_MOST:
+            break
+    most_files = min(limits.most_files, MOST_FILES)
+    if len(found) <= most_files and total <= limits.most_bytes:
+        return found
+    at_least = "at least " if len(found) >= _LOOK_AT_MOST else ""
+    if len(found) > most_files:
+        what = f"{folder} has {at_least}{len(found):,} files to ship, at most {most_files:,} are possible"
+    else:
+        most = format_size(limits.most_bytes)
+        what = f"{folder} has {at_least}{format_size(total)} to ship, at most {most} are allowed"
+    by_count = len(found) > most_files
+    raise ShippingError(
+        f"{what}; the largest are:\n  " + "\n  ".join(_largest(found, by_count=by_count)),
+        hint="List what the run does not need in `.barnraiseignore`, and give data sets with "
+        "`--data NAME=PATH`.",
+    )
+
+
+def _largest(found: list[Found], *, by_count: bool) -> list[str]:
+    """The folders and files that matter most; a folder that is nearly all of another stands for it."""
+    sizes: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for file in found:
+        sizes[file.path] += file.facts.st_size
+        counts[file.path] += 1
+        parent = file.path.rpartition("/")[0]
+        while parent:
+            sizes[f"{parent}/"] += file.facts.st_size
+            counts[f"{parent}/"] += 1
+            parent = parent.rpartition("/")[0]
+    weights = counts if by_count else sizes
+    chosen: list[str] = []
+    for name, weight in heapq.nsmallest(
+        4 * _MOST_LISTED, weights.items(), key=lambda one: (-one[1], -len(one[0]))
+    ):
+        if not any(other.startswith(name) and weights[other] > 0.9 * weight for other in chosen):
+            chosen.append(name)
+    return [
+        f"{format_size(sizes[name]):>9}  {counts[name]:>7,} file{'s' if counts[name] != 1 else ' '}  {name}"
+        for name in chosen[:_MOST_LISTED]
+    ]
+
+
+def _named(folder: Path, paths: Iterable[str]) -> list[Found]:
+    names = sorted(set(paths))
+    check_names(names)
+    top = os.path.realpath(folder)
+    found = []
+    for path in names:
+        real = os.path.join(top, *path.split("/"))
+        if os.path.realpath(real) != real or not os.path.isfile(real):
+            raise ShippingError(
+                f"{path!r} is not a file in {folder}", hint="Name files that are there and are no links."
+            )
+        found.append(Found(path, real, os.stat(real)))
+    return found
+
+
+def _pack_file(file: Found, store: Store, remembered: Remembered) -> tuple[FileEntry, Hashed]:
+    try:
+        pieces = remembered.pieces(file.real, file.facts)
+        facts = file.facts
+        entry = _entry(file, facts.st_size, pieces) if pieces is not None else None
+        if entry is None or (pieces and not store.has(entry.object, entry.size)):
+            facts, pieces = _hash_and_keep(file, store)
+            entry = _entry(file, facts.st_size, pieces)
+        elif pieces:
+            store.keep_fresh(entry.object)
+        return entry, Hashed(file.real, facts, entry.pieces)
+    except FileNotFoundError as error:
+        raise _changing(file) from error
+    except OSError as error:
+        doing = "read" if error.filename == file.real else "packed"
+        raise shipping_error(error, store.directory if doing == "packed" else file.path, doing) from error
+
+
+def _entry(file: Found, size: int, pieces: tuple[bytes, ...]) -> FileEntry:
+    return FileEntry(file.path, size, bool(file.facts.st_mode & 0o100), pieces)
+
+
+def _hash_and_keep(file: Found, store: Store) -> tuple[os.stat_result, tuple[bytes, ...]]:
+    with open(file.real, "rb", buffering=0) as source:
+        before = os.fstat(source.fileno())
+        if before.st_size <= PIECE:
+            data = read_up_to(source.fileno(), before.st_size + 1)
+            pieces: tuple[bytes, ...] = (piece_hash(data),) if data else ()
+            size = len(data)
+            if pieces and size == before.st_size:
+                name = FileEntry(file.path, size, False, pieces).object
+                if store.has(name, size):
+                    store.keep_fresh(name)
+                else:
+                    store.put_object(name, data)
+        else:
+            size, pieces = _copy_in(file, source.fileno(), before.st_size, store)
+        after = os.fstat(source.fileno())
+    if size != before.st_size or (before.st_mtime_ns, size) != (after.st_mtime_ns, after.st_size):
+        raise _changing(file)
+    return before, pieces
+
+
+def _copy_in(file: Found, source: int, expected: int, store: Store) -> tuple[int, tuple[bytes, ...]]:
+    """The content is copied while it is hashed, so that what is stored is what was hashed."""
+    draft = Path(new_draft(store.partial))
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        target = create_file(draft, 0o600)
+        try:
+            while size <= expected and (data := read_up_to(source, PIECE)):
+                pieces.append(piece_hash(data))
+                size += len(data)
+                write_all(target, data)
+        finally:
+            os.close(target)
+        name = FileEntry(file.path, size, False, tuple(pieces)).object
+        if size == expected and not store.has(name, size):
+            store.adopt(draft, name)
+    finally:
+        discard(draft)
+    return size, tuple(pieces)
+
+
+def _changing(file: Found) -> ShippingError:
+    return ShippingError(
+        f"{file.path!r} changed while it was packed",
+        hint="Wait until nothing writes it, or list it in `.barnraiseignore`, then run it again.",
+    )

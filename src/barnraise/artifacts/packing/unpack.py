@@ -1,0 +1,136 @@
+"""Manifests made into folders again: a copy for a run to work in, or links to read-only data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from io import FileIO
+from pathlib import Path
+
+from barnraise.artifacts.packing.portable_names import check_names
+from barnraise.artifacts.store.disk import (
+    create_file,
+    discard,
+    new_draft,
+    remove_tree,
+    shipping_error,
+    write_all,
+)
+from barnraise.artifacts.store.manifest import PIECE, FileEntry, Manifest, piece_hash
+from barnraise.core.errors import ShippingError
+
+Locate = Callable[[bytes], Path]
+
+
+def copy_tree(manifest: Manifest, target: Path, locate: Locate) -> None:
+    """Copies, never links: the script may write into its folder. Each copy is hashed on the way."""
+    check_names(entry.path for entry in manifest.files)
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target.mkdir(mode=0o700)
+    except FileExistsError:
+        raise ShippingError(f"{target} exists already", hint="Remove it, then run it again.") from None
+    except OSError as error:
+        raise shipping_error(error, target, "made") from error
+    try:
+        made = {""}
+        buffer = memoryview(bytearray(min(PIECE, max((entry.size for entry in manifest.files), default=0))))
+        for entry in manifest.files:
+            _make_folders(target, entry.path.rpartition("/")[0], made)
+            _copy(entry, target / entry.path, locate, buffer)
+    except OSError as error:
+        remove_tree(target)
+        raise shipping_error(error, target, "unpacked") from error
+    except BaseException:
+        remove_tree(target)
+        raise
+
+
+def link_tree(manifest: Manifest, target: Path, locate: Locate) -> None:
+    """Hard links where the disk has them. The folder appears when it is complete."""
+    draft = Path(new_draft(target.parent))
+    check_names(entry.path for entry in manifest.files)
+    try:
+        draft.mkdir(mode=0o700)
+        made = {""}
+        buffer = memoryview(bytearray(min(PIECE, max((entry.size for entry in manifest.files), default=0))))
+        for entry in manifest.files:
+            _make_folders(draft, entry.path.rpartition("/")[0], made)
+            _link_or_copy(entry, draft / entry.path, locate, buffer)
+        for folder in sorted(made - {""}, reverse=True):
+            os.chmod(draft / folder, 0o500)
+        try:
+            os.rename(draft, target)  # before it is read-only: macOS does not rename what it cannot write
+        except OSError:
+            if not target.is_dir():  # else another run was faster, with the same files
+                raise
+            remove_tree(draft)
+        os.chmod(target, 0o500)
+    except OSError as error:
+        remove_tree(draft)
+        raise shipping_error(error, target, "made") from error
+    except BaseException:
+        remove_tree(draft)
+        raise
+
+
+def _make_folders(top: Path, folder: str, made: set[str]) -> None:
+    """Each exactly once: one that is there already is another name for it on this disk, and an error."""
+    if folder in made:
+        return
+    _make_folders(top, folder.rpartition("/")[0], made)
+    os.mkdir(top / folder, 0o755)
+    made.add(folder)
+
+
+def _link_or_copy(entry: FileEntry, path: Path, locate: Locate, buffer: memoryview) -> None:
+    # Links share one mode, so a program needs its own copy; and an empty file is no object.
+    if entry.pieces and not entry.executable:
+        try:
+            os.link(locate(entry.object), path)
+            return
+        except FileNotFoundError:
+            raise _gone(entry) from None
+        except FileExistsError:
+            raise
+        except OSError:  # no hard links on this disk, or too many of this file
+            pass
+    _copy(entry, path, locate, buffer)
+    os.chmod(path, 0o500 if entry.executable else 0o400)
+
+
+def _copy(entry: FileEntry, path: Path, locate: Locate, buffer: memoryview) -> None:
+    target = create_file(path, 0o777 if entry.executable else 0o666)
+    try:
+        if not entry.pieces:
+            return
+        name = entry.object
+        try:
+            source = open(locate(name), "rb", buffering=0)  # noqa: SIM115  # closed below
+        except FileNotFoundError:
+            raise _gone(entry) from None
+        with source:
+            for index, digest in enumerate(entry.pieces):
+                part = buffer[: entry.piece_size(index)]
+                if not _fill(source, part) or piece_hash(part) != digest:
+                    discard(locate(name))
+                    raise _gone(entry)
+                write_all(target, part)
+    finally:
+        os.close(target)
+
+
+def _fill(source: FileIO, part: memoryview) -> bool:
+    while part:
+        count = source.readinto(part)
+        if not count:
+            return False
+        part = part[count:]
+    return True
+
+
+def _gone(entry: FileEntry) -> ShippingError:
+    return ShippingError(
+        f"the stored content of {entry.path!r} is missing or damaged on this machine",
+        hint="Run it again: it will be sent anew.",
+    )

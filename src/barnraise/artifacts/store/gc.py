@@ -1,0 +1,106 @@
+"""Makes room: drops the contents that were not used for the longest time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from barnraise.artifacts.store.disk import discard, remove_tree
+from barnraise.artifacts.store.store import Store
+from barnraise.core.errors import ShippingError
+
+GRACE_S = 3600.0  # another process may have put it there for a manifest that it has not written yet
+
+
+class Collected(NamedTuple):
+    """What was dropped."""
+
+    objects: int
+    bytes: int
+
+
+def collect(store: Store, most_bytes: int, keep: Collection[bytes]) -> Collected:
+    """Keep the manifests ``keep`` and as many of the last used others as fit; drop the rest.
+
+    Nothing that was written or relied on within the last hour is dropped, even if that is more than fits.
+    """
+    young = time.time() - GRACE_S
+    held: set[bytes] = set()
+    trees: set[str] = set()
+    total = 0
+    full = False
+    for name, used in sorted(_manifests(store), key=lambda one: (one[0] not in keep, -one[1])):
+        must_stay = name in keep or used > young
+        objects = _objects(store, name, used) if must_stay or not full else {}
+        added = sum(size for key, size in objects.items() if key not in held)
+        full = full or total + added > most_bytes
+        if must_stay or not full:
+            held |= objects.keys()
+            trees.add(name.hex())
+            total += added
+        else:
+            discard(store.manifests / name.hex())
+    for tree in store.data.iterdir():
+        if tree.name not in trees and _size_if_old(tree, young) is not None:
+            remove_tree(tree)
+    return _drop_objects(store, held, young)
+
+
+def named_elsewhere(store: Store, name: bytes) -> set[bytes]:
+    """The contents that other lists than this one name."""
+    lists = [(other, used) for other, used in _manifests(store) if other != name]
+    return {key for other, used in lists for key in _objects(store, other, used)}
+
+
+def _drop_objects(store: Store, held: set[bytes], young: float) -> Collected:
+    dropped = freed = 0
+    for path in [*store.objects.glob("??/*"), *store.partial.iterdir()]:
+        is_partial = path.parent == store.partial
+        text = path.name[:64] if is_partial else path.parent.name + path.name
+        name = bytes.fromhex(text) if _is_name(text) else None  # else a draft that nobody finished
+        size = _size_if_old(path, young)
+        if size is None or name in held:
+            continue
+        if is_partial and name is not None:
+            store.drop_partial(name)
+        else:
+            discard(path)
+        dropped += 1
+        freed += size
+    return Collected(dropped, freed)
+
+
+def _manifests(store: Store) -> list[tuple[bytes, float]]:
+    """With the time of the last use."""
+    found = []
+    for path in store.manifests.iterdir():
+        if _is_name(path.name):
+            try:
+                found.append((bytes.fromhex(path.name), path.stat().st_mtime))
+            except OSError:  # gone meanwhile
+                continue
+    return found
+
+
+def _objects(store: Store, name: bytes, used: float) -> dict[bytes, int]:
+    try:
+        manifest = store.manifest(name)
+        os.utime(store.manifests / name.hex(), (used, used))  # looking is not using
+    except (ShippingError, OSError):
+        return {}
+    return {} if manifest is None else {key: entry.size for key, entry in manifest.objects().items()}
+
+
+def _is_name(text: str) -> bool:
+    return len(text) == 64 and set(text) <= set("0123456789abcdef")
+
+
+def _size_if_old(path: Path, young: float) -> int | None:
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_size if facts.st_mtime < young else None

@@ -1,0 +1,66 @@
+"""Large files that stay where they are while others fetch them: the store has links to them, no copies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from barnraise.artifacts.packing.pack import Packed
+from barnraise.artifacts.store.disk import discard, new_draft, read_up_to, shipping_error
+from barnraise.artifacts.store.gc import named_elsewhere
+from barnraise.artifacts.store.manifest import PIECE, FileEntry, make_manifest, piece_hash
+from barnraise.artifacts.store.store import Store
+
+
+def entry_of(path: Path, name: str) -> FileEntry:
+    """The file as a manifest would have it; reads all of it. OSError if that cannot be."""
+    pieces = []
+    size = 0
+    with open(path, "rb", buffering=0) as file:
+        while data := read_up_to(file.fileno(), PIECE):
+            pieces.append(piece_hash(data))
+            size += len(data)
+    return FileEntry(name, size, False, tuple(pieces))
+
+
+def lend(folder: Path, names: Iterable[str], store: Store) -> Packed:
+    """Let these files, which nobody changes any more, be fetched; they are read-only from now on."""
+    try:
+        entries = [_lend(folder / name, name, store) for name in names]
+    except OSError as error:
+        raise shipping_error(error, folder, "lent") from error
+    manifest = make_manifest(entries)
+    return Packed(manifest, store.put_manifest(manifest), len(entries), manifest.size)
+
+
+def take_back(store: Store, name: bytes) -> None:
+    """Drop a manifest and what is in it from the store; files elsewhere that are linked to it stay.
+
+    So does what other manifests name: this one may have been written by somebody who knows them.
+    """
+    manifest = store.manifest(name)
+    kept = named_elsewhere(store, name) if manifest is not None else set()
+    for key in manifest.objects() if manifest is not None else ():
+        if key not in kept:
+            discard(store.object_path(key))
+    discard(store.manifests / name.hex())
+
+
+def _lend(path: Path, name: str, store: Store) -> FileEntry:
+    entry = entry_of(path, name)
+    if not entry.pieces or store.has(entry.object, entry.size):
+        return entry
+    draft = Path(new_draft(store.partial))
+    try:
+        try:
+            os.link(path, draft)
+        except FileNotFoundError:
+            raise
+        except OSError:  # no hard links on this disk
+            shutil.copyfile(path, draft)
+        store.adopt(draft, entry.object)
+    finally:
+        discard(draft)
+    return entry

@@ -1,0 +1,372 @@
+"""Who asks whom for which piece, so that the source sends each piece about once. Pure: no clock, no network.
+
+Every receiver computes the same order of receivers for each piece. The first of them asks a source; every
+other asks the first one that it can reach, which answers as soon as it has the piece. A receiver only ever
+waits for one that stands before it, so nobody waits in a circle. If those before it are gone, it asks a
+source itself; if no source can be reached, it asks everybody for what they have by now.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from barnraise.artifacts.store.manifest import PIECE
+from barnraise.artifacts.transfer.messages import MOST_NAMES, PieceName
+from barnraise.identity import NodeId
+
+WINDOW = 8 << 20  # bytes that one peer may be asked for before it answers
+MOST_ASKED = 4096
+SILENCE_S = 30.0
+HELD_S = 120.0  # how long another receiver may say that it still waits
+REST_S = 5.0  # a silent peer is asked again after so long, then after twice as long
+MOST_REST_S = 60.0
+RETRY_S = 2.0  # pieces that nobody has are asked for again after so long
+
+
+class Sized(NamedTuple):
+    """A piece of the manifest, in the order that all machines share."""
+
+    name: PieceName
+    size: int
+
+
+class Ask(NamedTuple):
+    """A request to send now."""
+
+    node: NodeId
+    names: tuple[PieceName, ...]
+    hold: bool
+
+
+class Got(NamedTuple):
+    """Pieces are in our store; ``node`` sent them."""
+
+    node: NodeId
+    names: Sequence[PieceName]
+
+
+class Refused(NamedTuple):
+    """The peer does not have them, or not for us."""
+
+    node: NodeId
+    names: Sequence[PieceName]
+
+
+class Promised(NamedTuple):
+    """The peer says that it still waits for what we want."""
+
+    node: NodeId
+
+
+class Up(NamedTuple):
+    node: NodeId
+
+
+class Down(NamedTuple):
+    node: NodeId
+
+
+class Distrusted(NamedTuple):
+    """It sent bytes with a wrong hash."""
+
+    node: NodeId
+
+
+class Tick(NamedTuple):
+    """Time has passed."""
+
+
+Event = Got | Refused | Promised | Up | Down | Distrusted | Tick
+
+
+@dataclass
+class _Peer:
+    linked: bool
+    trusted: bool = True
+    asked: dict[int, float] = field(default_factory=dict)
+    holds: set[int] = field(default_factory=set)  # those of them that it may answer later
+    asked_bytes: int = 0
+    heard: float = 0.0
+    slowest: float = 0.0  # how long one of its answers took
+    window: int = WINDOW
+    rest: float = REST_S
+    resting_until: float | None = None
+
+    def usable(self) -> bool:
+        return self.linked and self.trusted and self.resting_until is None
+
+    def has_room(self, size: int) -> bool:
+        if not self.asked:
+            return True
+        return self.asked_bytes + size <= self.window and len(self.asked) < MOST_ASKED
+
+
+class Spread:
+    """What one receiver does to get its missing pieces."""
+
+    def __init__(
+        self,
+        me: NodeId,
+        sources: Iterable[NodeId],
+        receivers: Iterable[NodeId],
+        pieces: Sequence[Sized],
+        missing: Collection[PieceName],
+        linked: Collection[NodeId],
+    ) -> None:
+        self._me = me
+        self.sources = [node for node in sources if node != me]
+        self._order = sorted((set(receivers) | {me}) - set(self.sources))
+        self._receivers = [node for node in self._order if node != me]
+        self._pieces = pieces
+        self._first = _first_receivers(pieces, len(self._order))
+        self._peers = {node: _Peer(node in linked) for node in (*self.sources, *self._receivers)}
+        self._number = {piece.name: number for number, piece in enumerate(pieces) if piece.name in missing}
+        self.left = sum(pieces[number].size for number in self._number.values())
+        self._refused: dict[int, set[NodeId]] = {}
+        self._lanes: dict[NodeId | None, list[int]] = {}  # by receiver; None: for a source, or whoever has it
+        self._parked: list[int] = []
+        self._retry_at = 0.0
+        self._sort()
+
+    @property
+    def done(self) -> bool:
+        return not self._number
+
+    def wants(self, node: NodeId, name: PieceName) -> bool:
+        """Whether a piece from that node is of use."""
+        peer = self._peers.get(node)
+        return peer is not None and peer.trusted and name in self._number
+
+    def lacks(self, name: PieceName) -> bool:
+        return name in self._number
+
+    def has_trusted_source(self) -> bool:
+        return any(self._peers[node].trusted for node in self.sources)
+
+    def waits_for(self) -> list[NodeId]:
+        """Whoever was asked and has not answered; if nobody can be asked, the sources."""
+        return [node for node, peer in self._peers.items() if peer.asked] or self.sources
+
+    def handle(self, event: Event, now: float) -> list[Ask]:
+        """What to ask now that this has happened."""
+        match event:
+            case Got(node, names):
+                self._heard(node, now)
+                for name in names:
+                    self._arrived(name, now)
+            case Refused(node, names) if node in self._peers:
+                self._on_refused(node, names, now)
+            case Promised(node):
+                self._heard(node, now)
+            case Up(node):
+                self._up(node)
+            case Down(node) | Distrusted(node):
+                self._lose(node, distrusted=isinstance(event, Distrusted))
+            case Tick():
+                self._look_at_clock(now)
+        return self._ask(now)
+
+    # events
+
+    def _heard(self, node: NodeId, now: float) -> None:
+        peer = self._peers.get(node)
+        if peer is None:
+            return
+        peer.heard = now
+        if peer.resting_until is not None:
+            peer.resting_until = None
+            self._sort()
+
+    def _on_refused(self, node: NodeId, names: Sequence[PieceName], now: float) -> None:
+        self._heard(node, now)
+        idle = False
+        for name in names:
+            number = self._number.get(name)
+            if number is not None and number in self._peers[node].asked:
+                idle = idle or number in self._peers[node].holds
+                self._release(node, number)
+                self._refuse(node, number)
+        if idle and node not in self.sources:
+            # It does not fetch this itself: what it was to pass on is asked of others for a while.
+            self._rest(self._peers[node], now)
+            self._sort()
+
+    def _rest(self, peer: _Peer, now: float) -> None:
+        peer.resting_until = now + peer.rest
+        peer.rest = min(MOST_REST_S, 2 * peer.rest)
+        self._forget_asked(peer)
+
+    def _forget_asked(self, peer: _Peer) -> None:
+        peer.asked.clear()
+        peer.holds.clear()
+        peer.asked_bytes = 0
+
+    def _arrived(self, name: PieceName, now: float) -> None:
+        number = self._number.pop(name, None)
+        if number is None:
+            return
+        self.left -= self._pieces[number].size
+        self._refused.pop(number, None)
+        for node, peer in self._peers.items():
+            asked_at = peer.asked.get(number)
+            if asked_at is not None:
+                peer.slowest = max(0.9 * peer.slowest, now - asked_at)
+                peer.rest = REST_S
+                if peer.window < WINDOW:
+                    peer.window = min(WINDOW, 2 * peer.window)
+                self._release(node, number)
+
+    def _up(self, node: NodeId) -> None:
+        peer = self._peers.get(node)
+        if peer is None or peer.linked:
+            return
+        peer.linked = True
+        peer.resting_until = None
+        for refusers in self._refused.values():
+            refusers.discard(node)
+        self._parked.clear()
+        self._sort()
+
+    def _lose(self, node: NodeId, *, distrusted: bool) -> None:
+        peer = self._peers.get(node)
+        if peer is None:
+            return
+        if distrusted:
+            peer.trusted = False
+        else:
+            peer.linked = False
+        self._forget_asked(peer)
+        self._sort()
+
+    def _look_at_clock(self, now: float) -> None:
+        changed = False
+        for node, peer in self._peers.items():
+            if peer.resting_until is not None and now >= peer.resting_until:
+                peer.resting_until = None
+                changed = True
+            if peer.asked and now - peer.heard > max(SILENCE_S, 4 * peer.slowest):
+                self._rest(peer, now)
+                peer.window = PIECE
+                changed = True
+            elif node not in self.sources:
+                for number in [number for number, at in peer.asked.items() if now - at > HELD_S]:
+                    self._release(node, number)
+                    self._refuse(node, number)
+        if self._parked and now >= self._retry_at:
+            for number in self._parked:
+                self._refused.pop(number, None)
+            self._parked.clear()
+            changed = True
+        if changed:
+            self._sort()
+
+    def _release(self, node: NodeId, number: int) -> None:
+        peer = self._peers.get(node)
+        if peer is None or peer.asked.pop(number, None) is None:
+            return
+        peer.holds.discard(number)
+        peer.asked_bytes -= self._pieces[number].size
+
+    def _refuse(self, node: NodeId, number: int) -> None:
+        self._refused.setdefault(number, set()).add(node)
+        heapq.heappush(self._lanes[self._whom(number)], number)
+
+    # whom to ask
+
+    def _whom(self, number: int) -> NodeId | None:
+        """The first receiver before us that can be asked; None if there is none."""
+        refusers = self._refused.get(number, ())
+        first, others = self._first[number], len(self._order) - 1
+        node = self._order[first]
+        for step in range(others + 1):
+            if node == self._me:
+                return None
+            if node not in refusers and self._peers[node].usable():
+                return node
+            # Each piece has its own order of stand-ins, so that those of a lost receiver are many.
+            if step < others:
+                node = self._order[(first + 1 + (number + step) % others) % (others + 1)]
+        return None
+
+    def _sort(self) -> None:
+        """Every piece that is neither asked for nor given up for the moment, by whom to ask."""
+        asked = {number for peer in self._peers.values() for number in peer.asked}
+        asked.update(self._parked)
+        lanes: dict[NodeId | None, list[int]] = {None: [], **{node: [] for node in self._receivers}}
+        # Most pieces are asked of their first receiver; with many pieces this loop is what takes time.
+        plain = [
+            lanes[None] if node == self._me else lanes[node] if self._peers[node].usable() else None
+            for node in self._order
+        ]
+        firsts, refused = self._first, self._refused
+        for number in self._number.values():
+            if number not in asked:
+                lane = plain[firsts[number]] if number not in refused else None
+                (lanes[self._whom(number)] if lane is None else lane).append(number)
+        self._lanes = lanes
+
+    def _ask(self, now: float) -> list[Ask]:
+        asks: dict[tuple[NodeId, bool], list[PieceName]] = {}
+        for node in self._receivers:
+            lane = self._lanes[node]
+            while lane and self._peers[node].has_room(self._pieces[lane[0]].size):
+                self._take(node, heapq.heappop(lane), True, now, asks)
+        lane = self._lanes[None]
+        while lane:
+            number = lane[0]
+            helpers = self._helpers(number)
+            if not helpers:
+                self._parked.append(heapq.heappop(lane))
+                if len(self._parked) == 1:
+                    self._retry_at = now + RETRY_S
+                continue
+            node = min(helpers, key=lambda one: self._peers[one].asked_bytes)
+            if not self._peers[node].has_room(self._pieces[number].size):
+                break
+            self._take(node, heapq.heappop(lane), node in self.sources, now, asks)
+        return [
+            Ask(node, tuple(names[start : start + MOST_NAMES]), hold)
+            for (node, hold), names in asks.items()
+            for start in range(0, len(names), MOST_NAMES)
+        ]
+
+    def _helpers(self, number: int) -> list[NodeId]:
+        refusers = self._refused.get(number, ())
+        for nodes in (self.sources, self._receivers):
+            found = [node for node in nodes if node not in refusers and self._peers[node].usable()]
+            if found:
+                return found
+        return []
+
+    def _take(
+        self,
+        node: NodeId,
+        number: int,
+        hold: bool,
+        now: float,
+        asks: dict[tuple[NodeId, bool], list[PieceName]],
+    ) -> None:
+        peer = self._peers[node]
+        if self._pieces[number].name not in self._number:
+            return  # it came late from somebody else
+        if not peer.asked:
+            peer.heard = now
+        peer.asked[number] = now
+        if hold:
+            peer.holds.add(number)
+        peer.asked_bytes += self._pieces[number].size
+        asks.setdefault((node, hold), []).append(self._pieces[number].name)
+
+
+def _first_receivers(pieces: Sequence[Sized], receivers: int) -> list[int]:
+    """For each piece the receiver that has the fewest bytes to ask the sources for; the same everywhere."""
+    load = [(0, place) for place in range(receivers)]
+    firsts = []
+    for piece in pieces:
+        size, place = load[0]
+        firsts.append(place)
+        heapq.heapreplace(load, (size + piece.size, place))
+    return firsts

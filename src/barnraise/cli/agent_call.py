@@ -1,0 +1,70 @@
+"""How a verb reaches this machine's agent, and what it does when there is none."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TypeVar
+
+import click
+import msgspec
+
+from barnraise.agent_client.client import ListenerClient
+from barnraise.agent_client.cluster_requests import Question, Told, decode_told, encode
+from barnraise.agent_client.run_requests import RunQuestion
+from barnraise.core.config import Settings, load_settings, state_directory
+from barnraise.core.errors import AgentError, ListenerError
+
+T = TypeVar("T", bound=Told)
+_ANSWER_S = 20.0
+
+
+def ask(
+    question: Question | RunQuestion,
+    expected: type[T],
+    *,
+    timeout_s: float = _ANSWER_S,
+    offer_start: bool = True,
+) -> T:
+    """What the agent answers; if none runs, a person at a terminal is offered to start it."""
+    settings = load_settings()
+    try:
+        client = ListenerClient.connect(state_directory(settings))
+    except ListenerError as error:
+        if not offer_start or not _wants_start():
+            raise AgentError(
+                "no agent runs on this machine", hint="Start it: barnraise up --detach"
+            ) from error
+        client = _start(settings)
+    with client:
+        answer = decode_told(client.ask(encode(question), timeout_s))
+    if not isinstance(answer, expected):
+        raise AgentError(f"the agent answered {type(answer).__name__} to a {type(question).__name__}")
+    return answer
+
+
+def print_json(answer: Told) -> None:
+    """For programs: one object, with every field that people are shown."""
+    click.echo(json.dumps(msgspec.to_builtins(answer), indent=2))
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns as wide as they must be; the last one runs free."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
+        lines.append("  ".join([*cells, row[-1]]).rstrip())
+    return "\n".join(lines)
+
+
+def _wants_start() -> bool:
+    return sys.stdin.isatty() and click.confirm("No agent runs on this machine. Start it now?", default=True)
+
+
+def _start(settings: Settings) -> ListenerClient:
+    from barnraise.agent_client.bootstrap import start_agent
+
+    start_agent(settings)
+    return ListenerClient.connect(state_directory(settings))

@@ -1,0 +1,109 @@
+"""A process that a command keeps: under a warden of its own, so that it ends whenever the command does."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from barnraise.agent.runs.supervisor_client import Warden, read_log
+from barnraise.agent.supervisor.messages import QUIET, Ended, Event, Limits, Note, Order, WorkerOrder
+
+LEFT = 130  # the exit code of a command that the person ended
+LOOK_S = 0.1  # between two looks at what it has written
+_GRACE_S = 8.0
+_READ_BYTES = 1 << 20
+
+
+def say(sentence: str) -> None:
+    click.echo(f"barnraise: {sentence}", err=True)
+
+
+class Kept:
+    """``room`` holds its output and the warden's record; ``folder`` is where it runs."""
+
+    def __init__(self, log: Path) -> None:
+        self.ended: Ended | None = None
+        self._log, self._shown = log, 0
+        self._warden: Warden | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        command: tuple[str, ...],
+        *,
+        room: Path,
+        folder: Path,
+        environment: Mapping[str, str],
+        quiet: bool = False,
+    ) -> Kept:
+        kept = cls(room / f"{name}.output")
+        worker = WorkerOrder(0, 0, command, str(folder), dict(environment), str(kept._log))
+        limits = QUIET if quiet else Limits()
+        kept._warden = await Warden.start(
+            Order(name, 0, (worker,), str(room), limits, grace_s=_GRACE_S), kept._hear
+        )
+        return kept
+
+    def show(self) -> None:
+        """What it has written since the last time."""
+        part = read_log(self._log, self._shown, _READ_BYTES)
+        self._shown = part.start + len(part.data)
+        if part.data:
+            sys.stdout.write(part.data.decode(errors="replace"))
+            sys.stdout.flush()
+
+    async def until_ended(self) -> None:
+        """By itself; what it writes is shown meanwhile."""
+        while self.ended is None:
+            self.show()
+            await asyncio.sleep(LOOK_S)
+
+    async def stop(self) -> None:
+        if self._warden is not None:
+            await self._warden.stop()
+            await self._warden.ended()
+        self.show()
+
+    @property
+    def code(self) -> int:
+        """Of the command that kept it: its own if there is one."""
+        if self.ended is None:
+            return LEFT
+        return self.ended.code if self.ended.code is not None else 1
+
+    def how(self) -> str:
+        ended = self.ended
+        if ended is None or (ended.code is None and ended.signal is None):
+            return "ended, nobody knows how"
+        return (
+            f"was ended by signal {ended.signal}" if ended.code is None else f"ended with code {ended.code}"
+        )
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Ended):
+            self.ended = event
+        elif isinstance(event, Note):
+            say(event.text)
+
+
+def until_left(work: Coroutine[Any, Any, int]) -> int:
+    """Run it; Ctrl-C and SIGTERM cancel it, and what it does then is its leaving."""
+
+    async def main() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        if sys.platform != "win32":
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(main())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return LEFT

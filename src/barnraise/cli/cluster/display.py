@@ -1,0 +1,64 @@
+"""The display of `barnraise up`: redrawn only when something changed, with the latest events below."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+
+import click
+
+from barnraise.agent.api.cluster_api import status
+from barnraise.agent.daemon import Agent
+from barnraise.cli.cluster.status import describe
+
+_LOOK_S = 1.0
+_EVENTS = 6
+
+
+class Display:
+    """Owns the lower part of the terminal while the agent runs in the foreground."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+        self._task: asyncio.Task[None] | None = None
+
+    def attach(self, agent: Agent) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._follow(agent))
+
+    async def _follow(self, agent: Agent) -> None:
+        while not agent.ended.is_set():
+            self._show(agent)
+            try:
+                await asyncio.wait_for(agent.ended.wait(), _LOOK_S)
+            except TimeoutError:
+                pass
+        click.echo("Saying goodbye ...")
+
+    def _show(self, agent: Agent) -> None:
+        told = status(agent)
+        text = "\n".join(
+            [
+                describe(told, calm=True),
+                "",
+                *list(agent.events)[-_EVENTS:],
+                "",
+                "Ctrl-C leaves. `barnraise pair` in another terminal lets a machine in.",
+            ]
+        )
+        # A line that the terminal breaks would be two, and the next picture would begin too low.
+        columns = shutil.get_terminal_size().columns
+        text = "\n".join(line[: columns - 1] for line in text.splitlines())
+        if text != self._shown:
+            lines = self._shown.count("\n") + 1 if self._shown else 0
+            # Back to where the last picture began, and clear what it leaves.
+            sys.stdout.write((f"\x1b[{lines}F\x1b[J" if lines else "") + text + "\n")
+            sys.stdout.flush()
+            self._shown = text
+
+
+def print_events(agent: Agent) -> None:
+    """Where nobody looks at a terminal: a line for each event."""
+    for event in agent.events:
+        click.echo(event)
+    agent.on_event = click.echo

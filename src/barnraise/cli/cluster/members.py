@@ -1,0 +1,104 @@
+"""The verbs that change the cluster or end the agent: down, unpair, rename, continue, psk."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from barnraise.agent_client.bootstrap import standing_of
+from barnraise.agent_client.cluster_requests import (
+    ContinueAsk,
+    Done,
+    DownAsk,
+    LeaveAsk,
+    PskAsk,
+    Question,
+    RenameAsk,
+    UnpairAsk,
+)
+from barnraise.cli.agent_call import ask, print_json
+from barnraise.core.config import load_settings, state_directory
+from barnraise.core.errors import AgentError, IdentityError
+from barnraise.identity.private_file import create_private
+
+_END_S = 15.0
+_DECIDE_S = 60.0
+
+
+def down(*, as_json: bool) -> int:
+    """End the agent and wait until it has said goodbye."""
+    return _end(DownAsk(), as_json)
+
+
+def leave(*, yes: bool, as_json: bool) -> int:
+    """End the agent and forget the cluster."""
+    _confirm("Leave the cluster for good? Its machines will have to pair with this one anew.", yes or as_json)
+    return _end(LeaveAsk(), as_json)
+
+
+def _end(question: DownAsk | LeaveAsk, as_json: bool) -> int:
+    done = ask(question, Done, offer_start=False)
+    directory = state_directory(load_settings())
+    deadline = time.monotonic() + _END_S
+    while (standing := standing_of(directory)) is not None and standing.agent:
+        if time.monotonic() > deadline:
+            raise AgentError(
+                f"the agent (pid {standing.pid}) still runs after {_END_S:g} s",
+                hint="Look at its log; end it with its process id if it hangs.",
+            )
+        time.sleep(0.05)
+    return _tell(done, as_json)
+
+
+def unpair(*, node: str, yes: bool, as_json: bool) -> int:
+    """Remove a machine for ever."""
+    _confirm(f"Remove {node} for ever? It cannot return under its key.", yes or as_json)
+    return _do(UnpairAsk(node), as_json)
+
+
+def rename(*, name: str, as_json: bool) -> int:
+    return _do(RenameAsk(name), as_json)
+
+
+def go_on(*, without: list[str], as_json: bool) -> int:
+    """The user is the witness that these machines are gone."""
+    return _do(ContinueAsk(tuple(without)), as_json)
+
+
+def new_psk(*, guest: bool, output: Path | None, as_json: bool) -> int:
+    """Make a pre-shared key; to a file of mode 0600, or to standard output."""
+    done = ask(PskAsk("guest" if guest else "owner"), Done)
+    if output is not None:
+        if not create_private(output.resolve(), done.secret.encode() + b"\n"):
+            raise IdentityError(f"{output} exists already", hint="Choose another file name.")
+        click.echo(f"{done.sentence}; it is in {output} (keep it secret)")
+        click.echo(f"On the other machine: barnraise up --psk-file {output.name}")
+    elif as_json:
+        print_json(done)
+    else:
+        click.echo(done.secret)
+        click.echo(f"{done.sentence}; keep it secret", err=True)
+    return 0
+
+
+def _confirm(question: str, agreed: bool) -> None:
+    if agreed:
+        return
+    if not sys.stdin.isatty():
+        raise AgentError("this cannot be undone, so it asks first", hint="Add --yes to go ahead.")
+    click.confirm(question, abort=True)
+
+
+def _do(question: Question, as_json: bool) -> int:
+    return _tell(ask(question, Done, timeout_s=_DECIDE_S), as_json)
+
+
+def _tell(done: Done, as_json: bool) -> int:
+    if as_json:
+        print_json(done)
+    else:
+        click.echo(done.sentence)
+    return 0

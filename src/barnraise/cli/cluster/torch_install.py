@@ -1,0 +1,96 @@
+"""``barnraise torch``: the right install command for this machine, and what the installed torch can do.
+
+torch is asked in a process of its own: a broken install may crash on import, and must not take us with it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import click
+import msgspec
+
+from barnraise.core.torch_range import TESTED_RANGE, is_tested
+from barnraise.environments.torch_build import TorchChoice, choose_torch_here
+
+_PROBE_TIMEOUT_S = 120.0
+_PROBE = """
+import json, sys
+import torch
+import torch.distributed as dist
+devices = ["cpu"]
+if torch.cuda.is_available():
+    devices += [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
+if torch.backends.mps.is_available():
+    devices.append("mps")
+registered = dist.is_available() and "barnraise" in dist.Backend.backend_list
+print(json.dumps({"version": torch.__version__, "devices": devices, "registered": registered}))
+"""
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """How to install torch on one kind of machine, and why so."""
+
+    command: str | None
+    why: str
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """What the installed torch says about itself."""
+
+    version: str
+    devices: tuple[str, ...]
+    registered: bool
+
+
+def advise(choice: TorchChoice) -> Advice:
+    """The install command for a machine with that choice of builds."""
+    if not choice.possible:
+        return Advice(None, choice.why)
+    command = f'"{sys.executable}" -m pip install "torch{TESTED_RANGE}"'
+    return Advice(f"{command} --index-url {choice.index}" if choice.index else command, choice.why)
+
+
+def probe() -> Probe | str:
+    """What torch says in a fresh process, or the sentence that says why it could not be asked."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            capture_output=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"importing it took more than {_PROBE_TIMEOUT_S:.0f} s"
+    lines = done.stdout.strip().splitlines()
+    if done.returncode != 0 or not lines:
+        last_words = done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}"]
+        return f"importing it failed: {last_words[-1]}"
+    return msgspec.json.decode(lines[-1], type=Probe)
+
+
+def run() -> int:
+    """Print command, version, range and devices; 0 if a tested torch works here, else 1."""
+    advice = advise(choose_torch_here())
+    click.echo(f"install:   {advice.command or 'not possible on this machine'}")
+    click.echo(f"           ({advice.why})")
+    if importlib.util.find_spec("torch") is None:
+        click.echo(f"installed: no torch for {sys.executable}")
+        return 1
+    found = probe()
+    if isinstance(found, str):
+        click.echo(f"installed: a torch that does not work: {found}")
+        return 1
+    tested = is_tested(found.version)
+    verdict = "tested" if tested else f"NOT tested; this version of Barnraise was tested with {TESTED_RANGE}"
+    click.echo(f"installed: torch {found.version} ({verdict})")
+    click.echo(f"devices:   {', '.join(found.devices)}")
+    if found.registered:
+        click.echo('backend:   init_process_group("barnraise") is ready')
+    else:
+        click.echo("backend:   not registered; install Barnraise with pip into this same environment")
+    return 0 if tested else 1

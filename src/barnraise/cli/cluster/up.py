@@ -1,0 +1,47 @@
+"""``barnraise up``: this machine's agent, with a calm display, or in the background."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+from barnraise.agent_client.bootstrap import AGENT_LOG, start_agent
+from barnraise.agent_client.cluster_requests import StatusAsk, StatusTold
+from barnraise.cli.agent_call import ask
+from barnraise.core.config import load_settings, state_directory
+from barnraise.core.errors import AgentError
+
+
+def run(*, detach: bool, psk_file: Path | None, witness: bool) -> int:
+    """Until Ctrl-C or `barnraise down`; with ``detach`` only until the agent answers."""
+    settings = load_settings()
+    if settings.network.encryption == "plaintext":
+        click.echo("barnraise: workers' links are PLAINTEXT, by your setting; agents are encrypted", err=True)
+    if detach:
+        options = ["--psk-file", str(psk_file.resolve())] if psk_file is not None else []
+        options += ["--witness"] if witness else []
+        pid = start_agent(settings, options)
+        if pid is None:
+            raise AgentError("an agent runs on this machine already", hint="See it with `barnraise status`.")
+        log = state_directory(settings) / AGENT_LOG
+        click.echo(f"The agent runs in the background (pid {pid}); its log is {log}.")
+        click.echo(_next())
+        return 0
+    from barnraise.agent.serving import serve
+    from barnraise.cli.cluster.display import Display, print_events
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    logging.getLogger("zeroconf").setLevel(logging.ERROR)
+    show = Display().attach if sys.stdout.isatty() else print_events
+    return serve(settings, psk_file=psk_file, witness=witness, on_start=show)
+
+
+def _next() -> str:
+    """What to do now: a machine that was paired before finds the others by itself."""
+    machines = len(ask(StatusAsk(), StatusTold, offer_start=False).nodes)
+    if machines > 1:
+        return f"It is one of {machines} paired machines and finds the others by itself: `barnraise status`."
+    return "Next: `barnraise pair` here, then `barnraise join CODE` on another machine."

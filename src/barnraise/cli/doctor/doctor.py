@@ -1,0 +1,201 @@
+"""``barnraise doctor``: everything that usually keeps machines apart, each with the command that mends it."""
+
+from __future__ import annotations
+
+import json
+import platform
+import struct
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+import click
+import msgspec
+
+from barnraise import __version__
+from barnraise.agent.diagnostics import checks
+from barnraise.agent_client.cluster_requests import CheckAsk, CheckRow, CheckTold
+from barnraise.cli.agent_call import ask
+from barnraise.cli.doctor import collect, hub_checks, machine_checks, network_checks
+from barnraise.cli.doctor.facts import Firewall
+from barnraise.core.command import Run, runner
+from barnraise.core.config import Settings, load_settings, state_directory
+from barnraise.core.errors import BarnraiseError
+from barnraise.core.flow.background import Later, LeftOut
+
+_COMMAND_S = 2.0
+_LOOK_S = 6.0
+_AGENT_S = 8.0
+_ORDER = {"ok": 0, "warn": 1, "fail": 2}
+_MARKS = {"ok": "ok", "warn": "warn", "fail": "FAIL"}
+_PAGES = "docs/doctor"
+_NEED_SETTINGS = ("agent", "disk", "firewall", "hub", "key", "network-disk", "port", "wsl")
+
+Rows = Sequence[CheckRow | None]
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """What was found; ``ok`` if nothing has failed."""
+
+    ok: bool
+    version: str
+    rows: tuple[CheckRow, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def run(*, as_json: bool) -> int:
+    """Exit code 0 if nothing has failed, else 1; never longer than about ten seconds."""
+    found = examine(runner(_COMMAND_S))
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(found), indent=2))
+    else:
+        click.echo(describe(found))
+    return 0 if found.ok else 1
+
+
+def examine(run_command: Run) -> Diagnosis:
+    """Every check that can be made now."""
+    began = time.monotonic()
+    rows: list[CheckRow] = []
+    left: list[LeftOut] = []
+    looks = _looks(run_command)
+    firewalls: Later[list[Firewall]] | None = None
+    inside: Later[CheckTold] | None = None
+    number, agent_answers = 0, False
+    place = Later(("settings",), _place).result(began + _COMMAND_S)
+    if isinstance(place, LeftOut):
+        left.append(LeftOut(("settings", *_NEED_SETTINGS, *checks.CHECKS), place.why))
+    elif isinstance(place, BarnraiseError):
+        rows.append(network_checks.settings(place))
+        left.append(LeftOut((*_NEED_SETTINGS, *checks.CHECKS), "the settings are not valid"))
+    else:
+        settings, directory = place
+        number = settings.network.port
+        rows.append(network_checks.settings(None))
+        looks += _looks_with(settings, directory, run_command)
+        firewalls = Later(("firewall",), partial(collect.firewalls, run_command, number))
+        inside = Later(checks.CHECKS, _ask_agent)
+    for look in looks:
+        answer = look.result(began + _LOOK_S)
+        if isinstance(answer, LeftOut):
+            left.append(answer)
+        else:
+            rows += [row for row in answer if row is not None]
+    if inside is not None:
+        told = inside.result(began + _AGENT_S)
+        agent_answers = isinstance(told, CheckTold)
+        if isinstance(told, CheckTold):
+            rows += told.rows
+        else:
+            left.append(told)
+    rows += [row for row in [network_checks.local_network(collect.SYSTEM, agent_answers)] if row is not None]
+    if firewalls is not None:
+        seen = firewalls.result(began + _AGENT_S)
+        if isinstance(seen, LeftOut):
+            left.append(seen)
+        else:
+            rows += network_checks.firewall(seen, number, collect.SYSTEM, came_in(rows))
+    return _ordered(rows, left)
+
+
+def came_in(rows: Iterable[CheckRow]) -> tuple[str, ...]:
+    """Peers that could dial this machine just now. Pure."""
+    return tuple(
+        row.peer for row in rows if row.name == "reach" and row.sentence.startswith("both directions")
+    )
+
+
+def describe(found: Diagnosis) -> str:
+    """One line for each check, what has failed last; a warning or failure with what mends it. Pure."""
+    width = max((len(row.name) for row in found.rows), default=0)
+    lines = []
+    for row in found.rows:
+        peer = f"{row.peer}: " if row.peer and row.peer not in row.sentence else ""
+        lines.append(f"{_MARKS[row.state]:4}  {row.name:{width}}  {peer}{row.sentence}")
+        if row.mend:
+            lines.append(f"{'':{width + 8}}-> {row.mend}")
+    counts = {state: sum(row.state == state for row in found.rows) for state in _ORDER}
+    lines += [
+        "",
+        f"{counts['ok']} fine, {_count(counts['warn'], 'warning')}, {_count(counts['fail'], 'failure')}",
+    ]
+    for left in found.left_out:
+        lines.append(f"left out: {', '.join(left.names)} ({left.why})")
+    pages = dict.fromkeys(row.name for row in found.rows if row.state != "ok")
+    if pages:
+        lines.append(f"more, in the repository: {', '.join(f'{_PAGES}/{name}.md' for name in pages)}")
+    return "\n".join(lines)
+
+
+def _place() -> tuple[Settings, Path] | BarnraiseError:
+    try:
+        settings = load_settings()
+        return settings, state_directory(settings)
+    except BarnraiseError as error:
+        return error
+
+
+def _ask_agent() -> CheckTold:
+    return ask(CheckAsk(), CheckTold, timeout_s=_AGENT_S, offer_start=False)
+
+
+def _looks(run_command: Run) -> list[Later[Rows]]:
+    """What can be seen of any machine."""
+    system, arch = collect.SYSTEM, platform.machine().lower()
+    bits = struct.calcsize("P") * 8
+
+    def software() -> Rows:
+        return [
+            machine_checks.python((sys.version_info[0], sys.version_info[1], sys.version_info[2]), bits),
+            machine_checks.barnraise(__version__, collect.recorded_version("barnraise")),
+            machine_checks.torch(collect.torch(), system, arch),
+        ]
+
+    return [
+        Later(("python", "barnraise", "torch"), software),
+        Later(("gpu",), lambda: [machine_checks.gpu(collect.nvidia(run_command), collect.torch())]),
+        Later(("clock",), lambda: [machine_checks.clock(time.time(), collect.installed_s(), system)]),
+        Later(("sleep",), lambda: [machine_checks.sleep(collect.sleep(run_command), system)]),
+        Later(("bridge",), lambda: [network_checks.bridge(collect.bridges(run_command))]),
+    ]
+
+
+def _looks_with(settings: Settings, directory: Path, run_command: Run) -> list[Later[Rows]]:
+    """What depends on the settings: where the state is, and which port it is."""
+    number = settings.network.port
+
+    def state() -> Rows:
+        found = collect.disk(directory)
+        key = collect.key(directory, found.filesystem)
+        return [
+            machine_checks.disk(found),
+            machine_checks.network_disk(found),
+            machine_checks.key(key),
+            machine_checks.cloned_key(key),
+        ]
+
+    def friends() -> Rows:
+        return [row for hub in hub_checks.hubs(settings) for row in network_checks.hub(hub, collect.SYSTEM)]
+
+    return [
+        Later(("disk", "network-disk", "key", "cloned-key"), state),
+        Later(("hub",), friends),
+        Later(("port",), lambda: [network_checks.port(collect.port(number, directory))]),
+        Later(("agent",), lambda: [network_checks.agent(collect.running(directory), __version__)]),
+        Later(("wsl",), lambda: [network_checks.wsl(collect.wsl(run_command), number)]),
+    ]
+
+
+def _ordered(rows: Iterable[CheckRow], left: Iterable[LeftOut]) -> Diagnosis:
+    """What failed last; a check that somebody else has made is not left out."""
+    ordered = tuple(sorted(rows, key=lambda row: (_ORDER[row.state], row.name, row.peer)))
+    made = {row.name for row in ordered} | (set() if collect.SYSTEM == "macos" else {"local-network"})
+    missing = [LeftOut(tuple(name for name in one.names if name not in made), one.why) for one in left]
+    ok = all(row.state != "fail" for row in ordered)
+    return Diagnosis(ok, __version__, ordered, tuple(one for one in missing if one.names))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")

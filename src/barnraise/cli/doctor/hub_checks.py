@@ -1,0 +1,96 @@
+"""Looks at the hubs that this machine keeps or trains for: each of their addresses is asked once, all at the
+same time, and nobody is waited for longer than a few seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from barnraise.cli.doctor.facts import Hub, HubWay
+from barnraise.cli.hub.directories import kept_hubs, known_addresses, rooms_with
+from barnraise.cli.hub.join import SEAT, fit_name, require_hub_parts
+from barnraise.core.config import Settings
+from barnraise.core.errors import HubAway, HubError, HubRefused
+from barnraise.core.flow.background import Later, LeftOut
+from barnraise.identity.keys import NodeKey
+
+if TYPE_CHECKING:
+    from barnraise.identity.node_id import NodeId
+
+_ANSWER_S = 2.0  # for each step of a connection
+_ALL_S = 4.0
+
+
+class _Known(NamedTuple):
+    """A hub, before it is asked."""
+
+    hub: Hub
+    id: NodeId
+    addresses: Sequence[str]
+
+
+def hubs(settings: Settings) -> list[Hub]:
+    """HubError if there are some, and what it takes to ask them is not installed."""
+    known = [*_kept(settings)]
+    own = {one.id for one in known}
+    known += [one for one in _joined(settings) if one.id not in own]
+    asked = [[Later(("hub",), partial(ask, at, one.id)) for at in one.addresses] for one in known]
+    deadline = time.monotonic() + _ALL_S
+    found = []
+    for one, waiting in zip(known, asked, strict=True):
+        pairs = zip(one.addresses, waiting, strict=True)
+        ways = tuple(_way(address, later.result(deadline)) for address, later in pairs)
+        found.append(replace(one.hub, ways=ways))
+    return found
+
+
+def ask(address: str, hub: NodeId) -> HubWay:
+    """As a stranger, who uses up nothing of this machine's own share there."""
+    from barnraise.hub.client.client import HubClient
+    from barnraise.hub.protocol.messages import Description
+
+    client = HubClient([address], hub, NodeKey.generate(), answer_s=_ANSWER_S)
+    try:
+        client.ask("GET", "/v1/run", Description)
+    except HubAway as error:
+        return HubWay(address, words=error.message, other=error.answered)
+    except HubRefused:
+        pass  # by the hub itself
+    except HubError as error:
+        return HubWay(address, words=error.message)
+    finally:
+        client.close()
+    return HubWay(address, answers=True, ahead_s=client.ahead_s)
+
+
+def _way(address: str, found: HubWay | LeftOut) -> HubWay:
+    return HubWay(address, words=f"{address}: {found.why}") if isinstance(found, LeftOut) else found
+
+
+def _kept(settings: Settings) -> Iterator[_Known]:
+    """Those that were up here at least once, so that they have an address."""
+    up = {room.name.rsplit("-", 2)[0] for room in rooms_with(settings, "hub.output")}
+    for directory in kept_hubs(settings):
+        addresses = known_addresses(directory)
+        if not addresses:
+            continue
+        require_hub_parts()
+        from barnraise.hub.storage.create import hub_key, owner_of
+
+        key = hub_key(directory).id
+        is_up = fit_name(directory.name) in up
+        # A region is its own owner: its members are the machines of one network.
+        hub = Hub(directory.name, kept=True, up=is_up, region=owner_of(directory) == str(key))
+        yield _Known(hub, key, addresses)
+
+
+def _joined(settings: Settings) -> Iterator[_Known]:
+    for room in rooms_with(settings, SEAT):
+        require_hub_parts()
+        from barnraise.hub.client.credentials import read_seat
+
+        seat = read_seat(room / SEAT)
+        yield _Known(Hub(seat.run), seat.hub_id, seat.addresses)

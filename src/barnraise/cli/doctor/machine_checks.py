@@ -1,0 +1,219 @@
+"""Judges the machine itself: Python, torch, cards, disk, key, clock and sleep. Pure."""
+
+from __future__ import annotations
+
+import time
+
+from barnraise.agent.diagnostics.checks import clock_mend
+from barnraise.agent_client.cluster_requests import CheckRow
+from barnraise.cli.doctor.facts import Disk, Key, Nvidia, Sleep, Torch
+from barnraise.core.installation import install_hint
+from barnraise.core.torch_range import TESTED_RANGE, is_tested
+
+_FIRST_PYTHON = (3, 11)
+_UNTESTED_PYTHON = (3, 14)
+_LEAST_BYTES = 100 * 2**20
+_FEW_BYTES = 2 * 2**30
+_DAY_S = 86400.0
+_YEAR_2100_S = 4102444800.0
+
+
+def python(version: tuple[int, int, int], bits: int) -> CheckRow:
+    shown = ".".join(map(str, version))
+    if version < _FIRST_PYTHON or bits < 64:
+        what = f"Python {shown} is too old" if bits >= 64 else f"Python {shown} is a 32-bit program"
+        return CheckRow(
+            "python",
+            "fail",
+            f"{what}; Barnraise and torch need 3.11 or newer, 64 bits",
+            "uv python install 3.12",
+        )
+    if version >= _UNTESTED_PYTHON:
+        return CheckRow(
+            "python", "warn", f"Python {shown} was not tested with Barnraise", "uv python install 3.13"
+        )
+    return CheckRow("python", "ok", shown)
+
+
+def barnraise(running: str, recorded: str | None) -> CheckRow:
+    """``recorded`` is what the environment's list of packages says; None in a source tree."""
+    if recorded is not None and recorded != running:
+        return CheckRow(
+            "barnraise",
+            "warn",
+            f"the code is {running}, but the environment's record says {recorded}: an upgrade did not finish",
+            install_hint(options="--force-reinstall --no-deps"),
+        )
+    return CheckRow("barnraise", "ok", running)
+
+
+def torch(found: Torch, system: str, machine: str) -> CheckRow:
+    if not found.version:
+        if system == "macos" and machine == "x86_64":
+            return CheckRow(
+                "torch",
+                "warn",
+                "there is no torch for Intel Macs, so that this machine cannot train; it can vote",
+                "barnraise up --witness",
+            )
+        return CheckRow(
+            "torch", "warn", "torch is not installed here: this machine cannot train", "barnraise torch"
+        )
+    if not is_tested(found.version):
+        return CheckRow(
+            "torch",
+            "warn",
+            f"torch {found.version} was not tested with Barnraise (tested: {TESTED_RANGE})",
+            "barnraise torch",
+        )
+    return CheckRow("torch", "ok", found.version)
+
+
+def gpu(nvidia: Nvidia, found: Torch) -> CheckRow:
+    """A card that torch cannot use is the most expensive mistake of all."""
+    if not nvidia.cards:
+        return CheckRow("gpu", "ok", "no NVIDIA card")
+    cards = ", ".join(nvidia.cards[:4])
+    if nvidia.trouble:
+        return CheckRow(
+            "gpu",
+            "fail",
+            f"{cards}: its driver does not answer ({nvidia.trouble})",
+            "Restart the machine; if it stays so, install the driver anew",
+        )
+    if not nvidia.driver:
+        return CheckRow(
+            "gpu",
+            "warn",
+            f"{cards}: no NVIDIA driver is loaded, so that nothing can use it",
+            "Install the driver (Ubuntu: sudo ubuntu-drivers install; Windows: the NVIDIA app)",
+        )
+    if found.version and not found.cuda and not found.hip:
+        return CheckRow(
+            "gpu",
+            "fail",
+            f"torch {found.version} is built for the CPU only and cannot use {cards}",
+            "barnraise torch prints the command that installs the right one",
+        )
+    return CheckRow("gpu", "ok", cards)
+
+
+def disk(found: Disk) -> CheckRow:
+    if found.free_bytes is None:
+        return CheckRow(
+            "disk", "warn", f"the free space of {found.directory} cannot be seen", "Look with: df -h"
+        )
+    free = f"{found.free_bytes / 2**30:.1f} GB free at {found.directory}"
+    if found.free_bytes < _LEAST_BYTES:
+        return CheckRow(
+            "disk",
+            "fail",
+            f"only {free}: the agent cannot keep its decisions",
+            "Free some space, or set BARNRAISE_STATE_DIRECTORY to another disk",
+        )
+    if found.free_bytes < _FEW_BYTES:
+        return CheckRow("disk", "warn", f"only {free}", "Free some space before you train")
+    return CheckRow("disk", "ok", free)
+
+
+def network_disk(found: Disk) -> CheckRow:
+    """Locks and sockets fail there, and a home that two machines share makes them one node."""
+    if found.remote:
+        return CheckRow(
+            "network-disk",
+            "fail",
+            f"the state directory {found.directory} is on a network disk ({found.filesystem or 'remote'}), "
+            "where locks and sockets fail and two machines may share one key",
+            "Set BARNRAISE_STATE_DIRECTORY to a directory on this machine's own disk, then pair again",
+        )
+    return CheckRow(
+        "network-disk", "ok", f"the state directory is local ({found.filesystem or 'unknown kind'})"
+    )
+
+
+def key(found: Key) -> CheckRow:
+    if not found.exists:
+        return CheckRow("key", "ok", "there is no node key yet; it is made when first needed")
+    if not found.mine:
+        return CheckRow(
+            "key",
+            "fail",
+            f"{found.path} belongs to another user",
+            f'Was the agent started with sudo? sudo chown -R "$USER" {_directory(found.path)}',
+        )
+    if found.mode is not None and found.mode & 0o077:
+        return CheckRow(
+            "key",
+            "fail",
+            f"others may read the node key {found.path} (mode {found.mode & 0o777:04o})",
+            f"chmod 600 {found.path}; if anyone could have read it, delete it and pair again",
+        )
+    return CheckRow("key", "ok", "the node key is for this user alone")
+
+
+def cloned_key(found: Key) -> CheckRow | None:
+    """Signs on this disk that the key came here with a copy; a running agent looks for the other one."""
+    if not found.exists:
+        return None
+    copied = (
+        found.made_s is not None
+        and found.machine_made_s is not None
+        and found.machine_made_s > found.made_s + _DAY_S
+    )
+    mend = (
+        "If the other machine still exists: barnraise down here, delete the state directory "
+        f"{_directory(found.path)}, barnraise up, and pair this machine anew"
+    )
+    if found.in_image:
+        return CheckRow(
+            "cloned-key",
+            "warn",
+            f"the node key {found.path} is inside a container's own disk: every container of this image "
+            "would have the same",
+            "Mount a volume at the state directory, one for each container, and build images without it",
+        )
+    if copied:
+        return CheckRow(
+            "cloned-key",
+            "warn",
+            "the node key is older than this installation of the system: it may have come with a copied disk",
+            mend,
+        )
+    return CheckRow("cloned-key", "ok", "no sign of a copied disk")
+
+
+def clock(now_s: float, installed_s: float, system: str) -> CheckRow:
+    """Nothing is decided by dates, but logs are read by them, and other programs refuse certificates."""
+    shown = time.strftime("%Y-%m-%d", time.gmtime(max(0.0, min(now_s, 2 * _YEAR_2100_S))))
+    if now_s < installed_s - _DAY_S or now_s > _YEAR_2100_S:
+        return CheckRow(
+            "clock", "warn", f"the clock of this machine says {shown}, which cannot be", clock_mend(system)
+        )
+    return CheckRow("clock", "ok", shown)
+
+
+def sleep(found: Sleep, system: str) -> CheckRow:
+    """A machine that sleeps says goodbye and comes back, but it does not train meanwhile."""
+    lid = "; closing the lid sends it to sleep as well" if found.lid else ""
+    if found.after_s is None:
+        note = "closing the lid sends this machine to sleep" if found.lid else "no setting could be read"
+        return CheckRow("sleep", "ok", note)
+    if found.after_s == 0:
+        return CheckRow("sleep", "ok", f"this machine does not sleep by itself ({found.by}){lid}")
+    mend = {
+        "linux": "gsettings set org.gnome.settings-daemon.plugins.power sleep-inactive-ac-type nothing, or "
+        "for good: sudo systemctl mask sleep.target suspend.target",
+        "macos": "sudo pmset -c sleep 0",
+        "windows": "powercfg /change standby-timeout-ac 0",
+    }.get(system, "Switch it off in the system's settings")
+    return CheckRow(
+        "sleep",
+        "warn",
+        f"this machine sleeps after {found.after_s / 60:.0f} min without use ({found.by}); runs go on "
+        f"without it and it returns when it wakes{lid}",
+        mend,
+    )
+
+
+def _directory(path: str) -> str:
+    return path.replace("\\", "/").rpartition("/")[0] or path

@@ -1,0 +1,102 @@
+"""What a hub would have this machine run: fetched by content, shown before anything starts, then laid out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from barnraise.artifacts import PIECE, FileEntry, Manifest, Store, folder_limits, read_files
+from barnraise.artifacts.store.manifest import MOST_ENCODED
+from barnraise.core.config import Settings
+from barnraise.core.errors import HubError, RunEnvironmentError
+from barnraise.core.sanitize import printable
+from barnraise.core.units import counted, format_size
+from barnraise.environments.script_imports import needs_of
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.mirror.blob_fetcher import ASK_THE_SENDER, MOST_CODE_BYTES, files_of
+from barnraise.hub.protocol.messages import Code, Description, decode_message
+
+_SHOWN_FILES = 12
+
+
+class Offered(NamedTuple):
+    """What the hub's signed description names."""
+
+    description: Description
+    code: Code
+    manifest: Manifest
+
+
+def look(client: HubClient, description: Description, room: Path, settings: Settings) -> Offered:
+    """The list of files; none of them yet."""
+    if description.code is None:
+        raise HubError(f"the hub of {description.name} has no code to run", hint=ASK_THE_SENDER)
+    code = decode_message(Code, client.fetch_bytes(description.code, MOST_CODE_BYTES, room))
+    listed = client.fetch_bytes(code.manifest, MOST_ENCODED, room)
+    return Offered(description, code, files_of(code, listed, folder_limits(settings)))
+
+
+def shown(offered: Offered, machines: Sequence[str] = ()) -> str:
+    """For the person at this machine, before anything is fetched. Every word of it is the hub's: the command
+    line is quoted, so that one argument cannot look like two, and nothing can overwrite what is said here.
+
+    ``machines``: where it would start, if not on this one alone."""
+    where = f"{', '.join(machines)} (this cluster)" if machines else "this machine"
+    description, code, manifest = offered
+    files = sorted(manifest.files, key=lambda entry: (entry.path != code.entry, -entry.size))
+    rest = files[_SHOWN_FILES:]
+    command = shlex.join(printable(part) for part in ("python", code.entry, *code.arguments))
+    lines = [
+        f"The run {description.name} of the hub {description.hub[:9]} would start on {where}:",
+        f"  {command}",
+        f"from {counted(len(files), 'file')}, {format_size(manifest.size)}:",
+        *(f"  {format_size(entry.size):>9}  {printable(entry.path)}" for entry in files[:_SHOWN_FILES]),
+    ]
+    if rest:
+        lines.append(f"  {format_size(sum(one.size for one in rest)):>9}  in {len(rest)} more")
+    if description.store:
+        lines.append(f"Files and models may also come from {description.store}, checked by their hashes.")
+    lines.append("It runs with your rights: say yes only if you trust the person who sent the invite.")
+    return "\n".join(lines)
+
+
+def lay_out(client: HubClient, offered: Offered, room: Path) -> Path:
+    """Every file, checked against the list that was shown; the folder to run in."""
+    store = Store(room / "store")
+    store.check_room(2 * offered.manifest.size)
+    objects = offered.manifest.objects().items()
+    for sha256, (_, entry) in zip(offered.code.contents, objects, strict=True):
+        path = room / sha256
+        client.fetch(sha256, path, size=entry.size)
+        _keep(store, entry, path)
+        path.unlink()
+    target = room / "code"
+    store.unpack(offered.manifest, target)
+    _check_needs(store, offered)
+    return target
+
+
+def _keep(store: Store, entry: FileEntry, path: Path) -> None:
+    with path.open("rb") as file:
+        for index in range(len(entry.pieces)):
+            store.write_piece(entry, index, file.read(PIECE))
+
+
+def _check_needs(store: Store, offered: Offered) -> None:
+    """What the script imports and this Python lacks, before it fails with it in the middle."""
+    sources = read_files(store, offered.manifest, lambda path: path.endswith(".py"))
+    needs = needs_of(sources, offered.code.entry)
+    missing = list(_missing(needs.required))
+    if missing:
+        raise RunEnvironmentError(
+            f"the script needs {', '.join(missing)}, and this Python has no such package",
+            hint=f"Install what it needs, then join again: pip install {' '.join(missing)}",
+        )
+
+
+def _missing(names: Iterable[str]) -> Iterable[str]:
+    tops = dict.fromkeys(name.partition(".")[0] for name in names)
+    return (top for top in tops if find_spec(top) is None)

@@ -1,0 +1,86 @@
+"""Where the hubs of this machine are, and how their processes are started.
+
+``hub`` in the state directory has a folder for each hub that is kept here. ``hubs`` has one for each command
+that keeps a hub or trains for one now; it ends in the command's pid.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from barnraise.cli.child_process import Kept
+from barnraise.core.config import Settings, state_directory
+from barnraise.core.errors import HubError
+
+_ADDRESSES, _LOCAL = "addresses", "local-address"
+
+
+def top_folder(settings: Settings) -> Path:
+    return state_directory(settings) / "hub"
+
+
+def top_room(settings: Settings) -> Path:
+    return state_directory(settings) / "hubs"
+
+
+def is_in_use(room: Path) -> bool:
+    """Whether the command that this room belongs to runs."""
+    pid = room.name.rpartition("-")[2]
+    return pid.isdigit() and psutil.pid_exists(int(pid))
+
+
+def rooms_with(settings: Settings, name: str) -> list[Path]:
+    """Of commands that run now, those that have such a file."""
+    top = top_room(settings)
+    found = sorted(top.iterdir()) if top.is_dir() else []
+    return [room for room in found if is_in_use(room) and (room / name).exists()]
+
+
+def kept_hubs(settings: Settings) -> list[Path]:
+    top = top_folder(settings)
+    return sorted(path for path in top.iterdir() if (path / "hub.db").exists()) if top.is_dir() else []
+
+
+def kept_hub(name: str, settings: Settings) -> Path:
+    """The hub of this name, or the only one."""
+    top, found = top_folder(settings), [path.name for path in kept_hubs(settings)]
+    if name and name in found:
+        return top / name
+    if not name and len(found) == 1:
+        return top / found[0]
+    if not found:
+        raise HubError("no hub is kept on this machine", hint="Begin one: barnraise hub up train.py")
+    said = f"there is no hub called {name} here" if name else f"{len(found)} hubs are kept here"
+    raise HubError(said, hint=f"Say which with --name: {', '.join(found)}.")
+
+
+def known_addresses(directory: Path) -> tuple[str, ...]:
+    path = directory / _ADDRESSES
+    return tuple(path.read_text("utf-8").split()) if path.exists() else ()
+
+
+def write_addresses(directory: Path, addresses: Sequence[str]) -> None:
+    (directory / _ADDRESSES).write_text("\n".join(addresses) + "\n", "utf-8")
+
+
+def write_local_address(directory: Path, address: str) -> None:
+    """Where this machine itself reaches the hub that it keeps."""
+    (directory / _LOCAL).write_text(f"{address}\n", "utf-8")
+
+
+def addresses_from_here(directory: Path) -> tuple[str, ...]:
+    """This machine's own first: some routers do not let their network in by the address that friends use."""
+    path = directory / _LOCAL
+    local = path.read_text("utf-8").split() if path.exists() else []
+    return tuple(dict.fromkeys((*local, *known_addresses(directory))))
+
+
+async def start_hub(directory: Path, options: Sequence[str], place: Path) -> Kept:
+    command = (sys.executable, "-P", "-m", "barnraise.hub", str(directory), *options)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    return await Kept.start("hub", command, room=place, folder=directory, environment=environment)

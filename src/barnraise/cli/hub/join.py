@@ -1,0 +1,235 @@
+"""``barnraise join --invite``: train a friend's model on this machine for as long as you like, then leave.
+
+Everything lies in one folder of this machine's state directory while it lasts. When this command ends,
+however it ends, so does everything that it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from barnraise.agent.naming import machine_name
+from barnraise.agent_client.cluster_requests import StatusAsk, StatusTold
+from barnraise.artifacts import Manifest, Store, changed_since, folder_limits, pack, unpack_into
+from barnraise.artifacts.store.disk import remove_tree
+from barnraise.cli.agent_call import ask
+from barnraise.cli.child_process import LEFT, Kept, say, until_left
+from barnraise.cli.cluster.identity import machine_key
+from barnraise.cli.hub.directories import is_in_use, rooms_with, top_room
+from barnraise.core.config import Settings, load_settings
+from barnraise.core.errors import HubError
+from barnraise.core.installation import install_hint
+from barnraise.core.units import counted
+
+if TYPE_CHECKING:
+    from barnraise.cli.hub.code import Offered
+    from barnraise.hub.client.client import HubClient
+    from barnraise.hub.client.credentials import Seat
+    from barnraise.hub.protocol.invites import Invite
+
+_PATIENCE_S = 30.0
+SEAT = "seat"  # in the room of a command that trains
+MANNERS = "BARNRAISE_CONTRIBUTING_"  # how settings begin in the environment that are about a hub
+
+
+class Seated(NamedTuple):
+    """A machine that may begin: its files are laid out, and it has a seat."""
+
+    room: Path
+    folder: Path
+    command: tuple[str, ...]
+    manifest: Manifest
+    seat: Seat
+
+
+def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, site: bool) -> int:
+    require_hub_parts()
+    from barnraise.cli.hub.code import look, shown
+    from barnraise.hub.protocol.invites import read_invite
+    from barnraise.hub.protocol.messages import Description
+
+    found = read_invite(invite)
+    settings = load_settings()
+    machines = _machines_of_site() if site else ()
+    client = client_of(settings, found)
+    with room(settings, found.run) as place:
+        description = client.patiently("GET", "/v1/run", Description, patience_s=_PATIENCE_S)
+        offered = look(client, description, place, settings)
+        click.echo(shown(offered, machines))
+        if not yes and not click.confirm("Run it there?" if site else "Run it here?", default=False):
+            click.echo("Nothing was started, and nothing is kept.")
+            return 1
+        client.accept_store(description.store)
+        seated = take_seat(client, found, offered, place, settings, name=name)
+        if site:
+            from barnraise.cli.hub.site import (
+                train_site,
+            )  # which takes a while to load, and one machine needs not
+
+            client.close()
+            return train_site(seated, settings, keep=keep, quiet=quiet)
+        client.close()
+        say("training; Ctrl-C leaves at once, and leaves nothing behind")
+        code = until_left(_train(seated, quiet))
+        if code == 0 and keep is not None:
+            keep_results(seated, keep, settings)
+    if code == LEFT:
+        say("this machine has left; nothing of the run is kept here")
+    return code
+
+
+def _machines_of_site() -> tuple[str, ...]:
+    """Those that a run would be started on: who is here, works and is an owner's."""
+    told = ask(StatusAsk(), StatusTold)
+    here = [one for one in told.nodes if one.seniority is not None and one.works and one.role == "owner"]
+    return tuple(one.name for one in here)
+
+
+def require_hub_parts() -> None:
+    """HubError with the command that installs them."""
+    try:
+        import httpx  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise HubError("what a hub needs is not installed here", hint=install_hint("hub")) from error
+
+
+def client_of(settings: Settings, invite: Invite, answer_s: float | None = None) -> HubClient:
+    """With the key that this machine has there."""
+    from barnraise.hub.client.client import ANSWER_S, HubClient
+    from barnraise.hub.client.credentials import member_key
+
+    key = member_key(machine_key(settings), invite.hub_id)
+    return HubClient(invite.addresses, invite.hub_id, key, say=say, answer_s=answer_s or ANSWER_S)
+
+
+def take_seat(
+    client: HubClient,
+    invite: Invite,
+    offered: Offered,
+    place: Path,
+    settings: Settings,
+    *,
+    name: str = "",
+    only_begins: bool = False,
+) -> Seated:
+    """Become a member, and have everything here that the script's process needs."""
+    from barnraise.cli.hub.code import lay_out
+    from barnraise.hub.client.credentials import Seat, member_secret
+    from barnraise.hub.protocol.messages import Join, Joined
+
+    _check_free(settings, invite)
+    asked = Join(token=invite.token_text, name=fit_name(name or machine_name()))
+    joined = client.patiently("POST", "/v1/members", Joined, asked, patience_s=_PATIENCE_S)
+    folder = lay_out(client, offered, place)
+    if joined.regions:
+        from barnraise.cli.hub.region import settle
+
+        invite = settle(invite, joined, asked.name, partial(client_of, settings))
+    seat = Seat(
+        addresses=invite.addresses,
+        hub=invite.hub,
+        key=member_secret(machine_key(settings), invite.hub_id),
+        run=invite.run,
+        folder=str(place),
+        store=client.store,
+        is_owner=joined.role == "owner",
+        only_begins=only_begins,
+    )
+    say(f"this machine is {asked.name} in {invite.run}")
+    return Seated(place, folder, (offered.code.entry, *offered.code.arguments), offered.manifest, seat)
+
+
+def _check_free(settings: Settings, invite: Invite) -> None:
+    """Two of one machine would be one member to the hub, and train the same samples."""
+    from barnraise.hub.client.credentials import read_seat
+
+    for taken in rooms_with(settings, SEAT):
+        if read_seat(taken / SEAT).hub_id == invite.hub_id:
+            raise HubError(
+                f"this machine trains in {invite.run} already",
+                hint="End the other command first; a hub that is not to train itself: hub up --no-train.",
+            )
+
+
+async def start_script(seated: Seated, *, quiet: bool = False) -> Kept:
+    from barnraise.hub.client.credentials import write_seat
+
+    write_seat(seated.seat, seated.room / SEAT)
+    return await Kept.start(
+        "script",
+        (sys.executable, *seated.command),
+        room=seated.room,
+        folder=seated.folder,
+        environment=_environment(seated),
+        quiet=quiet,
+    )
+
+
+async def _train(seated: Seated, quiet: bool) -> int:
+    kept = await start_script(seated, quiet=quiet)
+    try:
+        await kept.until_ended()
+    except asyncio.CancelledError:
+        say("leaving")
+        await kept.stop()
+        return LEFT
+    await kept.stop()
+    say(f"the script {kept.how()}")
+    return kept.code
+
+
+def fit_name(name: str) -> str:
+    """As a hub's page shows it: plain letters."""
+    plain = re.sub(r"[^A-Za-z0-9 ._-]+", "-", name).lstrip(" ._-")[:64]
+    return plain or "friend"
+
+
+@contextlib.contextmanager
+def room(settings: Settings, run: str) -> Iterator[Path]:
+    """A folder that is gone afterwards; what a killed command left of its own goes first."""
+    top = top_room(settings)
+    top.mkdir(mode=0o700, exist_ok=True)
+    for left in top.iterdir():
+        if not is_in_use(left):
+            remove_tree(left)
+    place = top / f"{fit_name(run)}-{secrets.token_hex(4)}-{os.getpid()}"
+    place.mkdir(mode=0o700)
+    try:
+        yield place
+    finally:
+        remove_tree(place)
+        with contextlib.suppress(OSError):
+            top.rmdir()
+
+
+def keep_results(seated: Seated, target: Path, settings: Settings) -> None:
+    """What the script wrote, for a person who asked for it."""
+    limits = folder_limits(settings)
+    changed = changed_since(seated.manifest, seated.folder, limits)
+    if not changed:
+        say("the script wrote no files")
+        return
+    store = Store(seated.room / "written")
+    count = unpack_into(store, pack(seated.folder, store, limits, only=changed).id, target)
+    say(f"{counted(count, 'file')} written by the script: {os.path.relpath(target)}")
+
+
+def _environment(seated: Seated) -> dict[str, str]:
+    kept = (MANNERS, "BARNRAISE_CONFIG")
+    given = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("BARNRAISE_") or name.startswith(kept)
+    }
+    return given | {"BARNRAISE_HUB": str(seated.room / SEAT), "PYTHONUNBUFFERED": "1"}

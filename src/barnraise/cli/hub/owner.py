@@ -1,0 +1,58 @@
+"""``barnraise hub pardon`` and ``expel``: what only the machine that keeps a hub may say to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from barnraise.cli.child_process import say
+from barnraise.cli.hub.directories import addresses_from_here, kept_hub
+from barnraise.cli.hub.join import require_hub_parts
+from barnraise.core.config import load_settings
+from barnraise.core.errors import HubError
+
+
+def pardon(*, member: str, name: str) -> int:
+    say(f"{_told(member, name, 'pardon')} may take part again")
+    return 0
+
+
+def expel(*, member: str, name: str) -> int:
+    say(f"{_told(member, name, 'expel')} takes part no more; `barnraise hub pardon` lets it in again")
+    return 0
+
+
+def _told(member: str, name: str, word: str) -> str:
+    """The owner's word about a member, whose name it gives."""
+    require_hub_parts()
+    from barnraise.hub.client.client import HubClient
+    from barnraise.hub.protocol.messages import Description
+    from barnraise.hub.storage.create import hub_key
+
+    directory = kept_hub(name, load_settings())
+    called, node = _member(directory, member)
+    key = hub_key(directory)
+    client = HubClient(addresses_from_here(directory), key.id, key)
+    try:
+        client.ask("POST", f"/v1/members/{node}/{word}", Description)
+    finally:
+        client.close()
+    return called
+
+
+def _member(directory: Path, wanted: str) -> tuple[str, str]:
+    """Name and id of the only member of this name, or whose id begins so."""
+    from barnraise.hub.storage.log import Log
+
+    log = Log(directory)
+    try:
+        members = log.read().members.values()
+    finally:
+        log.close()
+    found = [one for one in members if one.name == wanted or one.node.startswith(wanted)]
+    if len(found) != 1:
+        how = "nobody" if not found else f"{len(found)} members"
+        raise HubError(
+            f"{how} of {directory.name} can be meant by {wanted!r}",
+            hint="Give the name or the beginning of the id as the hub's page shows them.",
+        )
+    return found[0].name, found[0].node

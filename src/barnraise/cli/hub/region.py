@@ -1,0 +1,79 @@
+"""Where in a run's tree a newcomer takes its seat: at the nearest region that takes it in, or at the hub."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from barnraise.cli.child_process import say
+from barnraise.core.errors import BarnraiseError
+from barnraise.core.flow.background import Later, LeftOut
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.protocol.invites import Invite, read_invite
+from barnraise.hub.protocol.messages import Description, Join, Joined
+from barnraise.hub.region.placement import by_distance
+
+_LEVELS = 4
+_TRIES = 3
+_MEASURED_S = 8.0
+
+# With the patience that it has for an answer.
+Connect = Callable[[Invite, float], HubClient]
+
+
+def settle(first: Invite, joined: Joined, name: str, connect: Connect) -> Invite:
+    """Of the hub where this machine is a member in the end; all have the run that the first one described."""
+    here, description = first, joined.description
+    for _ in range(_LEVELS):
+        others = _readable(joined.regions, here)
+        found = _take_in(here, others, description, name, connect) if others else None
+        if found is None:
+            break
+        here, joined = found
+    return here
+
+
+def _readable(regions: Sequence[str], here: Invite) -> list[Invite]:
+    found = []
+    for text in regions:
+        with contextlib.suppress(BarnraiseError):  # another version's: somebody else takes this machine in
+            found.append(read_invite(text))
+    return [one for one in found if one.hub != here.hub]
+
+
+def _take_in(
+    here: Invite, others: Sequence[Invite], description: Description, name: str, connect: Connect
+) -> tuple[Invite, Joined] | None:
+    own_s, *distances = _measured([here, *others], description, connect)
+    reached = [(one, far) for one, far in zip(others, distances, strict=True) if far is not None]
+    for invite, far in by_distance(own_s or float("inf"), reached):
+        with contextlib.closing(connect(invite, _MEASURED_S)) as client:
+            try:
+                joined = client.ask("POST", "/v1/members", Joined, Join(token=invite.token_text, name=name))
+            except BarnraiseError as error:
+                say(f"the region at {client.address} does not take this machine: {error.message}")
+                continue
+            near = "" if own_s is None else f"; the hub itself: {1000 * own_s:.0f} ms"
+            say(f"the nearest region of this run is {client.address} ({1000 * far:.0f} ms{near})")
+        return invite, joined
+    return None
+
+
+def _measured(invites: Sequence[Invite], description: Description, connect: Connect) -> list[float | None]:
+    """Round trips, all at once; None for who does not answer soon, or has another run."""
+    asked = [Later((), partial(_round_trip, connect, one, description)) for one in invites]
+    deadline = time.monotonic() + _MEASURED_S
+    found = [one.result(deadline) for one in asked]
+    return [None if isinstance(one, LeftOut) else one for one in found]
+
+
+def _round_trip(connect: Connect, invite: Invite, description: Description) -> float | None:
+    took = []
+    with contextlib.closing(connect(invite, _MEASURED_S)) as client:
+        for _ in range(_TRIES):  # the first one also connects
+            began = time.monotonic()
+            told = client.ask("GET", "/v1/run", Description)
+            took.append(time.monotonic() - began)
+    return min(took) if (told.name, told.code) == (description.name, description.code) else None

@@ -1,0 +1,159 @@
+"""``barnraise invite``, ``hub status`` and ``hub export``: who may come to a hub of this machine, who
+came, and what they made."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from barnraise.cli.child_process import say
+from barnraise.cli.hub.directories import addresses_from_here, kept_hub, known_addresses
+from barnraise.cli.hub.join import require_hub_parts
+from barnraise.core.config import load_settings
+from barnraise.core.errors import HubError, HubRefused
+from barnraise.core.units import counted, parse_duration
+from barnraise.identity.keys import NodeKey
+
+if TYPE_CHECKING:
+    from barnraise.hub.protocol.messages import Role
+
+
+def invite(
+    *, name: str, uses: int, lasts: str, stranger: bool, mirror: bool, region: bool, address: tuple[str, ...]
+) -> int:
+    require_hub_parts()
+    from barnraise.hub.protocol.invites import invite_text
+    from barnraise.hub.storage.create import invite_to
+
+    asked: dict[Role, bool] = {"stranger": stranger, "mirror": mirror, "region": region}
+    wanted = [role for role, is_wanted in asked.items() if is_wanted]
+    if len(wanted) > 1:
+        raise HubError(f"an invite is for a {' or for a '.join(wanted)}", hint="Leave out all but one.")
+    directory = kept_hub(name, load_settings())
+    addresses = address or known_addresses(directory)
+    if not addresses:
+        raise HubError("the hub has no address yet", hint="Start it first: barnraise hub up")
+    role = wanted[0] if wanted else "friend"
+    made = invite_to(directory, addresses, role=role, uses=uses, valid_s=parse_duration(lasts))
+    click.echo(invite_text(made))
+    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(made.expires))
+    say(f"for {counted(uses, 'machine')} until {until}: barnraise join --invite ...")
+    return 0
+
+
+def export(*, folder: Path, name: str) -> int:
+    """Of the newest version, from the disk."""
+    require_hub_parts()
+    from barnraise.hub.storage.export import FILE_NAME, export_model  # torch, which takes a while
+
+    directory = kept_hub(name, load_settings())
+    number = export_model(directory, folder)
+    say(f"{folder / FILE_NAME} is the model of {directory.name} at version {number}")
+    return 0
+
+
+def status(*, name: str, as_json: bool) -> int:
+    """From the log on disk, and from each of its addresses: whether friends would be answered there."""
+    require_hub_parts()
+    from barnraise.hub.storage.log import Log
+
+    directory = kept_hub(name, load_settings())
+    log = Log(directory)
+    try:
+        found = log.read()
+    finally:
+        log.close()
+    newest = found.versions[-1] if found.versions else None
+    told = Told(
+        directory.name,
+        newest.number if newest else None,
+        newest.loss if newest else None,
+        tuple(
+            Contributed(one.name, one.node[:9], one.role, one.accepted, one.samples, one.quarantine)
+            for one in sorted(found.members.values(), key=lambda one: -one.samples)
+        ),
+        {address: _reached(directory, address) for address in known_addresses(directory)},
+        _waits(directory, newest.number if newest else None),
+    )
+    click.echo(json.dumps(msgspec.to_builtins(told), indent=2) if as_json else _described(told))
+    if not as_json and any(told.addresses.values()):
+        say("friends are not answered there; docs/friends.md says how they reach this machine")
+    return 0
+
+
+class Contributed(msgspec.Struct, frozen=True):
+    name: str
+    node: str
+    role: str
+    rounds: int
+    samples: int
+    quarantine: str  # why, if it is
+
+
+class Told(msgspec.Struct, frozen=True):
+    """Of one hub."""
+
+    name: str
+    version: int | None
+    loss: float | None
+    members: tuple[Contributed, ...]
+    addresses: dict[str, str]  # with what is wrong there
+    waits: str  # for whom or what, or why that is not known
+
+
+def _described(told: Told) -> str:
+    version = f"version {told.version}" if told.version is not None else "its owner's model is not there yet"
+    loss = f", loss {told.loss:.4g}" if told.loss is not None else ""
+    lines = [f"{told.name}: {version}{loss}, {counted(len(told.members), 'member')}"]
+    lines.append(f"  {told.waits}")
+    for one in told.members:
+        state = f"  quarantined: {one.quarantine}" if one.quarantine else ""
+        lines.append(
+            f"  {one.name:<24} {one.role:<8} {one.rounds:>6} rounds {one.samples:>12} samples{state}"
+        )
+    lines += [f"  {address} {why or 'answers with the right key'}" for address, why in told.addresses.items()]
+    return "\n".join(lines)
+
+
+def _waits(directory: Path, version: int | None) -> str:
+    """The running hub knows it: whoever holds samples of the open round, by name, and since when."""
+    from barnraise.hub.client.client import HubClient
+    from barnraise.hub.protocol.messages import Head
+    from barnraise.hub.storage.create import hub_key
+
+    key, addresses = hub_key(directory), addresses_from_here(directory)
+    if not addresses:
+        return "it was never up; start it: barnraise hub up"
+    client = HubClient(addresses, key.id, key)
+    try:
+        head = client.ask("GET", "/v1/head", Head, query={} if version is None else {"after": version})
+    except HubRefused as error:
+        return error.message
+    except HubError:
+        return f"it is not up; start it: barnraise hub up --name {directory.name}"
+    finally:
+        client.close()
+    if head.finished:
+        return "all samples of the run are trained on"
+    return head.waits_for or f"version {head.version} has just come"
+
+
+def _reached(directory: Path, address: str) -> str:
+    """Empty if the hub answers there, with its key; otherwise why not."""
+    from barnraise.hub.client.client import HubClient
+    from barnraise.hub.protocol.messages import Description
+    from barnraise.hub.storage.create import hub_key
+
+    client = HubClient([address], hub_key(directory).id, NodeKey.generate())
+    try:
+        client.ask("GET", "/v1/run", Description)
+    except HubError as error:
+        return f"does not answer: {error.message}"
+    finally:
+        client.close()
+    return ""

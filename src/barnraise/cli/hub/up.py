@@ -1,0 +1,321 @@
+"""``barnraise hub`` and ``barnraise invite``: keep a run that friends train over the internet."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import click
+
+from barnraise.artifacts import (
+    RESULTS,
+    Manifest,
+    Store,
+    encode_manifest,
+    folder_limits,
+    pack,
+    store_directory,
+)
+from barnraise.cli.child_process import LEFT, LOOK_S, Kept, say, until_left
+from barnraise.cli.cluster.identity import machine_key
+from barnraise.cli.doctor.network_checks import hub_reach
+from barnraise.cli.hub.directories import (
+    kept_hub,
+    known_addresses,
+    start_hub,
+    top_folder,
+    write_addresses,
+    write_local_address,
+)
+from barnraise.cli.hub.join import client_of, keep_results, require_hub_parts, room, start_script, take_seat
+from barnraise.core.config import Settings, load_settings, state_directory
+from barnraise.core.errors import HubError, RunError
+from barnraise.core.flow.background import begun
+from barnraise.core.units import counted, format_size, parse_duration
+from barnraise.transport.addresses import own_addresses, show_address
+
+if TYPE_CHECKING:
+    from barnraise.cli.hub.join import Seated
+    from barnraise.hub.protocol.invites import Invite
+    from barnraise.hub.protocol.messages import Role
+
+T = TypeVar("T")
+
+_ANSWER_S = 60.0
+_CHECK_S = 150.0  # the owner's check reads its samples first
+_OWNERS_S = 3600.0
+
+
+class Wishes(NamedTuple):
+    name: str
+    host: str
+    port: int
+    plain: bool
+    address: tuple[str, ...]
+    uses: int
+    round_time: str
+    codec: str
+    train: bool
+    parent: str
+    seats: int
+    held_out: Path | None
+    store: str
+    store_endpoint: str
+    folder: Path | None
+    script: str | None
+    arguments: tuple[str, ...]
+
+
+def up(wishes: Wishes) -> int:
+    require_hub_parts()
+    from barnraise.hub.object_store.s3 import read_place
+    from barnraise.hub.storage.create import hub_key
+
+    if wishes.store or wishes.store_endpoint:
+        read_place(wishes.store, wishes.store_endpoint)  # before anything is made
+    if wishes.held_out is not None and wishes.parent:
+        raise HubError(
+            "a region's updates are tried by the hub above it", hint="Give --held-out there, and not here."
+        )
+    sent = (wishes.folder or Path.cwd()).resolve()
+    if wishes.held_out is not None and wishes.script and wishes.held_out.resolve().is_relative_to(sent):
+        raise HubError(
+            f"{wishes.held_out} is in the folder that every friend gets, {sent}",
+            hint="Keep it and its samples in another folder: whoever has the samples can train on them.",
+        )
+    settings = load_settings()
+    directory = _directory(wishes, settings)
+    hub_key(directory)
+    addresses = wishes.address or known_addresses(directory) or _own(wishes)
+    write_addresses(directory, addresses)
+    with room(settings, directory.name) as place:
+        return until_left(_keep_hub(wishes, directory, addresses, place, settings))
+
+
+async def _keep_hub(
+    wishes: Wishes, directory: Path, addresses: Sequence[str], place: Path, settings: Settings
+) -> int:
+    from barnraise.hub.storage.create import invite_to
+
+    host = wishes.host or ("127.0.0.1" if wishes.plain else "0.0.0.0")
+    options = ["--host", host, "--port", str(wishes.port)]
+    options += ["--plain"] if wishes.plain else []
+    if wishes.parent:
+        offered = [word for address in addresses for word in ("--offer", address)]
+        options += ["--parent", wishes.parent, "--seats", str(wishes.seats), *offered]
+    if wishes.held_out is not None:
+        options += ["--held-out", str(wishes.held_out.resolve())]
+    if wishes.store:
+        options += ["--store", wishes.store, "--store-endpoint", wishes.store_endpoint]
+    hub = await start_hub(directory, options, place)
+    owner: Kept | None = None
+    try:
+        local = _url(_loopback(host), wishes.port, plain=wishes.plain)
+        write_local_address(directory, local)
+        await _while_up(begun(partial(_await_founding, directory)), hub)
+        # A region's model is its parent's; its own machine is a member like all others.
+        role: Role = "friend" if wishes.parent else "owner"
+        own = invite_to(directory, [local], role=role, valid_s=_OWNERS_S)
+        seated = await _while_up(begun(partial(_begin_own, own, place, wishes, settings)), hub)
+        owner = await start_script(seated) if seated is not None else None
+        await _while_up(begun(partial(_await_base, own, settings)), hub, owner)
+        _print_invite(invite_to(directory, addresses, uses=wishes.uses), addresses, wishes)
+        return await _watch(hub, owner, wishes, seated, settings)
+    except asyncio.CancelledError:
+        say("the hub ends; `barnraise hub up` goes on with it where it is")
+        return LEFT
+    finally:
+        if owner is not None:
+            await owner.stop()
+        await hub.stop()
+
+
+def _await_founding(directory: Path) -> None:
+    """A region founds itself once it has heard of its parent's run."""
+    from barnraise.hub.storage.create import is_founded
+    from barnraise.hub.storage.log import Log
+
+    give_up = time.monotonic() + _ANSWER_S
+    while True:
+        log = Log(directory)
+        try:
+            if is_founded(log):
+                return
+        finally:
+            log.close()
+        if time.monotonic() > give_up:
+            raise HubError("the hub above does not answer", hint="See that it runs, then try again.")
+        time.sleep(LOOK_S)
+
+
+async def _while_up(work: asyncio.Future[T], hub: Kept, owner: Kept | None = None) -> T:
+    """What it gives, if nothing that it needs ends before."""
+    try:
+        while not work.done():
+            for kept in (hub, owner):
+                if kept is None:
+                    continue
+                kept.show()
+                if kept.ended is not None and (kept is hub or kept.code):
+                    kept.show()
+                    whose = "the hub's process" if kept is hub else "the script on this machine"
+                    raise HubError(f"{whose} {kept.how()}", hint="Do what its last words above say.")
+            await asyncio.sleep(LOOK_S)
+        return work.result()
+    finally:
+        work.cancel()
+
+
+def _await_base(invite: Invite, settings: Settings) -> None:
+    """Until the run has a model to begin with; whoever joins then need not wait for it."""
+    from barnraise.hub.protocol.messages import Description
+
+    client = client_of(settings, invite)
+    waiting = client.waiting("this machine's script, whose model the run begins with")
+    while client.patiently("GET", "/v1/run", Description, patience_s=_ANSWER_S).version is None:
+        waiting.pause("it is not there yet", 0.2)
+    client.close()
+
+
+def _begin_own(invite: Invite, place: Path, wishes: Wishes, settings: Settings) -> Seated | None:
+    """This machine's own seat, taken as a friend's is, only that nobody asks; None if it is not needed."""
+    from barnraise.cli.hub.code import look
+    from barnraise.hub.protocol.messages import Description
+
+    client = client_of(settings, invite)
+    try:
+        patience_s = _ANSWER_S if wishes.held_out is None else _CHECK_S
+        description = client.patiently("GET", "/v1/run", Description, patience_s=patience_s)
+        if description.version is not None and not wishes.train:
+            return None
+        offered = look(client, description, place, settings)
+        return take_seat(client, invite, offered, place, settings, only_begins=not wishes.train)
+    finally:
+        client.close()
+
+
+async def _watch(
+    hub: Kept, owner: Kept | None, wishes: Wishes, seated: Seated | None, settings: Settings
+) -> int:
+    """The hub goes on when this machine's own part has ended: friends may be late, and need the end."""
+    while hub.ended is None:
+        hub.show()
+        if owner is not None and seated is not None:
+            owner.show()
+            if owner.ended is not None:
+                await _end_own(owner, wishes, seated, settings)
+                owner = None
+        await asyncio.sleep(LOOK_S)
+    hub.show()
+    say(f"the hub's process {hub.how()}")
+    return 1
+
+
+async def _end_own(owner: Kept, wishes: Wishes, seated: Seated, settings: Settings) -> None:
+    owner.show()
+    if owner.code == 0 and not wishes.train:
+        return
+    if owner.code == 0:
+        target = (wishes.folder or Path.cwd()) / RESULTS / seated.room.name
+        await asyncio.to_thread(keep_results, seated, target, settings)
+    say(f"this machine's own part {owner.how()}; the hub goes on until Ctrl-C")
+
+
+def _loopback(host: str) -> str:
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+
+
+def _print_invite(invite: Invite, addresses: Sequence[str], wishes: Wishes) -> None:
+    from barnraise.hub.protocol.invites import invite_text
+
+    click.echo(f"The run {invite.run} is at {', '.join(addresses)}. Friends join it with:")
+    click.echo(f"\n  barnraise join --invite {invite_text(invite)}\n")
+    click.echo(f"It can be used {counted(wishes.uses, 'time')} within 7 days; `barnraise invite` makes more.")
+    said, mend = hub_reach(addresses)
+    if said and not wishes.parent:  # a region is for the machines of one network
+        say(f"{said}. {mend}")
+
+
+# where hubs are
+
+
+def _directory(wishes: Wishes, settings: Settings) -> Path:
+    if wishes.parent and wishes.script:
+        raise HubError(
+            "a region trains what its parent trains",
+            hint="Leave out the script: barnraise hub up --parent INVITE",
+        )
+    if wishes.parent:
+        from barnraise.hub.protocol.invites import read_invite
+
+        return top_folder(settings) / (wishes.name or f"{read_invite(wishes.parent).run}-region")
+    return _new(wishes, settings) if wishes.script else kept_hub(wishes.name, settings)
+
+
+def _new(wishes: Wishes, settings: Settings) -> Path:
+    """Found it: the folder's files become blobs, and this machine's key at the hub its owner."""
+    from barnraise.hub.client.credentials import member_key
+    from barnraise.hub.protocol.messages import Code, Terms, encode_message
+    from barnraise.hub.storage.create import found_hub, hub_blobs, hub_key
+
+    assert wishes.script is not None
+    folder = (wishes.folder or Path.cwd()).resolve()
+    path = Path(wishes.script)
+    if not path.is_file() or not path.resolve().is_relative_to(folder):
+        raise RunError(
+            f"there is no script {wishes.script} in the folder that is sent, {folder}",
+            hint="Run it from the script's own folder, or name the folder with --folder.",
+        )
+    if wishes.codec != Terms().codec:
+        from barnraise.hub.protocol.vector_file import check_codec  # torch, which takes a while
+
+        check_codec(wishes.codec)
+    name = wishes.name or path.stem
+    directory = top_folder(settings) / name
+    if (directory / "hub.db").exists():
+        raise HubError(
+            f"there is a hub called {name} on this machine already",
+            hint=f"Go on with it: barnraise hub up --name {name}; or call the new one otherwise with --name.",
+        )
+    store = Store(store_directory(state_directory(settings)))
+    packed = pack(folder, store, folder_limits(settings))
+    say(f"{counted(packed.files, 'file')} of {folder.name}, {format_size(packed.bytes)}, go to every friend")
+    blobs = hub_blobs(directory)
+    contents = _contents(packed.manifest, store, directory)
+    manifest = blobs.put(encode_manifest(packed.manifest))
+    entry = path.resolve().relative_to(folder).as_posix()
+    code = Code(entry=entry, arguments=wishes.arguments, manifest=manifest, contents=contents)
+    found_hub(
+        directory,
+        name,
+        member_key(machine_key(settings), hub_key(directory).id).id,
+        Terms(codec=wishes.codec, round_s=parse_duration(wishes.round_time)),
+        code=blobs.put(encode_message(code)),
+        kept=(manifest, *contents),
+    )
+    return directory
+
+
+def _contents(manifest: Manifest, store: Store, directory: Path) -> tuple[str, ...]:
+    from barnraise.hub.storage.create import hub_blobs
+
+    blobs, found = hub_blobs(directory), []
+    for name in manifest.objects():
+        with blobs.drafted() as draft, store.object_path(name).open("rb") as file:
+            while part := file.read(1 << 20):
+                draft.write(part)
+            found.append(blobs.keep(draft))
+    return tuple(found)
+
+
+def _own(wishes: Wishes) -> tuple[str, ...]:
+    here = [] if wishes.plain else [one for one in own_addresses() if ":" not in one][:4]
+    return tuple(_url(one, wishes.port, plain=wishes.plain) for one in (here or ["127.0.0.1"]))
+
+
+def _url(host: str, port: int, *, plain: bool) -> str:
+    return f"{'http' if plain else 'https'}://{show_address(host, port)}"

@@ -1,0 +1,168 @@
+"""Plans as text for people: machines, a table, the chosen plan in words, and what would help. Pure."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from barnraise.cli.agent_call import table
+from barnraise.core.units import format_duration, format_size
+from barnraise.planning import Advice, Member, Model, Path, Plan, Ranking, StepProfile
+from barnraise.planning.inputs.levels import Sync
+from barnraise.planning.plan.plans import listed
+
+_MOST_ALLOWED = 8
+_MOST_OTHERS = 4
+_NARROW, _WIDE = 60, 120
+_LEGEND = (
+    "busy: the share of the time in which machines compute; slowest link: what it carries in a step; loss: "
+    "how much higher it is expected to end."
+)
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is shown, as text, as a picture, or as one JSON object.
+
+    ``basis`` says where speeds come from. After a dry run, ``together`` are the machines that took part,
+    ``measured_step_s`` is a step of theirs, and ``predicted_step_s`` what it was without having tried.
+    """
+
+    model: Model
+    profile: StepProfile
+    basis: str
+    sync: Sync
+    machines: tuple[Member, ...]
+    links: tuple[Path, ...]
+    ranking: Ranking
+    advice: tuple[Advice, ...]
+    together: tuple[str, ...] = ()
+    measured_step_s: float | None = None
+    predicted_step_s: float | None = None
+    is_calibrated: bool = False
+
+
+class Shown(NamedTuple):
+    """The plans that people see, the best first; ``others`` could be chosen if the user allowed it."""
+
+    allowed: list[Plan]
+    others: list[Plan]
+
+
+def describe(answer: Answer, width: int = 0) -> str:
+    """``width``: of the terminal; 0: look."""
+    width = max(_NARROW, min(_WIDE, (width or shutil.get_terminal_size().columns) - 1))
+    ranking = answer.ranking
+    shown = shown_plans(answer)
+    blocks = [_wrapped(_heading(answer), width), _machines(answer.machines), _plans(answer, shown)]
+    left = len(ranking.plans) - len(shown.allowed) - len(shown.others)
+    legend = f"{_LEGEND} {left} more plans: --json" if left else _LEGEND
+    blocks.append(_wrapped(legend, width))
+    blocks.append(_wrapped(f"Chosen: {ranking.reason}", width))
+    measured = compared(answer)
+    if measured:
+        blocks.append(_wrapped(measured, width))
+    if ranking.notes:
+        blocks.append("\n".join(_wrapped(f"note: {note}", width, "      ") for note in ranking.notes))
+    lines = [_wrapped(f"- {one.sentence}", width, "  ") for one in answer.advice]
+    blocks.append("\n".join(["What would help:", *lines]) if lines else "Nothing that we know of would help.")
+    return "\n\n".join(blocks)
+
+
+def shown_plans(answer: Answer) -> Shown:
+    """The chosen one, the best machine alone, everybody together, and then the best of the rest."""
+    ranking = answer.ranking
+    allowed = [plan for plan in ranking.plans if plan.is_allowed]
+    largest = max(allowed, key=lambda plan: len(plan.parts))
+    must = [ranking.chosen, ranking.best_alone, largest]
+    kept = [*must, *(plan for plan in allowed if plan not in must)]
+    room = max(_MOST_ALLOWED, len(dict.fromkeys(plan.name for plan in must)))
+    names = list(dict.fromkeys(plan.name for plan in kept))[:room]
+    others = [plan for plan in ranking.plans if not plan.is_allowed and not _is_held_back(plan)]
+    return Shown([plan for plan in allowed if plan.name in names], others[:_MOST_OTHERS])
+
+
+def why(answer: Answer, plan: Plan) -> str:
+    """In a few words, what speaks for or against it."""
+    phases = plan.phases
+    if plan == answer.ranking.chosen:
+        return "chosen"
+    if not plan.is_allowed:
+        return "with --sync auto"
+    if plan.kind == "alone":
+        return "sends nothing"
+    if phases.waiting_s > phases.communication_s:
+        return f"{phases.waiting_s / plan.step_s:.0%} waiting for the last"
+    return f"{phases.communication_s / plan.step_s:.0%} communication"
+
+
+def format_count(count: float) -> str:
+    """``124M``, ``1.3G``."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.3g}"
+
+
+def loss(plan: Plan) -> str:
+    return "exact" if plan.is_exact else f"+{plan.quality.cost:.1%}"
+
+
+def compared(answer: Answer) -> str:
+    """After a dry run: what its steps took, and what had been predicted for the same machines."""
+    if answer.measured_step_s is None:
+        return ""
+    seconds = format_duration(answer.measured_step_s)
+    text = f"Measured in the dry run with {listed(answer.together)}: {seconds} a step"
+    if answer.predicted_step_s is None:
+        return f"{text}."
+    text += f"; the speeds and links alone predicted {format_duration(answer.predicted_step_s)}"
+    return f"{text}. The figures above have learnt from it." if answer.is_calibrated else f"{text}."
+
+
+def _is_held_back(plan: Plan) -> bool:
+    return "Not proposed:" in plan.reason
+
+
+def _heading(answer: Answer) -> str:
+    model, profile = answer.model, answer.profile
+    size = f"{format_count(model.parameters)} parameters, {format_size(model.gradient_bytes)} of gradients"
+    return f"{size}; batches of {profile.batch:,} samples in units of {profile.unit_size:,}; {answer.basis}."
+
+
+def _machines(members: Sequence[Member]) -> str:
+    rows = [("machine", "samples/s", "how that is known")]
+    rows += [(one.name, _figure(one.samples_per_s), one.source) for one in members]
+    return table(rows)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _plans(answer: Answer, shown: Shown) -> str:
+    rows = [("", "a step", "speed-up", "busy", "slowest link", "loss", "why", "plan")]
+    for plan in (*shown.allowed, *shown.others):
+        link = plan.slowest_link
+        rows.append(
+            (
+                "*" if plan == answer.ranking.chosen else "",
+                format_duration(plan.step_s),
+                f"{plan.speedup:.2f}x" if plan.speedup >= 0.01 else "<0.01x",
+                f"{plan.utilisation:.0%}",
+                "-" if link is None else format_size(link.bytes_per_step),
+                loss(plan),
+                why(answer, plan),
+                plan.name,
+            )
+        )
+    return table(rows)
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> str:
+    return textwrap.fill(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

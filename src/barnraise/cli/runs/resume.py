@@ -1,0 +1,101 @@
+"""``barnraise resume`` and ``export``: what is left of a run that has ended."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from barnraise.agent_client.bootstrap import child_environment
+from barnraise.agent_client.run_requests import (
+    BringAsk,
+    BringTold,
+    NewestAsk,
+    NewestTold,
+    ResumeAsk,
+    RunRow,
+    Started,
+    WatchAsk,
+    WatchTold,
+)
+from barnraise.artifacts import Store, store_directory
+from barnraise.cli.agent_call import ask
+from barnraise.cli.runs.run import conclude
+from barnraise.cli.runs.run_view import watch
+from barnraise.core.config import load_settings, state_directory
+from barnraise.core.errors import RunError, ShippingError
+from barnraise.core.units import format_size
+
+_RESUME_S = 600.0  # what the run was started with may have to come first
+_BRING_S = 10.0
+
+
+def resume(run: str, *, on: tuple[str, ...], everybody: bool, detach: bool) -> int:
+    """The same command on the machines that are here, from the newest whole checkpoint in reach."""
+    started = ask(ResumeAsk(run=run, on=on), Started, timeout_s=_RESUME_S)
+    where = f"{', '.join(started.nodes)}; {started.begins}"
+    click.echo(f"barnraise: run {started.run} goes on with {run} on {where}", err=True)
+    if detach:
+        click.echo(started.run)
+        return 0
+    row = watch(started.run, everybody=everybody, stops=True)
+    store = Store(store_directory(state_directory(load_settings())))
+    return conclude(row, store, Path.cwd())
+
+
+def export(run: str, target: Path) -> int:
+    """The model of the newest whole checkpoint in reach, and where it comes from."""
+    row = ask(WatchAsk(run=run, wait_s=0), WatchTold).row
+    _bring_newest(row)
+    state = state_directory(load_settings())
+    command = [sys.executable, "-P", "-m", "barnraise.checkpoint", str(state), row.run, str(target.resolve())]
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
+    if done.returncode != 0:
+        words = done.stderr.strip().splitlines()
+        raise _cannot(row, words[-1] if words else "no reason was given")
+    facts = {"run": row.run, "command": row.command, "machines": row.machines, **json.loads(done.stdout)}
+    (target / "run.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    what = f"the model after {facts['steps']} steps of run {row.run}"
+    click.echo(f"barnraise: {target / 'model.safetensors'} is {what}", err=True)
+    return 0
+
+
+def _bring_newest(row: RunRow) -> None:
+    """Onto this machine's disk; one that cannot be had is passed over for the next."""
+    passed: list[tuple[str, int]] = []
+    why = "no machine that is here has a checkpoint of it"
+    while (found := ask(NewestAsk(row.run, passing_over=tuple(passed)), NewestTold)).run:
+        try:
+            _bring(found)
+        except (RunError, ShippingError) as error:
+            why = error.message
+            click.echo(f"barnraise: {why}", err=True)
+            passed.append((found.run, found.step))
+        else:
+            return
+    if found.sharded:
+        raise RunError(
+            f"run {row.run} has sharded checkpoints only (the newest of step {found.sharded}, with parts on "
+            f"{', '.join(found.machines)}), and export does not put their parts together",
+            hint=f"Let the script write its whole model at its end (see docs/sharded.md), and go on with the "
+            f"run: barnraise resume {row.run}",
+        )
+    raise _cannot(row, why)
+
+
+def _bring(found: NewestTold) -> None:
+    question = BringAsk(found.run, found.step, _BRING_S)
+    while not (told := ask(question, BringTold, timeout_s=3 * _BRING_S)).here:
+        size = f"{format_size(told.done_bytes)} of {format_size(told.all_bytes)}"
+        click.echo(f"barnraise: step {found.step} comes from {', '.join(found.machines)}: {size}", err=True)
+
+
+def _cannot(row: RunRow, why: str) -> RunError:
+    machines = ", ".join(row.machines)
+    return RunError(
+        f"run {row.run} cannot be exported: {why}",
+        hint=f"It was trained on {machines}: switch on one of them, or look at `barnraise ps {row.run}`.",
+    )

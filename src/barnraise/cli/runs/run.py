@@ -1,0 +1,252 @@
+"""``barnraise run``: packs the folder, has the cluster start it everywhere, and shows what happens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import click
+import msgspec
+
+from barnraise.agent_client.profile import DRY_RUN, PROFILE_FILE, Profile, decode_profile
+from barnraise.agent_client.run_requests import DataGiven, ResultsAsk, ResultsTold, RunRow, StartAsk, Started
+from barnraise.artifacts import (
+    RESULTS,
+    Manifest,
+    Store,
+    data_limits,
+    folder_limits,
+    pack,
+    read_files,
+    store_directory,
+    unpack_into,
+)
+from barnraise.cli.agent_call import ask
+from barnraise.cli.plan.options import Wishes
+from barnraise.cli.plan.parse import check, levels_of
+from barnraise.cli.plan.plan import run_measured
+from barnraise.cli.runs.run_view import watch
+from barnraise.core.config import Settings, load_settings, state_directory
+from barnraise.core.errors import RunEnvironmentError, RunError
+from barnraise.core.units import counted, format_size, parse_duration, parse_size
+from barnraise.environments.script_imports import Needs, needs_of
+from barnraise.planning.inputs.codecs import CHOOSABLE
+from barnraise.planning.inputs.levels import OPEN, VARIABLE
+
+_ANSWER_S = 20.0
+_BY_SIZE = (
+    "Use run = barnraise.init() and run.prepare(...) as docs/session.md shows, or plan by the model's size: "
+    "barnraise plan --parameters 124M --batch 512"
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was typed, apart from the script and its arguments."""
+
+    on: tuple[str, ...] = ()
+    per_node: int = 0
+    min_nodes: int = 1
+    wait: str = "30s"
+    env: str = "auto"
+    engine: str = "auto"
+    trust_fabric: bool = False
+    restarts: int = 3
+    data: tuple[str, ...] = ()
+    set: tuple[str, ...] = ()
+    quiet: bool = False
+    nice: int = 0
+    memory: str = ""
+    container: str = ""
+    folder: Path | None = None
+    name: str = ""
+    all_output: bool = False
+    detach: bool = False
+    dry_run: bool = False
+    wishes: Wishes = field(default_factory=Wishes)
+
+
+def run(script: str, arguments: Sequence[str], options: Options) -> int:
+    """The exit code of the run: of the worker that failed first, or 0."""
+    _check_dry_run(options)
+    own_variables = _own_variables(options)  # wrong levels are told before anything is sent
+    settings = load_settings()
+    store = Store(store_directory(state_directory(settings)))
+    folder, command = _command(script, arguments, options.folder)
+    packed = pack(folder, store, folder_limits(settings))
+    needs = needs_in(store, packed.manifest, command)
+    if options.dry_run:
+        _check_session(store, packed.manifest, script)
+    data = tuple(_data(text, store, settings) for text in options.data)
+    question = StartAsk(
+        command=tuple(command),
+        folder=packed.id,
+        title=options.name or Path(script).stem,
+        on=options.on,
+        per_node=options.per_node,
+        min_nodes=options.min_nodes,
+        wait_s=parse_duration(options.wait),
+        restarts=options.restarts,
+        environment=options.env,  # type: ignore[arg-type]  # click has checked the choice
+        engine=options.engine,  # type: ignore[arg-type]
+        fabric="trusted" if options.trust_fabric else "untrusted",
+        quiet=options.quiet,
+        nice=options.nice,
+        memory_bytes=parse_size(options.memory) if options.memory else 0,
+        container=options.container,
+        data=data,
+        variables=(*map(_variable, options.set), *own_variables),
+        needs=msgspec.msgpack.encode(needs),
+    )
+    started = ask(question, Started, timeout_s=question.wait_s + _ANSWER_S)
+    what = f"{counted(packed.files, 'file')}, {format_size(packed.bytes)}"
+    where = ", ".join(started.nodes)
+    click.echo(f"barnraise: run {started.run} of {folder.name} ({what}) on {where}", err=True)
+    if options.detach:
+        click.echo(started.run)
+        return 0
+    if options.dry_run:
+        row = watch(started.run, everybody=options.all_output, stops=True, echo=partial(click.echo, err=True))
+        code = say_end(row)
+        return code or run_measured(_profile(row, store), on=options.on, wishes=options.wishes)
+    row = watch(started.run, everybody=options.all_output, stops=True)
+    return conclude(row, store, folder)
+
+
+def conclude(row: RunRow, store: Store, folder: Path) -> int:
+    """Bring the results, say how it ended; returns the exit code."""
+    bring_results(row.run, store, folder / RESULTS / row.run)
+    return say_end(row)
+
+
+def say_end(row: RunRow) -> int:
+    if row.code == 0:
+        click.echo(f"barnraise: run {row.run}: {row.sentence}", err=True)
+        return 0
+    if row.tail:
+        where = f"rank {row.failed_rank} on {row.failed_on}" if row.failed_on else "the first failure"
+        click.echo(click.style(f"\n--- last words of {where}", bold=True), err=True)
+        click.echo(row.tail.rstrip(), err=True)
+        click.echo("---", err=True)
+    click.echo(click.style(f"barnraise: run {row.run}: {row.sentence}", fg="red"), err=True)
+    if row.generation:
+        click.echo(f"  -> All its output: barnraise logs {row.run} --all", err=True)
+    return row.code or 1
+
+
+def bring_results(run: str, store: Store, target: Path) -> None:
+    """What rank 0 wrote."""
+    told = ask(ResultsAsk(run), ResultsTold, timeout_s=600.0, offer_start=False)
+    if not told.manifest:
+        if told.sentence:
+            click.echo(f"barnraise: {told.sentence}", err=True)
+        return
+    count = unpack_into(store, told.manifest, target)
+    where = os.path.relpath(target)
+    click.echo(f"barnraise: {counted(count, 'file')} written by the script: {where}", err=True)
+
+
+def _check_dry_run(options: Options) -> None:
+    if not options.dry_run:
+        if options.wishes != Wishes(sync=options.wishes.sync, levels=options.wishes.levels):
+            raise RunError(
+                "--add, --json and --picture are about the plans that only a dry run shows",
+                hint="Say `barnraise run --dry-run ...`, or leave them out.",
+            )
+    elif options.detach:
+        raise RunError("a dry run ends by itself in a moment", hint="Leave out --detach.")
+    else:
+        check(options.wishes)
+
+
+def _own_variables(options: Options) -> list[tuple[str, str]]:
+    """What a dry run measures is exact, whatever the plans may be that it is for."""
+    if options.dry_run:
+        return [(DRY_RUN, "1")]
+    own = [("BARNRAISE_SYNC", "auto")] if options.wishes.sync == "auto" else []
+    levels = levels_of(options.wishes, CHOOSABLE)
+    return own if levels == OPEN else [*own, (VARIABLE, msgspec.json.encode(levels).decode())]
+
+
+def _check_session(store: Store, manifest: Manifest, script: str) -> None:
+    """A script without one would train to its end."""
+    sources = read_files(store, manifest, lambda path: path.endswith(".py")).values()
+    if not any(b"barnraise" in source and b".prepare(" in source for source in sources):
+        raise RunError(
+            f"{script} does not train in a session, so a dry run has nothing to measure", hint=_BY_SIZE
+        )
+
+
+def _profile(row: RunRow, store: Store) -> Profile:
+    """What the main member wrote down; nothing else that the script wrote is looked at."""
+    told = ask(ResultsAsk(row.run), ResultsTold, timeout_s=600.0, offer_start=False)
+    manifest = store.manifest(told.manifest) if told.manifest else None
+    found = read_files(store, manifest, lambda path: path == PROFILE_FILE) if manifest is not None else {}
+    if PROFILE_FILE not in found:
+        why = f": {told.sentence}" if told.sentence else ""
+        raise RunError(f"the script ended before two steps of a session were measured{why}", hint=_BY_SIZE)
+    return decode_profile(found[PROFILE_FILE])
+
+
+def _command(script: str, arguments: Sequence[str], folder: Path | None) -> tuple[Path, list[str]]:
+    """The folder that is sent and what Python is asked to do in it."""
+    if script == "-m":
+        if not arguments:
+            raise RunError("-m needs the name of a module", hint="Say which: barnraise run -m package.module")
+        return (folder or Path.cwd()).resolve(), ["-m", *arguments]
+    path = Path(script)
+    if not path.is_file():
+        raise RunError(f"there is no script {script}", hint="Give the path of a Python file in this folder.")
+    root = (folder or Path.cwd()).resolve()
+    try:
+        inside = path.resolve().relative_to(root)
+    except ValueError:
+        raise RunError(
+            f"{script} is not in the folder that is sent, {root}",
+            hint="Run it from its own folder, or name the folder with --folder.",
+        ) from None
+    return root, [inside.as_posix(), *arguments]
+
+
+def needs_in(store: Store, manifest: Manifest, command: Sequence[str]) -> Needs:
+    if command[0] == "-m":
+        return Needs()
+    sources = read_files(store, manifest, lambda path: path.endswith(".py"))
+    if command[0] not in sources:
+        raise RunError(
+            f"{command[0]} is not among the files that are sent",
+            hint="A rule in .gitignore or .barnraiseignore leaves it out; change the rule.",
+        )
+    needs = needs_of(sources, command[0])
+    if needs.syntax is not None:
+        raise RunEnvironmentError(needs.syntax, hint="Correct the script; nothing was sent or started.")
+    return needs
+
+
+def _data(text: str, store: Store, settings: Settings) -> DataGiven:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier() or not value:
+        raise RunError(f"--data {text!r} is not NAME=PATH", hint="For example: --data mnist=./mnist")
+    if value.startswith("@"):
+        return DataGiven(name, path=value[1:])
+    path = Path(value).expanduser().resolve()
+    if not path.exists():
+        raise RunError(
+            f"there is no data set at {path}",
+            hint="If each machine has its own copy at that path, write --data NAME=@PATH.",
+        )
+    click.echo(f"barnraise: reading data set {name} at {path}", err=True)
+    packed = pack(path, store, data_limits(settings), everything=True)
+    what = f"{counted(packed.files, 'file')}, {format_size(packed.bytes)}"
+    click.echo(f"barnraise: {name}: {what}", err=True)
+    return DataGiven(name, manifest=packed.id)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name.isidentifier():
+        raise RunError(f"--set {text!r} is not NAME=VALUE", hint="For example: --set WANDB_MODE=offline")
+    return name, value if equals else os.environ.get(name, "")

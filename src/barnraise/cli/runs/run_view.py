@@ -1,0 +1,132 @@
+"""Follows a run on the terminal: one calm view of all machines, and the output of the workers that matter."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import click
+
+from barnraise.agent_client.cluster_requests import Done
+from barnraise.agent_client.log_tail import Following
+from barnraise.agent_client.run_requests import Follow, RunRow, StopAsk, WatchAsk, WatchTold, WorkerRow
+from barnraise.cli.agent_call import ask
+from barnraise.core.errors import AgentError
+from barnraise.core.units import format_size
+
+_WAIT_S = 1.0
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
+_AWAY_S = 60.0  # how long this machine's agent may be silent before the view gives up
+
+
+@dataclass
+class View:
+    """What was shown already, so that nothing is shown twice."""
+
+    everybody: bool
+    echo: Callable[[str], None] = click.echo
+    version: int = 0
+    said: set[str] = field(default_factory=set)
+    last_said: str = ""
+    following: Following = field(default_factory=Following)
+    shown_progress: float = field(default_factory=time.monotonic)
+
+    def follow(self, told: WatchTold | None) -> tuple[Follow, ...]:
+        """What to ask for next: rank 0, or every rank."""
+        if told is None or not told.workers:
+            return ()
+        return self.following.wanted(
+            told, [worker.rank for worker in told.workers] if self.everybody else [0]
+        )
+
+    def show(self, told: WatchTold) -> None:
+        self._show_progress(told)
+        for line in told.findings if told.workers else ():
+            self.say(line)
+        for name, why in told.row.left_out:
+            self.say(f"{name} takes no part: {why}")
+        self.print_heard(told)
+        if told.row.version != self.version:
+            self.version = told.row.version
+            if told.row.phase not in ("preparing", "ended"):
+                words = told.row.sentence
+                self.say(words if told.row.phase == "running" else f"{told.row.phase}: {words}", again=True)
+
+    def print_heard(self, told: WatchTold) -> None:
+        for note in told.notes:
+            self.say(note)
+        names = {worker.rank: worker for worker in told.workers}
+        for rank, line in self.following.heard(told):
+            self._print_line(names.get(rank), len(names), line)
+
+    def _show_progress(self, told: WatchTold) -> None:
+        if told.row.phase != "preparing" or time.monotonic() - self.shown_progress < 2.0:
+            return
+        for part in told.parts:
+            if part.stage == "fetching" and part.all_bytes > (4 << 20):
+                share = f"{format_size(part.done_bytes)} of {format_size(part.all_bytes)}"
+                self.say(f"{part.name} receives {share}")
+            elif part.stage == "asks":
+                self.say(
+                    f"waiting for {part.name}, a guest: its user must run `barnraise accept {told.row.run}`"
+                )
+            elif part.stage in ("building", "fetching", "waiting"):
+                self.say(f"{part.name}: {part.words or part.stage}")
+        self.shown_progress = time.monotonic()
+
+    def say(self, text: str, *, again: bool = False) -> None:
+        """On stderr: the script's own output stays clean."""
+        if (again and text != self.last_said) or text not in self.said:
+            self.said.add(text)
+            self.last_said = text
+            click.echo(click.style(f"barnraise: {text}", dim=True), err=True)
+
+    def _print_line(self, worker: WorkerRow | None, count: int, line: str) -> None:
+        if worker is None or count == 1:
+            self.echo(line)
+            return
+        label = f"{worker.name}:{worker.rank}" if self.everybody else worker.name
+        colour = _COLOURS[worker.rank % len(_COLOURS)]
+        self.echo(f"{click.style(label, fg=colour)} {line}")
+
+
+def watch(run: str, *, everybody: bool, stops: bool, echo: Callable[[str], None] = click.echo) -> RunRow:
+    """Until it has ended. Ctrl-C: with ``stops`` once cleanly, twice hard; otherwise it only leaves."""
+    view = View(everybody, echo)
+    told: WatchTold | None = None
+    interrupts, told_of, away_since = 0, 0, 0.0
+    while True:
+        try:
+            try:
+                if interrupts > told_of:
+                    ask(StopAsk(run, hard=interrupts > 1), Done, offer_start=False)
+                    told_of = interrupts
+                told = _ask(run, view, told)
+                away_since = 0.0
+                view.show(told)
+                if told.row.phase == "ended" and view.following.is_complete(told):
+                    return told.row
+            except AgentError as error:
+                away_since = away_since or time.monotonic()
+                if time.monotonic() - away_since > _AWAY_S:
+                    raise
+                view.say(f"this machine's agent does not answer, waiting for it: {error.message}")
+                time.sleep(0.5)
+        except KeyboardInterrupt:  # anywhere above: the agent may be slow to hear of the first one
+            interrupts += 1
+            if not stops:
+                click.echo(f"\nThe run goes on. Come back with: barnraise attach {run}", err=True)
+                sys.exit(0)
+            if interrupts > 2:
+                click.echo(f"\nLeft the view; see what became of it: barnraise ps {run}", err=True)
+                sys.exit(130)
+            words = "stopping; Ctrl-C again ends it at once" if interrupts == 1 else "ending it at once"
+            click.echo(f"\nbarnraise: {words}", err=True)
+
+
+def _ask(run: str, view: View, told: WatchTold | None) -> WatchTold:
+    version = told.row.version if told is not None else 0
+    question = WatchAsk(run=run, version=version, follow=view.follow(told), live=True, wait_s=_WAIT_S)
+    return ask(question, WatchTold, offer_start=False)

@@ -1,0 +1,161 @@
+"""``barnraise ps``, ``logs``, ``stop``, ``attach`` and ``accept``: runs, from any machine of the cluster."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from barnraise.agent_client.cluster_requests import Done
+from barnraise.agent_client.run_requests import (
+    AcceptAsk,
+    AcceptTold,
+    RunRow,
+    RunsAsk,
+    RunsTold,
+    StopAsk,
+    WatchAsk,
+    WatchTold,
+    WorkerRow,
+)
+from barnraise.artifacts import Store, store_directory
+from barnraise.cli.agent_call import ask, print_json, table
+from barnraise.cli.runs import run as running
+from barnraise.cli.runs.run_view import View, watch
+from barnraise.core.config import load_settings, state_directory
+from barnraise.core.units import format_size
+
+_SHOWN = 20
+
+
+def ps(*, run: str | None, everything: bool, as_json: bool) -> int:
+    """One line a run; one run in full if it is named."""
+    if run is not None:
+        told = ask(WatchAsk(run=run, wait_s=0), WatchTold)
+        if as_json:
+            print_json(told)
+        else:
+            click.echo(describe(told))
+        return 0
+    listed = ask(RunsAsk(), RunsTold)
+    if as_json:
+        print_json(listed)
+        return 0
+    active = [row for row in listed.runs if row.phase != "ended"]
+    ended = [row for row in listed.runs if row.phase == "ended"]
+    rows = [*(ended if everything else ended[-_SHOWN:]), *active]
+    if not rows:
+        click.echo("No run yet. Start one: barnraise run SCRIPT")
+        return 0
+    lines = [("run", "state", "began", "machines", "command", "")]
+    lines += [
+        (row.run, _state(row), _ago(row.at), str(len(row.machines)), _shortened(row.command), row.sentence)
+        for row in rows
+    ]
+    click.echo(table(lines))
+    return 0
+
+
+def logs(*, run: str, rank: int, everybody: bool, follow: bool) -> int:
+    """What its workers said so far; with ``follow`` until it has ended."""
+    view = View(everybody)
+    told = ask(WatchAsk(run=run, wait_s=0), WatchTold)
+    ranks = [worker.rank for worker in told.workers] if everybody else [rank]
+    while True:
+        asked = view.following.wanted(told, ranks)
+        wait_s = 1.0 if follow else 0.0
+        told = ask(WatchAsk(run=run, version=told.row.version, follow=asked, wait_s=wait_s), WatchTold)
+        view.print_heard(told)
+        if all(heard.whole for heard in told.heard) and (not follow or told.row.phase == "ended"):
+            return 0
+
+
+def stop(*, run: str, hard: bool, as_json: bool) -> int:
+    done = ask(StopAsk(run, hard=hard), Done)
+    if as_json:
+        print_json(done)
+    else:
+        click.echo(done.sentence)
+    return 0
+
+
+def attach(*, run: str, everybody: bool) -> int:
+    """Ctrl-C leaves; the run goes on."""
+    row = watch(run, everybody=everybody, stops=False)
+    store = Store(store_directory(state_directory(load_settings())))
+    return running.conclude(row, store, Path.cwd())
+
+
+def accept(*, run: str, yes: bool, refuse: bool, as_json: bool) -> int:
+    """Shows who, what files and what command; then asks."""
+    told = ask(AcceptAsk(run, no=refuse), AcceptTold, timeout_s=120.0)
+    if as_json and not yes:
+        print_json(told)
+        return 0
+    if refuse or told.accepted:
+        click.echo(told.sentence)
+        return 0
+    if not as_json:
+        click.echo(f"{told.by} asks this machine to take part in run {run}.")
+        click.echo(f"It would run, as you: python {' '.join(told.command)}")
+        click.echo(f"with these {len(told.files)} files ({format_size(told.bytes)}):")
+        for name in told.files[:40]:
+            click.echo(f"  {name}")
+        if len(told.files) > 40:
+            click.echo(f"  ... and {len(told.files) - 40} more")
+        click.echo("This is no sandbox: the program can do here whatever you can do.")
+    if not yes and not (sys.stdin.isatty() and click.confirm("Let it run?", default=False)):
+        click.echo("Nothing was accepted.")
+        return 1
+    told = ask(AcceptAsk(run, yes=True), AcceptTold, timeout_s=120.0)
+    if as_json:
+        print_json(told)
+    else:
+        click.echo(told.sentence)
+    return 0
+
+
+def describe(told: WatchTold) -> str:
+    row = told.row
+    lines = [f"run {row.run}: {_state(row)}, {row.sentence}"]
+    lines.append(f"python {' '.join(row.command)}   started on {row.by}, {_ago(row.at)}")
+    if row.restarts:
+        lines.append(f"generation {row.generation}, {row.restarts} restarts used")
+    lines += [f"{name} takes no part: {why}" for name, why in row.left_out]
+    lines += list(told.findings)
+    if told.workers:
+        workers = [(str(one.rank), one.name, one.device, _worker(one)) for one in told.workers]
+        lines += ["", table([("rank", "machine", "device", "state"), *workers])]
+    else:
+        parts = [(part.name, part.stage, part.words) for part in told.parts]
+        lines += ["", table([("machine", "state", ""), *parts])]
+    if row.tail and row.code:
+        lines += ["", f"last words of rank {row.failed_rank} on {row.failed_on}:", row.tail.rstrip()]
+    return "\n".join(lines)
+
+
+def _worker(row: WorkerRow) -> str:
+    if row.state != "ended":
+        return f"{row.state}, waits for {row.words}" if row.words else row.state
+    return f"ended by signal {row.signal}" if row.signal else f"ended with code {row.code}"
+
+
+def _state(row: RunRow) -> str:
+    if row.phase != "ended":
+        return row.phase
+    return "done" if row.code == 0 else "stopped" if row.code == 130 else "failed"
+
+
+def _ago(at: float) -> str:
+    seconds = max(0.0, time.time() - at)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def _shortened(command: tuple[str, ...]) -> str:
+    text = " ".join(command)
+    return text if len(text) <= 40 else text[:37] + "..."

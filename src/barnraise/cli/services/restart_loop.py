@@ -1,0 +1,83 @@
+"""``python -m barnraise.cli.services.restart_loop``: start the agent, and again when it failed.
+
+For the Task Scheduler of Windows, which can neither set variables, nor keep a program's words, nor be relied
+on to start again what failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+_LONGEST_PAUSE_S = 60.0
+_FIRST_PAUSE_S = 2.0
+_HEALTHY_S = 120.0
+_LARGEST_LOG = 5 * 1024 * 1024
+if sys.platform == "win32":
+    _WINDOWLESS = subprocess.CREATE_NO_WINDOW
+else:
+    _WINDOWLESS = 0
+
+
+def pause(failures: int) -> float:
+    """How long to wait after so many failures in a row: 2, 4, 8 .. 60 s. Pure."""
+    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
+
+
+def keep(
+    start: Callable[[], int],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    now: Callable[[], float] = time.monotonic,
+) -> int:
+    """Until it ends without a failure. One that ran well for a while begins with a short pause again."""
+    failures = 0
+    while True:
+        began = now()
+        if start() == 0:
+            return 0
+        failures = 1 if now() - began >= _HEALTHY_S else failures + 1
+        sleep(pause(failures))
+
+
+def start_once(command: Sequence[str], environment: dict[str, str], log: Path) -> int:
+    """The exit code; its words go to the end of the log, which begins anew when it has grown too long."""
+    mode = "wb" if log.exists() and log.stat().st_size > _LARGEST_LOG else "ab"
+    with open(log, mode, opener=_private_opener) as words:
+        return subprocess.run(
+            list(command),
+            check=False,
+            creationflags=_WINDOWLESS,
+            env=environment,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            stdout=words,
+        ).returncode
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="barnraise-keeper", description="Keeps this machine's agent running."
+    )
+    parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    options = parser.parse_args(arguments)
+    settings = dict(entry.partition("=")[::2] for entry in options.set)
+    environment = {**os.environ, **settings}
+    python = Path(sys.executable)
+    if python.name.lower() == "pythonw.exe":
+        python = python.with_name("python.exe")
+    return keep(lambda: start_once([str(python), "-P", "-m", "barnraise.agent"], environment, options.log))
+
+
+def _private_opener(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

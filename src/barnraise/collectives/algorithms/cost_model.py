@@ -1,0 +1,387 @@
+"""What an operation costs by each strategy, and which one is taken. Pure arithmetic, the same on every rank.
+
+The model: each host has one full-duplex port that all its peers share, and one mover that moves, encrypts
+and adds. Work on segments overlaps with the wire. Only +, -, *, / and comparisons are used, so machines of
+every kind get the same figures to the last bit, and from one agreed table all ranks choose alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isfinite
+from typing import Annotated
+
+import msgspec
+
+from barnraise.collectives.algorithms import resolve_strategy, strategies_for
+from barnraise.collectives.algorithms.schedule import CHAINS, DEFAULT_SEGMENT_BYTES, Kind, Shapes
+from barnraise.collectives.algorithms.tree import depth
+from barnraise.core.errors import ConfigError, UnsupportedOperation
+from barnraise.core.units import format_duration, format_size
+
+PLAIN_BELOW_BYTES = 1 << 20
+PLAIN_BELOW_RANKS = 4
+SMALLEST_SEGMENT_BYTES = 16 << 10
+# A segment's time on the wire should be well above the work of one more message.
+WIRE_TIME_PER_MESSAGE = 8
+# Enough that work hides behind the wire; through a tree, that the last rank is hardly later than the first.
+SEGMENTS_PER_STEP = 8
+SEGMENTS_PER_TREE = 64
+# Predictions closer than this are equal: then the order of preference decides.
+TIE = 1.01
+# Inside a site links are this much faster than between sites, or it would not be one.
+SITE_STEP = 4
+# Many senders to one port at a time lose a little against a ring, where each port hears one.
+CROWDING = 1.03
+
+_Cost = Annotated[float, msgspec.Meta(ge=0, le=1000)]
+
+
+class CostTable(msgspec.Struct, frozen=True, kw_only=True):
+    """What a group's links and machines cost. Every rank of a group must hold the same one."""
+
+    latency_s: _Cost = 150e-6
+    """From handing a small message to the link until it is applied at the other end, software included."""
+    seconds_per_byte: _Cost = 8.5e-9
+    """One direction of the slowest port."""
+    reduce_seconds_per_byte: _Cost = 0.25e-9
+    """Adding a received byte."""
+    copy_seconds_per_byte: _Cost = 1.2e-9
+    """The mover's own work to send or receive a byte: encryption and copies."""
+    message_s: _Cost = 60e-6
+    """The mover's own work for one more message, sent or received."""
+
+    def __post_init__(self) -> None:
+        if not all(isfinite(value) and value >= 0 for value in msgspec.structs.astuple(self)):
+            raise ValueError("a cost is not a finite number of seconds")
+
+    @classmethod
+    def default(cls) -> CostTable:
+        """A quiet wired network of 1 Gbit/s."""
+        return cls()
+
+    @classmethod
+    def measured(cls, latency_s: float, seconds_per_byte: float) -> CostTable:
+        """What probes of the links gave; the machine's own work as in the default."""
+        return cls(latency_s=latency_s, seconds_per_byte=seconds_per_byte)
+
+
+def merge(tables: Iterable[CostTable]) -> CostTable:
+    """What a group agrees on from every rank's measure: the worst of each, since all wait for the slowest."""
+    rows = [msgspec.structs.astuple(table) for table in tables]
+    if not rows:
+        return CostTable.default()
+    worst = (max(column) for column in zip(*rows, strict=True))
+    return CostTable(**dict(zip(CostTable.__struct_fields__, worst, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The strategy taken, and why, in a sentence with figures."""
+
+    strategy: str
+    segment: int
+    arity: int
+    seconds: float
+    reason: str
+
+
+def segment_bytes(
+    kind: str, strategy: str, nbytes: int, world: int, table: CostTable, limit: int = DEFAULT_SEGMENT_BYTES
+) -> int:
+    """Small enough that work and wire overlap, large enough that messages cost little; at most ``limit``.
+
+    Where ranks may see different sizes it is the limit alone: both ends of a link must cut alike.
+    """
+    if kind in (Kind.ALL_TO_ALL, Kind.GATHER, Kind.SCATTER, Kind.BARRIER):
+        return limit
+    if strategy in ("tree", "star", "sites") or kind in (Kind.REDUCE, Kind.BROADCAST):
+        wanted = nbytes // SEGMENTS_PER_TREE
+    else:
+        wanted = (nbytes if strategy == "exchange" else nbytes // world) // SEGMENTS_PER_STEP
+    worthwhile = limit
+    if table.seconds_per_byte > 0:
+        worthwhile = int(min(limit, WIRE_TIME_PER_MESSAGE * table.message_s / table.seconds_per_byte))
+    return min(limit, max(SMALLEST_SEGMENT_BYTES, worthwhile, wanted) // 64 * 64)
+
+
+def predict(
+    kind: str,
+    strategy: str,
+    nbytes: int,
+    world: int,
+    table: CostTable,
+    arity: int = 2,
+    segment: int | None = None,
+    leaders: int = 0,
+    shapes: Shapes = CHAINS,
+) -> float:
+    """Seconds until the last rank has its result.
+
+    ``nbytes`` is the tensor of all_reduce, reduce and broadcast, and otherwise all blocks together;
+    ``leaders``: how many sites there are, and ``shapes`` how sums go through them.
+    """
+    name = resolve_strategy(kind, strategy)
+    if world == 1:
+        return 0.0
+    operation = Kind(kind)
+    if operation is Kind.BARRIER:
+        return _log2_ceil(world) * table.latency_s
+    cut = segment or segment_bytes(kind, name, nbytes, world, table)
+    shape = _Shape(operation, nbytes, world, arity, cut, table, leaders, shapes)
+    return _PREDICTORS[name](shape)
+
+
+@lru_cache(maxsize=4096)
+def choose(
+    kind: str,
+    nbytes: int,
+    world: int,
+    table: CostTable,
+    setting: str = "auto",
+    *,
+    arity: int = 2,
+    limit: int = DEFAULT_SEGMENT_BYTES,
+    plain_below: int = PLAIN_BELOW_BYTES,
+    strict: bool = False,
+    leaders: int = 0,
+    shapes: Shapes = CHAINS,
+) -> Choice:
+    """The strategy for an operation. ``setting``: ``auto`` (fastest by the table), ``plain``, or a name.
+
+    A name that this operation does not have gives way to ``auto``, as one setting serves all operations; with
+    ``strict`` it is an error. A name that no operation has always is.
+    """
+    if arity < 2:
+        raise ConfigError(f"a tree of arity {arity} never branches", hint="Use arity 2 or more.")
+    leaders = leaders or (world if setting == "sites" else 0)
+    ranked = _ranked(kind, nbytes, world, table, arity, limit, leaders, shapes)
+    times = {name: seconds for seconds, name in ranked}
+    best = ranked[0][1]
+    size = f"{format_size(nbytes)} on {world} ranks"
+    if setting == "plain":
+        taken = _plain(kind, nbytes, world, plain_below)
+        reason = (
+            f"{taken}: by the plain rule, tree below {format_size(plain_below)} or {PLAIN_BELOW_RANKS} ranks "
+            f"and ring above where they exist; {size}, about {format_duration(times[taken])}."
+        )
+    elif setting != "auto" and (forced := _forced(kind, setting, strict)) is not None:
+        taken = forced
+        reason = f"{taken}: set by name; {size}, about {format_duration(times[taken])}."
+        if taken != best:
+            reason += f" {best} would take about {format_duration(times[best])}."
+    else:
+        taken = best
+        reason = _auto_reason(ranked, world, size)
+        if setting != "auto":
+            reason += f" {setting}, which is set, does not exist for {kind}."
+    segment = segment_bytes(kind, taken, nbytes, world, table, limit)
+    return Choice(taken, segment, arity, times[taken], reason)
+
+
+def _ranked(
+    kind: str,
+    nbytes: int,
+    world: int,
+    table: CostTable,
+    arity: int,
+    limit: int,
+    leaders: int,
+    shapes: Shapes,
+) -> list[tuple[float, str]]:
+    """Every strategy with its time: first the one to take, then the others from the fastest on."""
+    timed = []
+    for name in strategies_for(kind):
+        if name != "sites" or leaders:
+            segment = segment_bytes(kind, name, nbytes, world, table, limit)
+            timed.append((predict(kind, name, nbytes, world, table, arity, segment, leaders, shapes), name))
+    fastest = min(seconds for seconds, _ in timed)
+    taken = next(entry for entry in timed if entry[0] <= fastest * TIE)
+    return [taken, *sorted(entry for entry in timed if entry != taken)]
+
+
+def _auto_reason(ranked: list[tuple[float, str]], world: int, size: str) -> str:
+    seconds, best = ranked[0]
+    if world == 1:
+        return f"{best}: one rank alone has nothing to send."
+    if len(ranked) == 1:
+        return f"{best}: the only way; {size}, about {format_duration(seconds)}."
+    next_seconds, following = ranked[1]
+    rival = f"{following} with {format_duration(next_seconds)}"
+    if next_seconds < seconds:
+        return (
+            f"{best}: {size}, about {format_duration(seconds)}; preferred to {rival}, which is no real gain."
+        )
+    return f"{best}: fastest for {size}, about {format_duration(seconds)}; next is {rival}."
+
+
+def _plain(kind: str, nbytes: int, world: int, below: int) -> str:
+    valid = strategies_for(kind)
+    wanted = "tree" if nbytes < below or world < PLAIN_BELOW_RANKS else "ring"
+    return next((name for name in (wanted, "ring") if name in valid), valid[0])
+
+
+def _forced(kind: str, setting: str, strict: bool) -> str | None:
+    try:
+        return resolve_strategy(kind, setting)
+    except UnsupportedOperation:
+        if strict:
+            raise
+        return None
+
+
+class _Shape:
+    """One operation's figures in the terms that the predictions share."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        nbytes: int,
+        world: int,
+        arity: int,
+        segment: int,
+        table: CostTable,
+        leaders: int = 0,
+        shapes: Shapes = CHAINS,
+    ) -> None:
+        self.shapes = shapes
+        self.nbytes = nbytes
+        self.world = world
+        self.leaders = leaders
+        self.arity = arity
+        self.segment = segment
+        self.table = table
+        self.phases = 2 if kind is Kind.ALL_REDUCE else 1
+        self.reduces = kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER)
+        self.along_root = kind in (Kind.REDUCE, Kind.BROADCAST)
+        self.in_blocks = kind in (Kind.GATHER, Kind.SCATTER)
+
+    def pieces(self, nbytes: float) -> int:
+        return max(1, -(-int(nbytes) // self.segment))
+
+    def work(self, moved: float, added: float, messages: float) -> float:
+        """The mover's own time; ``messages`` beyond those whose work is in the latency already."""
+        table = self.table
+        adding = added * table.reduce_seconds_per_byte if self.reduces else 0.0
+        return moved * table.copy_seconds_per_byte + adding + max(0.0, messages) * table.message_s
+
+    def steps(self, count: int, each: float, added: float) -> float:
+        """``count`` steps that send and receive ``each`` bytes and pass on what came in the step before."""
+        pieces = self.pieces(each)
+        wire = each * self.table.seconds_per_byte
+        work = self.work(2 * each, added, 2 * (pieces - 1))
+        # The next step starts with the first segment of this one, once the port and the mover are free.
+        turn = max(wire, work, self.table.latency_s + (wire + work) / pieces)
+        return (count - 1) * turn + max(wire, work) + min(wire, work) / pieces + self.table.latency_s
+
+    def flow(self, *, hops: int, port: float, added: float, messages: float, pieces: int) -> float:
+        """``hops`` messages one after the other, and ``port`` bytes each way through the busiest port."""
+        wire = port * self.table.seconds_per_byte
+        work = self.work(2 * port, added, messages - 2 * hops)
+        return hops * self.table.latency_s + max(wire, work) + min(wire, work) / pieces
+
+
+def _ring(shape: _Shape) -> float:
+    if shape.along_root:
+        return _levels(shape, fan=1, levels=shape.world - 1)
+    chunk = shape.nbytes / shape.world
+    return shape.steps(shape.phases * (shape.world - 1), chunk, chunk / shape.phases)
+
+
+def _doubling(shape: _Shape) -> float:
+    share = shape.nbytes * (shape.world - 1) / shape.world
+    hops = shape.phases * _log2_ceil(shape.world)
+    port = shape.phases * share
+    pieces = shape.pieces(share)
+    return shape.flow(
+        hops=hops, port=port, added=share, messages=2 * (hops + port / shape.segment), pieces=pieces
+    )
+
+
+def _exchange(shape: _Shape) -> float:
+    rounds = shape.world.bit_length() - 1
+    if shape.world == 1 << rounds:
+        return shape.steps(rounds, shape.nbytes, shape.nbytes)
+    # The folded ranks' way in and out; with several segments one of the two overlaps with the rounds.
+    folds = 2 if shape.pieces(shape.nbytes) == 1 else 1
+    return shape.steps(rounds + folds, shape.nbytes, shape.nbytes) + (2 - folds) * shape.table.latency_s
+
+
+def _direct(shape: _Shape) -> float:
+    chunk = shape.nbytes / shape.world
+    others = shape.world - 1
+    crowding = CROWDING if others > 1 else 1.0
+    port = shape.phases * chunk * others * crowding
+    pieces = shape.pieces(chunk)
+    messages = 2 * shape.phases * others * pieces
+    return shape.flow(
+        hops=shape.phases, port=port, added=chunk * others, messages=messages, pieces=pieces * others
+    )
+
+
+def _tree(shape: _Shape) -> float:
+    fan = min(shape.arity, shape.world - 1)
+    return _levels(shape, fan=fan, levels=depth(shape.world, shape.arity))
+
+
+def _star(shape: _Shape) -> float:
+    others = shape.world - 1
+    if shape.in_blocks:
+        block = shape.nbytes / shape.world
+        pieces = shape.pieces(block) * others
+        return shape.flow(hops=1, port=block * others, added=0, messages=pieces, pieces=pieces)
+    return _levels(shape, fan=others, levels=1)
+
+
+def _levels(shape: _Shape, *, fan: int, levels: int) -> float:
+    """The first segment goes level by level, the others follow it at the busiest rank's pace."""
+    table = shape.table
+    pieces = shape.pieces(shape.nbytes)
+    piece = shape.nbytes / pieces
+    inner = levels > 1
+    each_way = fan + 1 if inner and shape.phases == 2 else fan
+    handled = shape.phases * (fan + 1 if inner else fan)
+    pace = max(each_way * piece * table.seconds_per_byte, shape.work(handled * piece, fan * piece, handled))
+    # At one level every child counts; at the others the path that ends last goes through a middle child.
+    children = fan + (levels - 1) * (fan + 1) / 2
+    passing = children * piece * table.seconds_per_byte + shape.work(
+        (children + levels) * piece, children * piece / shape.phases, children - levels
+    )
+    return shape.phases * (levels * table.latency_s + passing) + (pieces - 1) * pace
+
+
+def _sites(shape: _Shape) -> float:
+    """What the leaders do; the first segment comes through a site to its leader, and the last goes back."""
+    leaders = shape.leaders or shape.world
+    chunk = shape.nbytes / leaders
+    size = -(-shape.world // leaders)
+    hops = _hops(shape.shapes.reduce, size, shape.arity) + _hops(shape.shapes.broadcast, size, shape.arity)
+    piece = shape.nbytes / shape.pieces(shape.nbytes)
+    hop = (shape.table.latency_s + piece * shape.table.seconds_per_byte) / SITE_STEP
+    if shape.shapes.across == "ring":
+        return shape.steps(2 * (leaders - 1), chunk, chunk / 2) + hops * hop
+    levels = _hops(shape.shapes.across, leaders, shape.arity)
+    fan = leaders - 1 if shape.shapes.across == "star" else min(shape.arity, leaders - 1)
+    return _levels(shape, fan=fan, levels=levels) + hops * hop
+
+
+def _hops(shape: str, ranks: int, arity: int) -> int:
+    """From the rank that is furthest from the first one."""
+    return {"ring": ranks - 1, "tree": depth(ranks, arity), "star": min(1, ranks - 1)}[shape]
+
+
+def _log2_ceil(world: int) -> int:
+    return (world - 1).bit_length()
+
+
+_PREDICTORS: dict[str, Callable[[_Shape], float]] = {
+    "ring": _ring,
+    "doubling": _doubling,
+    "exchange": _exchange,
+    "direct": _direct,
+    "tree": _tree,
+    "star": _star,
+    "sites": _sites,
+}

@@ -1,0 +1,120 @@
+"""Halving and doubling: few steps, and still every byte through a port only as often as it must.
+
+Reduce-scatter halves what is still open in every step, all-gather doubles what is known; the partners stand
+at distances of powers of two on a circle, so any world size works, with no rank folded away. An all-reduce is
+both: 2 (N-1)/N of the buffer through every port, like the ring, but in 2 ceil(log2 N) steps.
+
+``exchange`` is for small messages: partners swap the whole buffer, ceil(log2 N) steps in all. Ranks beyond
+the largest power of two fold into a partner first and get the result from it at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from barnraise.collectives.algorithms.schedule import (
+    Layout,
+    Program,
+    ProgramBuilder,
+    block_bounds,
+    chunk_bounds,
+)
+
+
+def all_reduce(rank: int, world: int, layout: Layout) -> Program:
+    builder = ProgramBuilder(layout.item, layout.segment)
+    bounds = chunk_bounds(layout.sizes[0], world, layout.item)
+    _halve(builder, rank, world, bounds)
+    _double(builder, rank, world, bounds)
+    return builder.build()
+
+
+def reduce_scatter(rank: int, world: int, layout: Layout) -> Program:
+    builder = ProgramBuilder(layout.item, layout.segment)
+    _halve(builder, rank, world, block_bounds(layout.sizes))
+    return builder.build()
+
+
+def all_gather(rank: int, world: int, layout: Layout) -> Program:
+    builder = ProgramBuilder(layout.item, layout.segment)
+    _double(builder, rank, world, block_bounds(layout.sizes))
+    return builder.build()
+
+
+def barrier(rank: int, world: int, layout: Layout) -> Program:
+    """Dissemination: after ceil(log2 N) rounds of empty messages every rank has heard of every other."""
+    builder = ProgramBuilder()
+    for distance, _ in doubling_steps(world):
+        builder.send_token((rank + distance) % world)
+        builder.receive_token((rank - distance) % world)
+    return builder.build()
+
+
+def exchange(rank: int, world: int, layout: Layout) -> Program:
+    """Plain recursive doubling of the whole buffer; every rank makes the same sums in the same order."""
+    builder = ProgramBuilder(layout.item, layout.segment)
+    pieces = builder.cut(0, layout.sizes[0])
+    power = 1 << (world.bit_length() - 1)
+    if rank >= power:
+        for lo, hi in pieces:
+            builder.send_piece(rank - power, lo, hi)
+        for lo, hi in pieces:
+            builder.place_piece(rank - power, lo, hi)
+        return builder.build()
+    folded = rank + power if rank + power < world else None
+    if folded is not None:
+        for lo, hi in pieces:
+            builder.reduce_piece(folded, lo, hi)
+    distance = 1
+    while distance < power:
+        partner = rank ^ distance
+        for lo, hi in pieces:
+            sent = builder.send_piece(partner, lo, hi)
+            # The partner's half of the swap does not wait for ours, so ours must be read before we add.
+            builder.reduce_piece(partner, lo, hi, after_sends=(sent,), incoming_first=partner < rank)
+        distance *= 2
+    if folded is not None:
+        for lo, hi in pieces:
+            builder.send_piece(folded, lo, hi)
+    return builder.build()
+
+
+def doubling_steps(world: int) -> tuple[tuple[int, int], ...]:
+    """(distance, blocks moved) of each step: what is known doubles until it is everything."""
+    steps = []
+    known = 1
+    while known < world:
+        steps.append((known, min(known, world - known)))
+        known *= 2
+    return tuple(steps)
+
+
+def _double(builder: ProgramBuilder, rank: int, world: int, bounds: Sequence[int]) -> None:
+    """A rank that knows ``count`` blocks from its own on hands them back and gets the next ``count``."""
+    for distance, count in doubling_steps(world):
+        for lo, hi in _circle_ranges(rank, count, world, bounds):
+            builder.send((rank - distance) % world, lo, hi)
+        ahead = (rank + distance) % world
+        for lo, hi in _circle_ranges(ahead, count, world, bounds):
+            builder.place(ahead, lo, hi)
+
+
+def _halve(builder: ProgramBuilder, rank: int, world: int, bounds: Sequence[int]) -> None:
+    """The mirror image of ``_double``: its messages backwards, added up instead of placed."""
+    for distance, count in reversed(doubling_steps(world)):
+        ahead = (rank + distance) % world
+        for lo, hi in _circle_ranges(ahead, count, world, bounds):
+            builder.send(ahead, lo, hi)
+        for lo, hi in _circle_ranges(rank, count, world, bounds):
+            builder.reduce((rank - distance) % world, lo, hi)
+
+
+def _circle_ranges(first: int, count: int, world: int, bounds: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """``count`` blocks from ``first`` on round the circle, as one or two ranges of bytes.
+
+    The furthest blocks come first: halving passes those on soonest.
+    """
+    end = first + count
+    if end <= world:
+        return ((bounds[first], bounds[end]),)
+    return ((bounds[0], bounds[end - world]), (bounds[first], bounds[world]))

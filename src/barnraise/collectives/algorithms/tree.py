@@ -1,0 +1,108 @@
+"""Tree: a k-ary heap of ranks below the root; few steps, and the inner ranks carry more than the leaves.
+
+Ranks are renumbered so that the root is virtual rank 0; the parent of v is (v - 1) // arity. Segments go up
+and down one behind the other, so a deep tree costs little more than a flat one for large buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from barnraise.collectives.algorithms.schedule import Layout, Program, ProgramBuilder
+from barnraise.core.errors import ConfigError
+
+
+def virtual_rank(rank: int, root: int, world: int) -> int:
+    """The rank's number in the tree; the root's is 0."""
+    return (rank - root) % world
+
+
+def real_rank(virtual: int, root: int, world: int) -> int:
+    return (virtual + root) % world
+
+
+def virtual_parent(virtual: int, arity: int) -> int | None:
+    return None if virtual == 0 else (virtual - 1) // arity
+
+
+def virtual_children(virtual: int, arity: int, world: int) -> range:
+    first = virtual * arity + 1
+    return range(min(first, world), min(first + arity, world))
+
+
+def depth(world: int, arity: int) -> int:
+    """How many steps the furthest rank is from the root."""
+    steps, last = 0, world - 1
+    while last > 0:
+        last = (last - 1) // arity
+        steps += 1
+    return steps
+
+
+def parent(rank: int, root: int, world: int, arity: int) -> int | None:
+    above = virtual_parent(virtual_rank(rank, root, world), arity)
+    return None if above is None else real_rank(above, root, world)
+
+
+def children(rank: int, root: int, world: int, arity: int) -> tuple[int, ...]:
+    below = virtual_children(virtual_rank(rank, root, world), arity, world)
+    return tuple(real_rank(child, root, world) for child in below)
+
+
+def all_reduce(rank: int, world: int, layout: Layout) -> Program:
+    """Up to the root, then down from it."""
+    builder = _builder(layout)
+    _up(builder, rank, world, layout)
+    _down(builder, rank, world, layout)
+    return builder.build()
+
+
+def reduce(rank: int, world: int, layout: Layout) -> Program:
+    builder = _builder(layout)
+    _up(builder, rank, world, layout)
+    return builder.build()
+
+
+def broadcast(rank: int, world: int, layout: Layout) -> Program:
+    builder = _builder(layout)
+    _down(builder, rank, world, layout)
+    return builder.build()
+
+
+def _builder(layout: Layout) -> ProgramBuilder:
+    if layout.arity < 2:
+        raise ConfigError(f"a tree of arity {layout.arity} never branches", hint="Use arity 2 or more.")
+    return ProgramBuilder(layout.item, layout.segment)
+
+
+def _up(builder: ProgramBuilder, rank: int, world: int, layout: Layout) -> None:
+    above = parent(rank, layout.root, world, layout.arity)
+    below = children(rank, layout.root, world, layout.arity)
+    sum_upwards(builder, above, below, builder.cut(0, layout.sizes[0]))
+
+
+def _down(builder: ProgramBuilder, rank: int, world: int, layout: Layout) -> None:
+    above = parent(rank, layout.root, world, layout.arity)
+    below = children(rank, layout.root, world, layout.arity)
+    pass_down(builder, above, below, builder.cut(0, layout.sizes[0]))
+
+
+def sum_upwards(
+    builder: ProgramBuilder, above: int | None, below: Sequence[int], pieces: Iterable[tuple[int, int]]
+) -> None:
+    """Each piece: add what comes from below, and send the sum on."""
+    for lo, hi in pieces:
+        for child in below:
+            builder.reduce_piece(child, lo, hi)
+        if above is not None:
+            builder.send_piece(above, lo, hi)
+
+
+def pass_down(
+    builder: ProgramBuilder, above: int | None, below: Sequence[int], pieces: Iterable[tuple[int, int]]
+) -> None:
+    for lo, hi in pieces:
+        if above is not None:
+            builder.place_piece(above, lo, hi)
+        for child in below:
+            builder.send_piece(child, lo, hi)

@@ -1,0 +1,55 @@
+"""Sums and the other reductions, on shared memory, by numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from barnraise.collectives.ops.dtypes import by_code, numpy_dtype
+from barnraise.core.errors import UnsupportedOperation
+
+Combine = Callable[[memoryview, memoryview, bool], None]
+
+_UFUNCS: dict[str, Any] = {
+    "sum": np.add,
+    "product": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+_LOGICAL: dict[str, Any] = {"sum": np.maximum, "product": np.minimum, "min": np.minimum, "max": np.maximum}
+
+
+def supported(code: int, reduction: str) -> bool:
+    """Does this reduction exist for this element type?"""
+    element = by_code(code)
+    if reduction in ("band", "bor", "bxor"):
+        return element.kind in ("int", "bool")
+    if element.kind == "complex":
+        return reduction in ("sum", "product")
+    return reduction in _UFUNCS
+
+
+@cache
+def combiner(code: int, reduction: str) -> Combine:
+    """``combine(mine, theirs, theirs_first)`` leaves the reduction of both, in that order, in ``mine``."""
+    if not supported(code, reduction):
+        raise UnsupportedOperation(f"{reduction} does not exist for {by_code(code).name}")
+    dtype = numpy_dtype(code)
+    ufunc = (
+        _LOGICAL.get(reduction, _UFUNCS[reduction]) if by_code(code).kind == "bool" else _UFUNCS[reduction]
+    )
+
+    def combine(mine: memoryview, theirs: memoryview, theirs_first: bool) -> None:
+        target, other = np.frombuffer(mine, dtype), np.frombuffer(theirs, dtype)
+        if theirs_first:
+            ufunc(other, target, out=target)
+        else:
+            ufunc(target, other, out=target)
+
+    return combine

@@ -1,0 +1,209 @@
+"""Making links: dial or accept, preface, TLS, hello. Each is a generator that yields what it waits for.
+
+A generator lets the steps be read in order while the loop that drives it never blocks.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from enum import Enum
+
+from barnraise.core.errors import HandshakeError, ProtocolError, TransportError
+from barnraise.identity import WorkerCredentials, WorkerIdentity
+from barnraise.identity.node_id import NodeId
+from barnraise.transport.ipc.messages import Incoming
+from barnraise.transport.links import tls
+from barnraise.transport.links.frames import HEADER_BYTES, Header, Kind, parse_header
+from barnraise.transport.listener import preface
+
+_WORKER_BYTES = 16
+MAX_LANES = 15
+_HELLO_BYTES = HEADER_BYTES + _WORKER_BYTES
+_IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", -1))
+
+
+class Want(Enum):
+    """What the loop must wait for before it resumes the generator."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+Steps = Generator[tuple[socket.socket, Want], None, "Connected"]
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A finished handshake: the peer, which of the link's streams this is, and the authenticated socket."""
+
+    worker: bytes
+    stream: int
+    socket: socket.socket
+    node: NodeId | None  # whose key spoke for the worker; None in plaintext
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What this worker shows and whom it believes."""
+
+    worker: bytes
+    run: str
+    secret: bytes
+    plaintext: bool
+    server: ssl.SSLContext | None
+    client: ssl.SSLContext | None
+
+    @classmethod
+    def of(
+        cls, credentials: WorkerCredentials, trusted: list[NodeId], secret: bytes, *, plaintext: bool
+    ) -> Security:
+        server = None if plaintext else tls.server_context(credentials, trusted)
+        client = None if plaintext else tls.client_context(credentials, trusted)
+        return cls(credentials.worker, credentials.run, secret, plaintext, server, client)
+
+
+def dial(
+    address: str, port: int, worker: bytes, stream: int, security: Security, first: Callable[[], bool]
+) -> Steps:
+    """Reach one worker at one address; the result is its id and an authenticated socket.
+
+    ``first`` says whether this address answered before the others that are tried beside it.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            code = sock.connect_ex((address, port))
+        except (ValueError, TypeError) as error:  # the address came through the store and may be any text
+            raise TransportError(f"{address[:60]!r} is not an address") from error
+        if code not in _IN_PROGRESS:
+            raise TransportError(f"{address}:{port} cannot be dialled: {os.strerror(code)}")
+        yield sock, Want.WRITE
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise TransportError(f"{address}:{port} cannot be dialled: {os.strerror(code)}")
+        if not first():
+            raise TransportError(f"{address}:{port} was not needed, another address answered first")
+        knock = preface.Preface(worker, os.urandom(16), plaintext=security.plaintext)
+        yield from _write(sock, preface.encode(knock, security.secret))
+        answer = preface.parse_answer((yield from _read(sock, preface.ANSWER_BYTES)))
+        if answer.refusal is not None:
+            raise HandshakeError(f"{address}:{port}: {answer.refusal}")
+        if answer.plaintext != security.plaintext:
+            raise HandshakeError(
+                f"{address}:{port} answers {'in plaintext' if answer.plaintext else 'encrypted'} only",
+                hint="Set network.encryption alike on both machines.",
+            )
+        node: NodeId | None = None
+        if security.client is not None:
+            sock = security.client.wrap_socket(sock, do_handshake_on_connect=False)
+            yield from _shake(sock)
+            node = tls.peer(sock, run=security.run, expect_worker=worker).node
+        found, _ = yield from _hello(sock, security, stream)
+        if found != worker:
+            raise HandshakeError(f"{address}:{port} is worker {found.hex()[:8]}, not {worker.hex()[:8]}")
+        return Connected(found, stream, sock, node)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def accept(sock: socket.socket, incoming: Incoming, security: Security) -> Steps:
+    """Serve a connection whose preface the listener has checked."""
+    try:
+        sock.setblocking(False)
+        version = preface.negotiate(incoming.version_min, incoming.version_max)
+        if version is None:
+            yield from _write(sock, preface.refuse_version())
+            raise HandshakeError(f"{incoming.peer_address} speaks no protocol version that we do")
+        yield from _write(sock, preface.encode_answer(version, plaintext=security.plaintext))
+        if incoming.plaintext != security.plaintext:
+            raise HandshakeError(
+                f"{incoming.peer_address} wants {'plaintext' if incoming.plaintext else 'encryption'}",
+                hint="Set network.encryption alike on both machines.",
+            )
+        expected: WorkerIdentity | None = None
+        if security.server is not None:
+            sock = security.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            yield from _shake(sock)
+            expected = tls.peer(sock, run=security.run)
+        found, stream = yield from _hello(sock, security, 0)
+        if expected is not None and found != expected.worker:
+            raise HandshakeError("the peer's hello and its certificate name different workers")
+        return Connected(found, stream, sock, expected.node if expected is not None else None)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _hello(
+    sock: socket.socket, security: Security, stream: int
+) -> Generator[tuple[socket.socket, Want], None, tuple[bytes, int]]:
+    """Who I am, and which stream of our link I dial; the answer's stream number means nothing."""
+    header = Header(Kind.HELLO, length=_WORKER_BYTES, first=stream)
+    yield from _write(sock, header.encode() + security.worker)
+    data = yield from _read(sock, _HELLO_BYTES)
+    found = parse_header(data)
+    if found.kind is not Kind.HELLO or found.length != _WORKER_BYTES or found.first > MAX_LANES:
+        raise ProtocolError("the first frame must be a hello")
+    if data[HEADER_BYTES:] == security.worker:
+        raise HandshakeError("the other side claims to be this very worker")
+    return data[HEADER_BYTES:], found.first
+
+
+def _shake(sock: ssl.SSLSocket) -> Generator[tuple[socket.socket, Want], None, None]:
+    while True:
+        try:
+            sock.do_handshake()
+            return
+        except ssl.SSLWantReadError:
+            yield sock, Want.READ
+        except ssl.SSLWantWriteError:
+            yield sock, Want.WRITE
+        except ssl.SSLCertVerificationError as error:
+            raise HandshakeError(
+                f"the other machine's key is not trusted here ({error.verify_message})"
+            ) from error
+        except (ssl.SSLError, OSError) as error:
+            raise HandshakeError(f"the other side broke off the TLS handshake ({error})") from error
+
+
+def _write(sock: socket.socket, data: bytes) -> Generator[tuple[socket.socket, Want], None, None]:
+    while data:
+        try:
+            data = data[sock.send(data) :]
+        except (BlockingIOError, ssl.SSLWantWriteError):
+            yield sock, Want.WRITE
+        except ssl.SSLWantReadError:
+            yield sock, Want.READ
+        except OSError as error:
+            raise HandshakeError(f"the other side broke off ({error})") from error
+
+
+def _read(sock: socket.socket, size: int) -> Generator[tuple[socket.socket, Want], None, bytes]:
+    data = b""
+    while len(data) < size:
+        try:
+            chunk = sock.recv(size - len(data))
+        except (BlockingIOError, ssl.SSLWantReadError):
+            yield sock, Want.READ
+            continue
+        except ssl.SSLWantWriteError:
+            yield sock, Want.WRITE
+            continue
+        except OSError as error:
+            raise HandshakeError(f"the other side broke off ({error})") from error
+        if not chunk:
+            raise HandshakeError(
+                "the other side closed the connection during the handshake",
+                hint="Make sure that both machines trust each other's node id and share one secret.",
+            )
+        data += chunk
+    return data

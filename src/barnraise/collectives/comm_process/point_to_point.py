@@ -1,0 +1,226 @@
+"""Point-to-point messages of one group: offers, matching by source and tag, credits. No I/O.
+
+Small messages travel with their offer and wait at the receiver, within a credit. Large ones wait at the
+sender until the receiver has a place for them, so a message without a matching receive never blocks a link.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from barnraise.collectives.messages import Failure, ReceiveFrom, SendTo
+from barnraise.core.errors import ProtocolError
+from barnraise.transport.links.frames import EAGER_BYTES, MAX_PAYLOAD, Header, Kind
+
+EAGER_CREDIT = 32  # small messages a sender may have waiting at one receiver
+MAX_OFFERS = 65536
+_SIZE_BYTES = 8
+
+Control = Callable[[int, Header, bytes], None]  # peer, header, payload
+Bulk = Callable[[int, Header, memoryview, "Outgoing"], None]
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A send under way; done when ``frames_left`` is zero."""
+
+    command: SendTo
+    memory: memoryview
+    deadline: float
+    frames_left: int = 0
+    started: bool = False
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A posted receive, later bound to an offer."""
+
+    command: ReceiveFrom
+    memory: memoryview
+    deadline: float
+    source: int = -1
+    left: int = 0
+
+
+@dataclass(slots=True)
+class Offer:
+    """Something a peer wants to send or, with ``data``, has sent."""
+
+    source: int
+    identifier: int
+    tag: int
+    dtype: int
+    size: int
+    data: bytes | None
+
+
+@dataclass(slots=True)
+class Parcels:
+    """State of all point-to-point traffic of one group."""
+
+    group: int
+    control: Control
+    bulk: Bulk
+    finish: Callable[[int, int], None]  # operation, source
+    mismatch: Callable[[str], None]
+    posted: list[Incoming] = field(default_factory=list)
+    offers: list[Offer] = field(default_factory=list)
+    sending: dict[int, Outgoing] = field(default_factory=dict)
+    receiving: dict[tuple[int, int], Incoming] = field(default_factory=dict)
+    eager_out: dict[int, int] = field(default_factory=dict)  # by receiver, what waits there
+    eager_in: dict[int, int] = field(default_factory=dict)  # by sender, what waits here
+    next_identifier: int = 0
+
+    def send(self, command: SendTo, memory: memoryview, deadline: float) -> None:
+        identifier = self.next_identifier
+        self.next_identifier += 1
+        out = Outgoing(command, memory, deadline)
+        self.sending[identifier] = out
+        header = Header(
+            Kind.OFFER, group=self.group, sequence=identifier, first=command.tag, second=command.dtype
+        )
+        if command.size <= EAGER_BYTES and self.eager_out.get(command.peer, 0) < EAGER_CREDIT:
+            self.eager_out[command.peer] = self.eager_out.get(command.peer, 0) + 1
+            out.frames_left, out.started = 1, True
+            self.bulk(command.peer, header._replace(kind=Kind.EAGER), memory, out)
+        else:
+            # in the queue of the eager ones: messages under one tag keep their order
+            self.control(command.peer, header, command.size.to_bytes(_SIZE_BYTES, "little"))
+
+    def receive(self, command: ReceiveFrom, memory: memoryview, deadline: float) -> None:
+        incoming = Incoming(command, memory, deadline)
+        for position, offer in enumerate(self.offers):
+            if _matches(incoming, offer):
+                del self.offers[position]
+                if offer.data is not None:
+                    self.eager_in[offer.source] -= 1
+                self._bind(incoming, offer)
+                return
+        self.posted.append(incoming)
+
+    def sent(self, out: Outgoing) -> None:
+        out.frames_left -= 1
+        if not out.frames_left:
+            self.sending = {key: value for key, value in self.sending.items() if value is not out}
+            self.finish(out.command.operation, -1)
+
+    def target(self, peer: int, header: Header) -> memoryview | None:
+        """Where the bytes of an OFFER, EAGER or PARCEL frame go."""
+        if header.kind is Kind.OFFER:
+            if header.length != _SIZE_BYTES:
+                raise ProtocolError("malformed offer")
+            return memoryview(bytearray(_SIZE_BYTES))
+        if header.kind is Kind.EAGER:
+            if header.length > EAGER_BYTES:
+                raise ProtocolError("a message that is too large to be sent unasked")
+            return memoryview(bytearray(header.length))
+        incoming = self.receiving.get((peer, header.sequence))
+        if incoming is None:
+            return None
+        start = header.second * MAX_PAYLOAD
+        if start + header.length > incoming.command.size:
+            raise ProtocolError("a point-to-point message is longer than was offered")
+        return incoming.memory[start : start + header.length]
+
+    def frame(self, peer: int, header: Header, payload: memoryview) -> None:
+        if header.kind is Kind.EAGER:
+            self._offered(
+                Offer(peer, header.sequence, header.first, header.second, header.length, bytes(payload))
+            )
+        elif header.kind is Kind.OFFER:
+            if header.length != _SIZE_BYTES:
+                raise ProtocolError("malformed offer")
+            size = int.from_bytes(payload, "little")
+            self._offered(Offer(peer, header.sequence, header.first, header.second, size, None))
+        elif header.kind is Kind.TAKEN:
+            self.eager_out[peer] = max(0, self.eager_out.get(peer, 0) - 1)
+        elif header.kind is Kind.ACCEPT:
+            self._accepted(peer, header.sequence)
+        elif header.kind is Kind.PARCEL:
+            self._parcel(peer, header)
+
+    def late(self, now: float) -> Failure | None:
+        """The failure of something whose time has run out."""
+        for item in self._open():
+            if now >= item.deadline:
+                other, tag = item.command.peer, item.command.tag
+                name = f"rank {other}" if other >= 0 else "any rank"
+                message = f"point-to-point with {name} (tag {tag}) found no partner in its time"
+                return Failure("operation-timeout", message, late=(other,) if other >= 0 else ())
+        return None
+
+    def pending(self) -> list[int]:
+        """Operations that have not ended."""
+        return [item.command.operation for item in self._open()]
+
+    def _open(self) -> list[Outgoing | Incoming]:
+        return [*self.sending.values(), *self.posted, *self.receiving.values()]
+
+    def stranded(self, rank: int, *, alone: bool) -> bool:
+        """Does something wait for a message or an answer of a rank that has left? ``alone``: all have."""
+        return any(out.command.peer == rank and not out.started for out in self.sending.values()) or any(
+            incoming.command.peer == rank or (alone and incoming.command.peer < 0) for incoming in self.posted
+        )
+
+    def _offered(self, offer: Offer) -> None:
+        for position, incoming in enumerate(self.posted):
+            if _matches(incoming, offer):
+                del self.posted[position]
+                self._bind(incoming, offer)
+                return
+        waiting = self.eager_in.get(offer.source, 0)
+        if len(self.offers) >= MAX_OFFERS or (offer.data is not None and waiting >= EAGER_CREDIT):
+            raise ProtocolError("too many messages wait for a matching receive")
+        self.offers.append(offer)
+        if offer.data is not None:
+            self.eager_in[offer.source] = waiting + 1
+
+    def _bind(self, incoming: Incoming, offer: Offer) -> None:
+        command = incoming.command
+        if offer.size != command.size or offer.dtype != command.dtype:
+            self.posted.append(incoming)
+            self.mismatch(
+                f"rank {offer.source} sent {offer.size} bytes (dtype {offer.dtype}) under tag {offer.tag}, "
+                f"this rank receives {command.size} bytes (dtype {command.dtype})"
+            )
+            return
+        incoming.source = offer.source
+        if offer.data is not None:
+            incoming.memory[: offer.size] = offer.data
+            self.control(offer.source, Header(Kind.TAKEN, group=self.group, sequence=offer.identifier), b"")
+            self.finish(command.operation, offer.source)
+            return
+        incoming.left = offer.size
+        self.control(offer.source, Header(Kind.ACCEPT, group=self.group, sequence=offer.identifier), b"")
+        if offer.size:
+            self.receiving[(offer.source, offer.identifier)] = incoming
+        else:
+            self.finish(command.operation, offer.source)
+
+    def _accepted(self, peer: int, identifier: int) -> None:
+        out = self.sending.get(identifier)
+        if out is None or out.command.peer != peer or out.started:
+            raise ProtocolError("a message was accepted that was not offered")
+        out.started = True
+        pieces = deque(range(0, out.command.size, MAX_PAYLOAD))
+        out.frames_left = max(1, len(pieces))
+        for start in pieces:
+            header = Header(Kind.PARCEL, group=self.group, sequence=identifier, second=start // MAX_PAYLOAD)
+            self.bulk(peer, header, out.memory[start : start + MAX_PAYLOAD], out)
+        if not pieces:
+            self.sent(out)
+
+    def _parcel(self, peer: int, header: Header) -> None:
+        incoming = self.receiving.get((peer, header.sequence))
+        if incoming is None:
+            return
+        incoming.left -= header.length
+        if incoming.left <= 0:
+            del self.receiving[(peer, header.sequence)]
+            self.finish(incoming.command.operation, peer)
+
+
+def _matches(incoming: Incoming, offer: Offer) -> bool:
+    return incoming.command.tag == offer.tag and incoming.command.peer in (-1, offer.source)

@@ -1,0 +1,379 @@
+"""The mover's process: one loop that gives the engine its sockets, memory and clock."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import sys
+import time
+
+import psutil
+
+from barnraise.agent_client import ListenerClient, register_worker
+from barnraise.collectives.comm_process.engine import Engine
+from barnraise.collectives.comm_process.links.connect import Connections, lanes_for
+from barnraise.collectives.comm_process.links.handshakes import MAX_LANES, Connected, Security
+from barnraise.collectives.comm_process.peers import Clocks
+from barnraise.collectives.messages import (
+    Alive,
+    AskStatistics,
+    Failed,
+    Failure,
+    Finished,
+    Inbox,
+    MapSegment,
+    Member,
+    Ready,
+    Refused,
+    Reply,
+    Start,
+    Statistics,
+    UnmapSegment,
+    encode,
+)
+from barnraise.collectives.shm.segment import SharedSegment
+from barnraise.core.config import Settings
+from barnraise.core.errors import BarnraiseError, ListenerError, ProtocolError
+from barnraise.identity.node_id import NodeId
+from barnraise.transport.links.frames import Header, Kind
+from barnraise.transport.links.link import Link
+from barnraise.transport.links.parallel_streams import Lane, LaneReport, LaneReports
+from barnraise.transport.links.stream import StreamLink, tune
+
+log = logging.getLogger("barnraise.mover")
+
+_TICK_S = 0.2
+_FAREWELL_S = 0.3
+_CHUNK = 256 << 10
+
+
+class MoverProcess:
+    """Owns every descriptor; the engine decides, this performs."""
+
+    def __init__(
+        self, channel: socket.socket, direct: socket.socket, settings: Settings, run: str, generation: int
+    ) -> None:
+        self._channel = channel
+        self._channel.setblocking(False)
+        self._direct = direct  # a caller that waits reads its reply here itself; descriptors come in here
+        self._direct_operations: set[int] = set()
+        self._settings = settings
+        self._inbox = Inbox(commands=True)
+        self._outbox = bytearray()
+        self._segments: dict[int, SharedSegment] = {}
+        self._selector = selectors.DefaultSelector()
+        self._again: set[StreamLink] = set()
+        self._blocked: set[StreamLink] = set()
+        self._worker_process = psutil.Process(os.getppid())
+        self._stopped_since: float | None = None
+        self._leaving = False
+        self._dialled: dict[bytes, Member] = {}
+        self._reports = LaneReports()
+        self._lane_links: dict[Lane, StreamLink] = {}
+        self._nodes: dict[Link, NodeId | None] = {}  # another machine may not take over a worker's name
+        self._listener, self._engine, self._connections = self._register(run, generation)
+        self._selector.register(channel, selectors.EVENT_READ, self._channel_ready)
+        self._selector.register(self._reports.fileno(), selectors.EVENT_READ, self._lanes_ready)
+
+    def _register(self, run: str, generation: int) -> tuple[ListenerClient, Engine, Connections]:
+        settings = self._settings
+        listener, ticket = register_worker(settings, run, generation)
+        plaintext = ticket.encryption == "plaintext"
+        if plaintext:
+            log.info("links are in PLAINTEXT, as network.encryption says: only for a fabric you trust")
+        security = Security.of(
+            ticket.credentials, [NodeId(raw) for raw in ticket.trusted], ticket.secret, plaintext=plaintext
+        )
+        clocks = Clocks(settings.link.heartbeat_s, settings.link.silence_s)
+        engine = Engine(ticket.worker, ticket.run, ticket.generation, clocks, self)
+        connections = Connections(
+            self._selector, security, settings.network, self._connected, engine.unreachable
+        )
+        self._selector.register(listener.fileno(), selectors.EVENT_READ, self._listener_ready)
+        member = Member(ticket.worker, ticket.port, tuple(ticket.addresses))
+        self.reply(Ready(member, ticket.run, ticket.generation, ticket.encryption))
+        return listener, engine, connections
+
+    # the engine's world
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def reply(self, message: Reply) -> None:
+        if isinstance(message, Finished | Failed) and message.operation in self._direct_operations:
+            self._direct_operations.discard(message.operation)
+            # one small message at a time is ever under way here: it always fits
+            with contextlib.suppress(OSError):
+                self._direct.send(encode(message))
+            return
+        self._outbox += encode(message)
+
+    def dial(self, member: Member) -> None:
+        self._dialled[member.worker] = member
+        self._connections.dial(member)
+
+    def memory(self, segment: int, offset: int, size: int) -> memoryview:
+        return self._segments[segment].view[offset : offset + size]
+
+    # the loop
+
+    def serve(self) -> None:
+        """Until the worker is gone."""
+        next_tick = self.now()
+        while not self._leaving:
+            now = self.now()
+            if now >= next_tick:
+                self._tick(now)
+                next_tick = now + _TICK_S
+            self._flush()
+            wait = 0.0 if self._again else max(0.0, next_tick - self.now())
+            for link in list(self._again):
+                self._readable(link)
+            for key, events in self._selector.select(wait):
+                if isinstance(key.data, StreamLink):
+                    self._link_ready(key.data, events)
+                else:
+                    key.data()
+        self._farewell()
+
+    def _tick(self, now: float) -> None:
+        rate = self._engine.peers.seconds_per_byte
+        for peer in self._engine.peers:
+            if isinstance(peer.link, StreamLink) and peer.link.closed is None:
+                if rate is not None:
+                    peer.link.expect_rate(peer.seconds_per_byte or rate)
+                if peer.link.sleeps_through:
+                    self._readable(peer.link)
+        self._engine.tick()
+        self._connections.tick(now)
+        self._widen()
+        self._watch_worker(now)
+        self._reap()
+        self.reply(Alive())
+
+    def _watch_worker(self, now: float) -> None:
+        """A worker that was stopped answers nothing, however well its mover is."""
+        try:
+            status = self._worker_process.status()
+        except psutil.Error:
+            status = psutil.STATUS_ZOMBIE
+        if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            self._leaving = True
+            return
+        stopped = status == psutil.STATUS_STOPPED
+        if not stopped:
+            self._stopped_since = None
+        elif self._stopped_since is None:
+            self._stopped_since = now
+        elif now - self._stopped_since >= self._settings.link.silence_s - _TICK_S:
+            silence = self._settings.link.silence_s
+            self._engine.fail_everything(f"its training process has been stopped for {silence:g} s")
+
+    def _flush(self) -> None:
+        for peer in self._engine.peers:
+            link = peer.link
+            if isinstance(link, StreamLink) and link.writer.pending and link not in self._blocked:
+                if link.flush():
+                    self._blocked.add(link)
+                    self._interest(link, selectors.EVENT_READ | selectors.EVENT_WRITE)
+                elif link.closed is not None:
+                    self._down(link)
+        if self._outbox:
+            try:
+                sent = self._channel.send(self._outbox)
+                del self._outbox[:sent]
+            except BlockingIOError:
+                pass  # the worker is slow to read; the next round tries again
+            except OSError:
+                self._leaving = True
+
+    def _link_ready(self, link: StreamLink, events: int) -> None:
+        if events & selectors.EVENT_WRITE and link.closed is None:
+            self._blocked.discard(link)
+            if link.flush():
+                self._blocked.add(link)
+            else:
+                self._interest(link, selectors.EVENT_READ)
+        if events & selectors.EVENT_READ and link.closed is None:
+            self._readable(link)
+        if link.closed is not None:
+            self._down(link)
+
+    def _readable(self, link: StreamLink) -> None:
+        self._again.discard(link)
+        if link.closed is None and link.receive():
+            self._again.add(link)
+        if link.closed is not None:
+            self._down(link)
+
+    def _interest(self, link: StreamLink, events: int) -> None:
+        if link.closed is None:
+            self._selector.modify(link.fileno(), events, link)
+
+    def _connected(self, connected: Connected) -> None:
+        worker, sock = connected.worker, connected.socket
+        existing = self._engine.peers.get(worker)
+        if existing is not None and self._nodes.get(existing.link) != connected.node:
+            log.warning("refused another machine that claims to be worker %s", worker.hex()[:8])
+            sock.close()
+            return
+        if connected.stream:
+            self._lane_up(existing.link if existing is not None else None, sock)
+            return
+        if existing is not None and isinstance(existing.link, StreamLink):
+            existing.link.close("it connected anew")
+            self._reap()
+        tune(sock, self._settings.link.silence_s)
+        link = StreamLink(sock, self._engine)
+        self._nodes[link] = connected.node
+        self._selector.register(link.fileno(), selectors.EVENT_READ, link)
+        self._again.add(link)  # TLS may hold bytes already
+        self._engine.link_up(worker, link, connected.node.raw if connected.node is not None else b"")
+
+    def _lane_up(self, link: Link | None, sock: socket.socket) -> None:
+        if not isinstance(link, StreamLink) or len(link.lanes) >= MAX_LANES:
+            sock.close()
+            return
+        tune(sock, self._settings.link.silence_s)
+        lane = Lane(sock, self._reports)
+        self._lane_links[lane] = link
+        link.lanes.append(lane)
+
+    def _widen(self) -> None:
+        """Open lanes where one core's encryption is the limit, or as many as are set."""
+        for peer in self._engine.peers:
+            link, member = peer.link, self._dialled.get(peer.worker)
+            if member is None or not isinstance(link, StreamLink):
+                continue
+            count = lanes_for(self._settings.network.streams, os.cpu_count() or 1, peer.seconds_per_byte)
+            at = Member(member.worker, member.port, (link.address,))
+            for stream in range(len(link.lanes) + 1, count + 1):
+                self._connections.dial(at, stream)
+
+    def _lanes_ready(self) -> None:
+        for report in self._reports.take():
+            link = self._lane_links.get(report.lane)
+            if link is None or link.closed is not None:
+                report.lane.close()
+                self._lane_links.pop(report.lane, None)
+                continue
+            try:
+                self._lane_report(link, report)
+            except ProtocolError as error:
+                link.close(f"it broke the protocol: {error.message}")
+        self._reap()
+
+    def _lane_report(self, link: StreamLink, report: LaneReport) -> None:
+        if report.kind == "arriving" and report.header is not None:
+            report.lane.place(self._engine.target(link, report.header))
+        elif report.kind == "arrived" and report.header is not None and report.payload is not None:
+            link.bytes_in += report.header.length
+            self._engine.frame(link, report.header, report.payload)
+        elif report.kind == "sent":
+            self._engine.sent(link, report.token)
+        else:
+            link.close(report.why)
+
+    def _down(self, link: StreamLink) -> None:
+        """Forget a closed link; its descriptor is gone from the selector by number."""
+        for descriptor, key in list(self._selector.get_map().items()):
+            if key.data is link:
+                self._selector.unregister(descriptor)
+        self._again.discard(link)
+        self._blocked.discard(link)
+        for lane in link.lanes:
+            self._lane_links.pop(lane, None)
+        self._nodes.pop(link, None)
+        self._engine.link_down(link)
+
+    def _reap(self) -> None:
+        for peer in self._engine.peers:
+            if isinstance(peer.link, StreamLink) and peer.link.closed is not None:
+                self._down(peer.link)
+
+    # worker and listener
+
+    def _channel_ready(self) -> None:
+        try:
+            data = self._channel.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._leaving = True
+            return
+        for message in self._inbox.feed(data):
+            if isinstance(message, MapSegment):
+                descriptor = self._receive_descriptor() if sys.platform != "win32" else -1
+                self._segments[message.segment] = SharedSegment.attach(message.size, descriptor, message.name)
+            elif isinstance(message, UnmapSegment):
+                segment = self._segments.pop(message.segment, None)
+                if segment is not None:
+                    segment.close()
+            elif isinstance(message, AskStatistics):
+                self.reply(self._statistics(message.request))
+            else:
+                if isinstance(message, Start) and message.direct:
+                    self._direct_operations.add(message.operation)
+                self._engine.command(message)  # type: ignore[arg-type]
+
+    def _receive_descriptor(self) -> int:
+        """A segment's descriptor was sent before the message that names it, so it is there."""
+        self._direct.setblocking(True)
+        try:
+            return socket.recv_fds(self._direct, 1, 1)[1][0]
+        finally:
+            self._direct.setblocking(False)
+
+    def _listener_ready(self) -> None:
+        descriptor = self._listener.fileno()
+        try:
+            while (received := self._listener.receive()) is not None:
+                self._connections.accept(received[1], received[0])
+        except ListenerError as error:
+            # links that exist go on; only new ones cannot come in
+            log.warning("the listener is gone: %s", error)
+            self._selector.unregister(descriptor)
+
+    def _statistics(self, request: int) -> Statistics:
+        engine = self._engine
+        links = list(engine.peers)
+        values = {
+            "links": float(len(links)),
+            "bytes_sent": float(sum(peer.link.bytes_out for peer in links)),
+            "bytes_received": float(sum(peer.link.bytes_in for peer in links)),
+            "operations": float(engine.operations),
+            "failures": float(engine.failures),
+            "descriptors": float(psutil.Process().num_fds() if sys.platform != "win32" else 0),
+            "cpu_seconds": time.process_time(),
+            "rss_bytes": float(psutil.Process().memory_info().rss),
+        }
+        for peer in links:
+            if peer.round_trip_s is not None:
+                values[f"round_trip_s.{peer.worker.hex()[:8]}"] = peer.round_trip_s
+        return Statistics(request, values, tuple(peer.link.description for peer in links))
+
+    def _farewell(self) -> None:
+        """The worker ended: say so, so that nobody waits for a silence."""
+        for peer in self._engine.peers:
+            if peer.link.closed is None:
+                peer.link.send(Header(Kind.GOODBYE), b"its process ended")
+        deadline = self.now() + _FAREWELL_S
+        for peer in self._engine.peers:
+            while peer.link.closed is None and peer.link.flush() and self.now() < deadline:
+                time.sleep(0.002)
+            peer.link.close("this process ended")
+
+
+def refuse(channel: socket.socket, error: BarnraiseError) -> None:
+    """Tell the worker why its mover cannot serve."""
+    with contextlib.suppress(OSError):
+        channel.setblocking(True)
+        channel.sendall(encode(Refused(Failure(error.code, f"{error.message} ({error.hint})"))))

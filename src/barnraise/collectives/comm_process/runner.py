@@ -1,0 +1,312 @@
+"""Running collectives: start programs, place what arrives, finish, or find that ranks disagree. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from barnraise.collectives.algorithms.compile import compile_operation
+from barnraise.collectives.comm_process.arithmetic import combiner
+from barnraise.collectives.comm_process.execution import Execution, Transmit
+from barnraise.collectives.comm_process.group import Group
+from barnraise.collectives.messages import (
+    Failed,
+    Failure,
+    Finished,
+    Reply,
+    Start,
+    Waiting,
+    decode_specification,
+    encode_specification,
+)
+from barnraise.core.errors import BarnraiseError, ProtocolError
+from barnraise.transport.links.frames import EAGER_BYTES, Header, Kind
+from barnraise.transport.links.link import Link
+
+_POOLED_BUFFERS = 64
+_POOLED_BYTES = 64 << 20  # of all lengths together
+_POOLED_LENGTHS = 1024
+
+
+_DESCRIBED = 300
+_STALL_ASK_S = 1.0
+_STALL_REPORT_S = 10.0
+
+
+class World(Protocol):
+    """What running needs of the engine's environment."""
+
+    def now(self) -> float: ...
+    def now_ns(self) -> int: ...
+    def reply(self, message: Reply) -> None: ...
+    def memory(self, segment: int, offset: int, size: int) -> memoryview: ...
+
+
+class Groups(Protocol):
+    """What running needs of the engine."""
+
+    def link_to(self, group: Group, rank: int) -> Link | None: ...
+    def fail(self, group: Group, failure: Failure) -> None: ...
+
+
+@dataclass(slots=True)
+class Sending:
+    """Token of a queued message of a collective."""
+
+    group: Group
+    execution: Execution
+    number: int
+
+
+class Runner:
+    """The collectives of all groups."""
+
+    def __init__(self, world: World, groups: Groups) -> None:
+        self._world = world
+        self._groups = groups
+        self._buffers: dict[int, list[memoryview]] = {}
+        self._pooled_bytes = 0
+        self._arriving: dict[tuple[int, int, int, int], tuple[Group, Execution, int, memoryview | None]] = {}
+        self.operations = 0
+        self.bytes_by_group: dict[int, int] = {}
+
+    def start(self, group: Group, command: Start) -> None:
+        now = self._world.now()
+        specification = command.specification
+        try:
+            program = compile_operation(specification, group.rank, group.world, command.splits)
+            reduction = specification.reduction
+            combine = combiner(specification.dtype, reduction) if reduction else None
+            memory = self._world.memory(command.segment, command.offset, command.size)
+        except BarnraiseError as error:
+            self._world.reply(Failed(command.operation, Failure(error.code, error.message)))
+            return
+        sequence, encoded = command.sequence, encode_specification(specification)
+        links = {peer: self._groups.link_to(group, peer) for peer in sorted(program.peers)}
+        execution = Execution(
+            command,
+            encoded,
+            program,
+            memory,
+            combine,
+            self._transmitter(group, sequence, links),
+            group.may_send_early(sequence),
+        )
+        execution.deadline = now + command.timeout_s
+        execution.progressed_at = execution.asked_at = now
+        group.running[sequence] = execution
+        group.started.add(sequence)
+        group.recent.append((sequence, encoded))
+        for peer, link in links.items():
+            if peer in group.left:
+                if group.announced(peer, sequence):
+                    continue  # it did its part before it left
+                self._groups.fail(group, Failure("peer-lost", "it closed the group", peer=peer))
+                return
+            if link is None:
+                self._groups.fail(group, Failure("peer-lost", "its connection is gone", peer=peer))
+                return
+            link.send(Header(Kind.OPEN, group=group.tag, sequence=sequence), encoded)
+        self._begin(group, execution)
+
+    def _begin(self, group: Group, execution: Execution) -> None:
+        """Compare with what others sent ahead, send what can go, take in what came early."""
+        sequence = execution.sequence
+        # of all ranks: who calls something else may speak to us although we have nothing to say to it
+        early = [(peer, group.take_early(peer, sequence)) for peer in group.others()]
+        for peer, kept in early:
+            if kept is None or kept.encoded is None:
+                continue
+            if kept.encoded != execution.encoded:
+                self._mismatch(group, peer, sequence, execution.encoded, kept.encoded)
+                return
+            execution.started_peers.add(peer)
+        execution.begin()
+        for peer, kept in early:
+            for ordinal, payload in kept.messages if kept is not None else ():
+                if not self._take_early(group, execution, peer, ordinal, payload):
+                    return
+        self._finish_if_done(group, execution)
+
+    def _transmitter(self, group: Group, sequence: int, links: dict[int, Link | None]) -> Transmit:
+        tag, running, sent_bytes = group.tag, group.running, self.bytes_by_group
+
+        def transmit(peer: int, ordinal: int, number: int, payload: memoryview) -> None:
+            link = links[peer]
+            if link is not None:
+                sent_bytes[tag] = sent_bytes.get(tag, 0) + len(payload)
+                header = Header(Kind.DATA, group=tag, sequence=sequence, first=ordinal)
+                link.send_bulk(header, payload, Sending(group, running[sequence], number))
+
+        return transmit
+
+    def peer_opened(self, group: Group, rank: int, sequence: int, encoded: bytes) -> None:
+        """A peer says that it has started an operation."""
+        group.peer_started(rank, sequence)
+        execution = group.running.get(sequence)
+        if execution is None:
+            if sequence not in group.started:
+                group.keep_start(rank, sequence, encoded)
+            elif (ours := group.called(sequence)) and ours != encoded:
+                # it ended here, as it does for a root that waits for nobody, but not as the peer meant it
+                self._mismatch(group, rank, sequence, ours, encoded)
+        elif execution.encoded != encoded:
+            self._mismatch(group, rank, sequence, execution.encoded, encoded)
+        else:
+            execution.peer_started(rank)
+            self._finish_if_done(group, execution)
+
+    def told(self, group: Group, rank: int, header: Header, encoded: bytes) -> None:
+        """An answer to our question: has this rank called it, and what if it still remembers."""
+        execution = group.running.get(header.sequence)
+        if execution is None:
+            return
+        if encoded and execution.encoded != encoded:
+            self._mismatch(group, rank, header.sequence, execution.encoded, encoded)
+        elif encoded or header.first:
+            execution.called_by.add(rank)
+
+    def place(self, group: Group, rank: int, header: Header) -> memoryview | None:
+        """Where a message goes: tensor memory where that is safe, else a buffer; None throws it away."""
+        execution = group.running.get(header.sequence)
+        if execution is None:
+            if header.sequence in group.started:
+                self._over(group, rank, header.sequence)
+                return None
+            if header.length > EAGER_BYTES:
+                raise ProtocolError(f"data for operation {header.sequence}, which is not under way")
+            return memoryview(bytearray(header.length))
+        found = execution.expected(rank, header.first)
+        if found is None or found[1].hi - found[1].lo != header.length:
+            self._size_mismatch(group, execution, rank, header.length)
+            return None
+        key = (group.tag, header.sequence, rank, header.first)
+        if key in self._arriving:
+            raise ProtocolError(f"a message of operation {header.sequence} comes twice at once")
+        place, buffer = execution.place(found[0]), None
+        if place is None:
+            place = buffer = self._buffer(header.length)
+        self._arriving[key] = (
+            group,
+            execution,
+            found[0],
+            buffer,
+        )
+        return place
+
+    def arrived(self, group: Group, rank: int, header: Header, payload: memoryview) -> None:
+        """A whole message is there, where ``place`` put it."""
+        under_way = self._arriving.pop((group.tag, header.sequence, rank, header.first), None)
+        if under_way is not None:
+            _, execution, index, buffer = under_way
+            execution.progressed_at = self._world.now()
+            self._reuse(execution.arrived(index, buffer))
+            self._finish_if_done(group, execution)
+            return
+        running = group.running.get(header.sequence)
+        if header.sequence in group.started and running is None:
+            self._over(group, rank, header.sequence)
+        elif running is None:
+            group.keep_data(rank, header.sequence, header.first, bytes(payload))
+        elif self._take_early(group, running, rank, header.first, bytes(payload)):
+            self._finish_if_done(group, running)
+
+    def _take_early(
+        self, group: Group, execution: Execution, peer: int, ordinal: int, payload: bytes
+    ) -> bool:
+        """A message that was received before its place was known."""
+        found = execution.expected(peer, ordinal)
+        if found is None or found[1].hi - found[1].lo != len(payload):
+            self._size_mismatch(group, execution, peer, len(payload))
+            return False
+        execution.progressed_at = self._world.now()
+        self._reuse(execution.arrived(found[0], memoryview(bytearray(payload))))
+        return True
+
+    def sent(self, token: Sending) -> None:
+        group, execution = token.group, token.execution
+        if group.running.get(execution.sequence) is execution:
+            execution.progressed_at = self._world.now()
+            self._reuse(execution.sent(token.number))
+            self._finish_if_done(group, execution)
+
+    def forget(self, group: Group) -> None:
+        """The group is over: nothing that arrives for it has a place any more."""
+        self._arriving = {key: item for key, item in self._arriving.items() if item[0] is not group}
+
+    def watch(self, group: Group, now: float) -> None:
+        """Deadlines; and where nothing moves, ask who has called it, and say for whom it waits."""
+        for execution in list(group.running.values()):
+            if now >= execution.deadline:
+                message, late = who_is_late(group, execution)
+                self._groups.fail(group, Failure("operation-timeout", message, late=late))
+                return
+            stalled = now - execution.progressed_at
+            if stalled >= _STALL_ASK_S and now - execution.asked_at >= _STALL_ASK_S:
+                execution.asked_at = now
+                for rank in group.others():
+                    link = self._groups.link_to(group, rank)
+                    if link is not None:
+                        link.send(Header(Kind.ASK, group=group.tag, sequence=execution.sequence))
+            if stalled >= _STALL_REPORT_S and not execution.reported:
+                execution.reported = True
+                message, _ = who_is_late(group, execution)
+                self._world.reply(Waiting(execution.operation, stalled, message))
+
+    def _finish_if_done(self, group: Group, execution: Execution) -> None:
+        if execution.finished and group.running.get(execution.sequence) is execution:
+            del group.running[execution.sequence]
+            self.operations += 1
+            self._world.reply(Finished(execution.operation, self._world.now_ns()))
+
+    def _buffer(self, length: int) -> memoryview:
+        free = self._buffers.get(length)
+        if not free:
+            return memoryview(bytearray(length))
+        self._pooled_bytes -= length
+        return free.pop()
+
+    def _reuse(self, freed: list[memoryview]) -> None:
+        for buffer in freed:
+            pool = self._buffers.setdefault(len(buffer), [])
+            if len(pool) < _POOLED_BUFFERS:
+                pool.append(buffer)
+                self._pooled_bytes += len(buffer)
+        if self._pooled_bytes > _POOLED_BYTES or len(self._buffers) > _POOLED_LENGTHS:
+            self._buffers.clear()
+            self._pooled_bytes = 0
+
+    def _over(self, group: Group, peer: int, sequence: int) -> None:
+        message = f"rank {peer} sent bytes for operation {sequence}, which is over at rank {group.rank}"
+        self._groups.fail(group, Failure("operation-mismatch", message))
+
+    def _mismatch(self, group: Group, peer: int, sequence: int, ours: bytes, theirs: bytes) -> None:
+        try:
+            other = decode_specification(theirs).describe()[:_DESCRIBED]
+        except (ValueError, RecursionError, BarnraiseError):
+            other = "something that this version cannot read"
+        message = (
+            f"operation {sequence} of the group differs: rank {group.rank} called "
+            f"{decode_specification(ours).describe()}; rank {peer} called {other}"
+        )
+        self._groups.fail(group, Failure("operation-mismatch", message))
+
+    def _size_mismatch(self, group: Group, execution: Execution, peer: int, size: int) -> None:
+        message = (
+            f"rank {peer} sent {size} bytes which rank {group.rank} does not expect in its "
+            f"{execution.specification.describe()}"
+        )
+        self._groups.fail(group, Failure("operation-mismatch", message))
+
+
+def who_is_late(group: Group, execution: Execution) -> tuple[str, tuple[int, ...]]:
+    """For whom an operation waits, in words and as ranks."""
+    called = execution.started_peers | execution.called_by
+    late = [rank for rank in group.others() if rank not in called]
+    what = execution.specification.describe()
+    if late:
+        names = ", ".join(f"rank {rank}" for rank in late)
+        return f"{what}: {names} alive but late, has not called it", tuple(late)
+    slow = execution.awaited()
+    names = ", ".join(f"rank {rank}" for rank in slow) or "the network"
+    return f"{what}: every rank called it, bytes of {names} are still on the way", tuple(slow)

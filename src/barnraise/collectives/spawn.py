@@ -1,0 +1,58 @@
+"""Starting a mover: its process, its ends of two private channels, its environment. Torch-free."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from barnraise.core.config import Settings, state_directory
+from barnraise.transport.links.tls import write_openssl_conf
+
+
+def start_mover(
+    run: str, generation: int, settings: Settings
+) -> tuple[subprocess.Popen[bytes], socket.socket, socket.socket]:
+    """The process and our ends of the two channels to it: the common one and the direct one."""
+    channel, their_channel = socket.socketpair()
+    direct, their_direct = socket.socketpair()
+    try:
+        process = _spawn([their_channel, their_direct], run, generation, settings)
+    except BaseException:
+        channel.close()
+        direct.close()
+        raise
+    finally:
+        their_channel.close()
+        their_direct.close()
+    return process, channel, direct
+
+
+def _spawn(
+    theirs: list[socket.socket], run: str, generation: int, settings: Settings
+) -> subprocess.Popen[bytes]:
+    environment = dict(os.environ)
+    environment["OPENSSL_CONF"] = str(write_openssl_conf(state_directory(settings)))
+    source = str(Path(__file__).parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
+    command = [
+        sys.executable,
+        "-P",  # a file in the working directory must not stand in for a module of Python's own
+        "-m",
+        "barnraise.collectives.comm_process",
+        *(str(sock.fileno()) for sock in theirs),
+        run,
+        str(generation),
+    ]
+    if sys.platform == "win32":
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        for sock in theirs:
+            process.stdin.write(sock.share(process.pid).hex().encode() + b"\n")
+        process.stdin.close()
+        return process
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[sock.fileno() for sock in theirs]
+    )

@@ -1,0 +1,76 @@
+"""Makes ``init_process_group("barnraise")`` known to torch, and the cluster as a place to meet.
+
+In a process that `barnraise run` started it also lets unmodified scripts meet and train there.
+
+Called by ``import torch`` through an entry point.
+
+Nothing here may raise or be slow: a failure would break ``import torch`` for every program on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+_registered = False
+
+
+def register() -> None:
+    """Register the backend once; harmless when called again."""
+    global _registered
+    if _registered:
+        return
+    try:
+        import torch.distributed as dist
+
+        if not dist.is_available():
+            return
+        if os.environ.get("BARNRAISE_GUESTS"):
+            # First: if it fails, there is no engine over which a guest could send anything.
+            from barnraise.collectives.torch_patch.pickle_guard import refuse_from_guests
+
+            refuse_from_guests()
+        dist.Backend.register_backend("barnraise", _create, devices=["cpu", "cuda", "mps"])
+        _registered = True
+        _register_rendezvous()
+        if os.environ.get("BARNRAISE_LAUNCHED"):
+            from barnraise.collectives.torch_patch.init_process_group import install
+
+            install()
+    except Exception as error:  # noqa: BLE001  # a program that does not use us must not notice
+        import logging
+
+        logging.getLogger("barnraise").warning("the barnraise backend could not be registered: %s", error)
+
+
+def _register_rendezvous() -> None:
+    """``barnraise://``, by torch's public way; and ``env://`` where it would fail for want of an address."""
+    rendezvous = import_module("torch.distributed.rendezvous")  # the package has a function of that name
+    rendezvous.register_rendezvous_handler("barnraise", _meet)
+    handlers = getattr(rendezvous, "_rendezvous_handlers", {})
+    original = handlers.get("env")
+    if original is None:  # another torch: then only barnraise:// works
+        return
+
+    def env(url: str, **options: Any) -> Any:
+        if os.environ.get("MASTER_ADDR"):
+            return original(url, **options)
+        from barnraise.collectives.cluster_store import meet_or_fall_back
+
+        return meet_or_fall_back(original, url, **options)
+
+    handlers["env"] = env
+
+
+def _meet(url: str, **options: Any) -> Any:
+    from barnraise.collectives.cluster_store import cluster_rendezvous
+
+    return cluster_rendezvous(url, **options)
+
+
+def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    from barnraise.collectives.process_group import create_group
+
+    return create_group(store, rank, size, timeout)

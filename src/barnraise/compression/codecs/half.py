@@ -1,0 +1,39 @@
+"""fp16 and bf16: half the bytes. What is too large for the type is cut to its largest number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from barnraise.compression.codecs.codec import Codec, Turn, chunks, read, refuse_unless_finite, require_finite
+
+
+@dataclass(frozen=True)
+class Half(Codec):
+    dtype: torch.dtype = torch.float16
+    item = 2
+
+    @property
+    def name(self) -> str:
+        return "fp16" if self.dtype == torch.float16 else "bf16"
+
+    def payload_bytes(self, numel: int) -> int:
+        return 2 * numel
+
+    def _encode(self, flat: torch.Tensor, turn: Turn) -> torch.Tensor:
+        if not flat.numel():
+            return flat.to(self.dtype).view(torch.uint8)
+        extremes = torch.stack(torch.aminmax(flat))
+        refuse_unless_finite(extremes, turn.name)
+        most = torch.finfo(self.dtype).max
+        if float(extremes.abs().max()) > most:
+            flat = flat.clamp(-most, most)
+        return flat.to(self.dtype).view(torch.uint8)
+
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: Turn, sign: float) -> None:
+        values = read(payload, 0, total.numel(), self.dtype)
+        for some in chunks(total.numel(), 1, total.device):
+            wide = values[some].to(torch.float32)
+            require_finite(wide)
+            total[some].add_(wide, alpha=sign)

@@ -1,0 +1,57 @@
+"""int8: 127 steps each way. No number is off by more than 1 / 254 of the largest magnitude of its block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from barnraise.compression.codecs.block_scaling import blocks_of, check_block, count, read_scales, scales_of
+from barnraise.compression.codecs.codec import Codec, Turn, chunks
+
+_LEVELS = 127
+
+
+@dataclass(frozen=True)
+class Int8(Codec):
+    """Payload: all scales (float32), then one byte for each number."""
+
+    block: int = 256
+
+    def __post_init__(self) -> None:
+        check_block("int8", self.block)
+
+    @property
+    def name(self) -> str:
+        return f"int8:block={self.block}"
+
+    @property
+    def grain(self) -> int:
+        return self.block
+
+    def payload_bytes(self, numel: int) -> int:
+        return 4 * count(numel, self.block) + numel
+
+    def _encode(self, flat: torch.Tensor, turn: Turn) -> torch.Tensor:
+        scales, inverses = scales_of(flat, self.block, _LEVELS, turn.name)
+        payload = torch.empty(self.payload_bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
+        start = 4 * scales.numel()
+        payload[:start].copy_(scales.view(torch.uint8))
+        codes = payload[start:].view(torch.int8)
+        for part in blocks_of(flat.numel(), self.block):
+            values = flat[part.first : part.last].view(part.rows, part.width)
+            target = codes[part.first : part.last].view(part.rows, part.width)
+            own = inverses[part.scales].unsqueeze(1)
+            for some in chunks(part.rows, part.width, flat.device):
+                target[some].copy_((values[some] * own[some]).round_())
+        return payload
+
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: Turn, sign: float) -> None:
+        scales = read_scales(payload, total.numel(), self.block, _LEVELS)
+        codes = payload[4 * scales.numel() :].view(torch.int8)
+        for part in blocks_of(total.numel(), self.block):
+            source = codes[part.first : part.last].view(part.rows, part.width)
+            target = total[part.first : part.last].view(part.rows, part.width)
+            own = scales[part.scales].unsqueeze(1)
+            for some in chunks(part.rows, part.width, total.device):
+                target[some].add_(source[some].to(torch.float32).mul_(own[some]), alpha=sign)

@@ -1,0 +1,67 @@
+"""Codecs by name, as settings and plans write them: ``int8``, ``int8:block=128``, ``bf16+zlib``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from barnraise.compression.codecs.codec import Codec
+from barnraise.compression.codecs.fp32 import Fp32
+from barnraise.compression.codecs.half import Half
+from barnraise.compression.codecs.int4 import Int4
+from barnraise.compression.codecs.int8 import Int8
+from barnraise.compression.codecs.powersgd import PowerSGD
+from barnraise.compression.codecs.randomk import RandomK
+from barnraise.compression.codecs.topk import TopK
+from barnraise.compression.codecs.zlib import Packed
+from barnraise.core.errors import ConfigError
+
+_MAKERS: Mapping[str, tuple[Callable[..., Codec | PowerSGD], tuple[str, ...]]] = {
+    "fp32": (Fp32, ()),
+    "fp16": (lambda: Half(torch.float16), ()),
+    "bf16": (lambda: Half(torch.bfloat16), ()),
+    "int8": (Int8, ("block",)),
+    "int4": (Int4, ("block",)),
+    "topk": (TopK, ("k", "block")),
+    "randomk": (RandomK, ("every", "seed")),
+    "powersgd": (PowerSGD, ("rank", "seed")),
+}
+NAMES = tuple(_MAKERS)
+_PACKING = "zlib"
+_MOST_DIGITS = 12
+
+
+def codec_named(text: str) -> Codec | PowerSGD:
+    """A new one; ConfigError that lists what there is."""
+    words, *packings = text.strip().split("+")
+    name, colon, given = words.partition(":")
+    if name not in _MAKERS:
+        raise ConfigError(f"there is no codec {name!r}", hint=f"Choose one of {', '.join(NAMES)}.")
+    make, known = _MAKERS[name]
+    codec = make(**_parameters(name, given, known) if colon else {})
+    if not packings:
+        return codec
+    if packings != [_PACKING] or isinstance(codec, PowerSGD):
+        raise ConfigError(
+            f"{text!r} does not name a codec",
+            hint=f"Only +{_PACKING} may follow, once, and not after powersgd.",
+        )
+    return Packed(codec)
+
+
+def _parameters(name: str, given: str, known: tuple[str, ...]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    takes = f"{name} takes {' and '.join(known)}" if known else f"{name} takes no parameters"
+    for word in given.split(","):
+        key, _, value = word.partition("=")
+        if key not in known:
+            raise ConfigError(f"{name} has no parameter {key!r}", hint=f"{takes}.")
+        if key in found:
+            raise ConfigError(f"{name} is given {key} twice", hint=f"Give {key} once.")
+        if not (value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS):
+            raise ConfigError(
+                f"{key}={value} of {name} is not a whole number", hint=f"Write it as in {name}:{key}=64."
+            )
+        found[key] = int(value)
+    return found

@@ -1,0 +1,195 @@
+"""topk: of each block only the largest numbers, each in 2 bits, and where they are in about 8.
+
+A number is its sign and one of two magnitudes, which each block has for itself: the means of the upper and of
+the lower of its largest numbers, divided at their mean. Positions are in rising order and written in the
+manner of Elias and Fano: the low bits as they are, the high bits as the distances between ones in a row of
+bits. That takes as much room for every choice of positions, and nearly as little as is possible at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy
+import torch
+
+from barnraise.compression.allreduce.deterministic_sum import sum_rows
+from barnraise.compression.codecs.codec import Codec, Turn, chunks, read, refuse_unless_finite
+from barnraise.core.errors import ConfigError, ProtocolError
+
+MOST_BLOCK = 1 << 20
+_LEVELS = 2
+_LEVEL_BYTES = 2 * _LEVELS
+
+Bits = numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.uint8]]
+Numbers = numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.int64]]
+
+
+class _Rows(NamedTuple):
+    """Equal blocks as rows: where they begin in the tensor and in the payload, and what is kept of each."""
+
+    first: int
+    first_byte: int
+    rows: int
+    width: int
+    k: int
+
+    @property
+    def last(self) -> int:
+        return self.first + self.rows * self.width
+
+    @property
+    def low_bits(self) -> int:
+        return (self.width // self.k).bit_length() - 1
+
+    @property
+    def high_bits(self) -> int:
+        return ((self.width - 1) >> self.low_bits) + self.k
+
+    @property
+    def bits(self) -> int:
+        return self.high_bits + self.k * (self.low_bits + 2)
+
+    @property
+    def row_bytes(self) -> int:
+        return _LEVEL_BYTES + -(-self.bits // 8)
+
+    @property
+    def last_byte(self) -> int:
+        return self.first_byte + self.rows * self.row_bytes
+
+
+@dataclass(frozen=True)
+class TopK(Codec):
+    k: int = 64
+    block: int = 4096
+    is_sparse = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= self.block <= MOST_BLOCK:
+            raise ConfigError(
+                f"topk cannot keep {self.k} numbers of each {self.block}",
+                hint=f"Give a block of at most {MOST_BLOCK} and a k from 1 to the block, such as "
+                "topk:k=64,block=4096.",
+            )
+
+    @property
+    def name(self) -> str:
+        return f"topk:k={self.k},block={self.block}"
+
+    @property
+    def grain(self) -> int:
+        return self.block
+
+    def payload_bytes(self, numel: int) -> int:
+        return max((part.last_byte for part in self._parts(numel)), default=0)
+
+    def _parts(self, numel: int) -> Iterator[_Rows]:
+        """The whole blocks, then the shorter one, of which the same share is kept, rounded up."""
+        whole, rest = divmod(numel, self.block)
+        full = _Rows(0, 0, whole, self.block, self.k)
+        if whole:
+            yield full
+        if rest:
+            yield _Rows(whole * self.block, full.last_byte, 1, rest, -(-rest * self.k // self.block))
+
+    def _encode(self, flat: torch.Tensor, turn: Turn) -> torch.Tensor:
+        refuse_unless_finite(flat, turn.name)
+        device, flat = flat.device, flat.cpu()
+        payload = torch.empty(self.payload_bytes(flat.numel()), dtype=torch.uint8)
+        for part in self._parts(flat.numel()):
+            rows = flat[part.first : part.last].view(part.rows, part.width)
+            positions = torch.cat(
+                [_largest(rows[some], part.k) for some in chunks(part.rows, part.width, rows.device)]
+            )
+            values = rows.gather(1, positions)
+            levels, is_high = _levels_of(values.abs())
+            codes = is_high.to(torch.uint8).mul_(2).add_(values < 0)
+            target = payload[part.first_byte : part.last_byte].view(part.rows, part.row_bytes)
+            target[:, :_LEVEL_BYTES] = levels.view(torch.uint8)
+            target[:, _LEVEL_BYTES:] = torch.from_numpy(_pack(positions.numpy(), codes.numpy(), part))
+        return payload.to(device)
+
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: Turn, sign: float) -> None:
+        payload = payload.cpu()
+        for part in self._parts(total.numel()):
+            source = payload[part.first_byte : part.last_byte].view(part.rows, part.row_bytes)
+            levels = read(source[:, :_LEVEL_BYTES].reshape(-1), 0, part.rows * _LEVELS, torch.bfloat16)
+            levels = levels.to(torch.float32).view(part.rows, _LEVELS)
+            if not (float(levels.min()) >= 0 and float(levels.max()) < float("inf")):  # NaN fails, too
+                raise ProtocolError(
+                    "a payload holds a magnitude that is negative or not finite", not_finite=True
+                )
+            positions, codes = _unpack(source[:, _LEVEL_BYTES:].numpy(), part)
+            values = levels.gather(1, codes >> 1).mul_(1.0 - 2.0 * (codes & 1))
+            rows = total[part.first : part.last].view(part.rows, part.width)
+            # No position comes twice in a row, so the order of these additions does not matter.
+            rows.scatter_add_(1, positions.to(total.device), values.mul_(sign).to(total.device))
+
+
+def _largest(rows: torch.Tensor, k: int) -> torch.Tensor:
+    """Where the ``k`` largest magnitudes of each row are, in rising order; of equal ones, the first."""
+    width = rows.shape[1]
+    keys = rows.abs().view(torch.int32).numpy()  # magnitudes have the order of their bits
+    least = numpy.partition(keys, width - k, axis=1)[:, width - k : width - k + 1]
+    is_taken = keys >= least
+    surplus = numpy.count_nonzero(is_taken, axis=1) - k
+    for row in numpy.flatnonzero(surplus):
+        is_taken[row, numpy.flatnonzero(keys[row] == least[row])[-surplus[row] :]] = False
+    return torch.from_numpy(numpy.flatnonzero(is_taken).reshape(-1, k) % width)
+
+
+def _levels_of(magnitudes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two magnitudes for each row, and which numbers take the higher one."""
+    by_row = magnitudes.double().t().contiguous()
+    whole = sum_rows(by_row.clone())
+    is_high = by_row * by_row.shape[0] > whole
+    highs = is_high.sum(0)
+    above = sum_rows(by_row * is_high)
+    lows = by_row.shape[0] - highs  # never none: something is not above the mean
+    low = (whole - above).clamp_(min=0.0) / lows
+    high = torch.where(highs > 0, above / highs.clamp(min=1), low)
+    most = torch.finfo(torch.bfloat16).max
+    levels = torch.stack([low, high], dim=1).clamp_(max=most).to(torch.bfloat16)
+    return levels, is_high.t()
+
+
+def _pack(positions: Numbers, codes: Bits, part: _Rows) -> Bits:
+    """One row of bytes for each block: high bits, low bits, codes."""
+    bits = numpy.zeros((part.rows, part.bits), dtype=numpy.uint8)
+    ones = (positions >> part.low_bits) + numpy.arange(part.k)
+    numpy.put_along_axis(bits, ones, 1, axis=1)
+    lows = bits[:, part.high_bits : part.high_bits + part.k * part.low_bits]
+    lows[:] = _spread(positions, part.low_bits).reshape(part.rows, -1)
+    bits[:, part.high_bits + part.k * part.low_bits :] = _spread(codes, 2).reshape(part.rows, -1)
+    return numpy.packbits(bits, axis=1, bitorder="little")
+
+
+def _unpack(data: Bits, part: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions and codes; ProtocolError unless the positions are ``k`` rising ones within the block."""
+    bits = numpy.unpackbits(data, axis=1, count=part.bits, bitorder="little")
+    highs, rest = bits[:, : part.high_bits], bits[:, part.high_bits :]
+    if not (highs.sum(axis=1, dtype=numpy.int64) == part.k).all():
+        raise ProtocolError("a payload holds more or fewer positions than it must")
+    ones = numpy.nonzero(highs)[1].reshape(part.rows, part.k)
+    lows = _gathered(rest[:, : part.k * part.low_bits], part, part.low_bits)
+    positions = ((ones - numpy.arange(part.k)) << part.low_bits) | lows
+    if positions.max() >= part.width or not (numpy.diff(positions, axis=1) > 0).all():
+        raise ProtocolError("a payload holds positions that are out of their block or out of order")
+    codes = _gathered(rest[:, part.k * part.low_bits :], part, 2)
+    return torch.from_numpy(positions), torch.from_numpy(codes)
+
+
+def _spread(values: Numbers | Bits, bits: int) -> Bits:
+    """The lowest bits of each number, one by one."""
+    wide = values.astype(numpy.int64)[..., None]
+    spread: Bits = (wide >> numpy.arange(bits, dtype=numpy.int64) & 1).astype(numpy.uint8)
+    return spread
+
+
+def _gathered(bits: Bits, part: _Rows, width: int) -> Numbers:
+    split = bits.reshape(part.rows, part.k, width).astype(numpy.int64)
+    gathered: Numbers = (split << numpy.arange(width)).sum(axis=2)
+    return gathered

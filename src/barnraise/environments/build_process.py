@@ -1,0 +1,196 @@
+"""Runs one command of a build: its output as progress, its end as a sentence, all its children with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from barnraise.core.errors import RunEnvironmentError
+from barnraise.core.sanitize import printable
+
+_TAIL_LINES = 60
+_SHOWN_LINES = 8
+_LONGEST_LINE = 400
+# Lines of pip and of uv that tell a person how far it is.
+_TELLING = re.compile(
+    r"^\s*(Collecting|Downloading|Building|Installing|Successfully|Resolved|Prepared|Installed) "
+)
+_UNREACHABLE = re.compile(
+    r"NewConnectionError|Failed to establish a new connection|NameResolutionError|getaddrinfo|dns error"
+    r"|Network is unreachable|error sending request|Connection refused|ReadTimeoutError"
+)
+_FULL = re.compile(r"No space left on device|Errno 28|WinError 112")
+_FAILED_PACKAGE = (
+    re.compile(r"No matching distribution found for (?P<what>\S+)"),
+    re.compile(r"Could not find a version that satisfies the requirement (?P<what>\S+)"),
+    re.compile(r"Failed building wheel for (?P<what>\S+)"),
+    re.compile(r"Failed to (?:build|download|fetch|install)(?: and build)?:? `(?P<what>[^`]+)`"),
+    re.compile(
+        r"Because (?:there is no version of )?(?P<what>[\w.=<>~!-]+) (?:was not found|has no|and you)"
+    ),
+    re.compile(r"Because there is no version of (?P<what>\S+)"),
+    re.compile(r"Cannot install (?P<what>.+?) because these package versions have conflicting"),
+    re.compile(r"Invalid requirement: (?P<what>.+)"),
+    re.compile(r"^\s*(?P<what>[\w.-]+==\S+) from .*\n\s*Expected sha256", re.MULTILINE),
+)
+if sys.platform == "win32":
+    _APART_ON_WINDOWS = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
+else:
+    _APART_ON_WINDOWS = 0
+
+
+class BuildStep(msgspec.Struct, frozen=True):
+    """A command, and the variables that it needs beside the machine's own."""
+
+    command: tuple[str, ...]
+    variables: Mapping[str, str] = {}
+
+
+async def run_step(
+    step: BuildStep,
+    source: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    on_progress: Callable[[str], None],
+    *,
+    every_line: bool = False,
+) -> None:
+    """Run it to its end; cancelled or failed, neither it nor a child of it is left."""
+
+    def on_line(line: str) -> None:
+        if every_line or _TELLING.match(line):
+            on_progress(line.strip())
+
+    try:
+        code, tail = await run_to_end(step.command, folder, environment, on_line)
+    except OSError as error:
+        raise RunEnvironmentError(
+            f"the environment was not built from {source}: {step.command[0]} cannot be started ({error})",
+            hint="Install it again, or use what is installed: `--env agent`.",
+        ) from None
+    if code != 0:
+        raise failure(source, tail, code)
+
+
+async def run_to_end(
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    on_line: Callable[[str], None],
+) -> tuple[int, list[str]]:
+    """Its code and the last lines of its output; OSError if it cannot be started.
+
+    A process and a thread instead of asyncio's own subprocesses, which the agent's loop does not have on
+    Windows.
+    """
+    process = _spawn(command, folder, environment)
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    try:
+        async for line in _lines(_parts(process)):
+            tail.append(line)
+            on_line(line)
+        code = await asyncio.to_thread(process.wait)
+    finally:
+        await _end(process)
+    return code, list(tail)
+
+
+def _spawn(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=0,
+        start_new_session=True,
+        creationflags=_APART_ON_WINDOWS,
+    )
+
+
+async def _parts(process: subprocess.Popen[bytes]) -> AsyncIterator[bytes]:
+    """Its output as it comes, read by a thread that nobody waits for: a stray child may hold the pipe."""
+    loop = asyncio.get_running_loop()
+    inbox: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout as stream, contextlib.suppress(RuntimeError):  # the loop is closed
+            while part := stream.read(65536):
+                loop.call_soon_threadsafe(inbox.put_nowait, part)
+            loop.call_soon_threadsafe(inbox.put_nowait, b"")
+
+    threading.Thread(target=read, daemon=True).start()
+    while part := await inbox.get():
+        yield part
+
+
+async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """Lines of any length, cut to what a person reads."""
+    rest = b""
+    async for part in parts:
+        *whole, rest = (rest + part).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        rest = rest[-65536:]
+        for line in whole:
+            if line.strip():
+                yield _shown(line)
+    if rest.strip():
+        yield _shown(rest)
+
+
+def _shown(line: bytes) -> str:
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line.decode("utf-8", "replace"))
+    return printable(text, instead=" ").rstrip()[:_LONGEST_LINE]
+
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill it with its children, unless it has ended."""
+    if process.poll() is not None:
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+        if sys.platform == "win32":
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    child.kill()
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+    await asyncio.to_thread(process.wait)
+
+
+def failure(source: str, tail: list[str], code: int) -> RunEnvironmentError:
+    """What went wrong, from the last words of pip or uv, and what to do about it."""
+    text = "\n".join(tail)
+    matches = (pattern.search(text) for pattern in _FAILED_PACKAGE)
+    package = next((match["what"].strip("`'\",.") for match in matches if match), None)
+    here = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    if _FULL.search(text):
+        why, hint = "the disk is full", "Make room on this machine's disk, then run again."
+    elif _UNREACHABLE.search(text):
+        why = f"{package or 'a package'} could not be fetched"
+        hint = "Check that this machine reaches the internet or your package index, then run again."
+    elif "ensurepip" in text:
+        why = "this Python cannot make environments"
+        hint = "Install its venv part (on Debian: `sudo apt install python3-venv`) or uv, then run again."
+    elif package is not None:
+        why = f"{package} could not be installed for {here}"
+        hint = f"Correct or remove {package} in {source}, or use what is installed: `--env agent`."
+    else:
+        why = f"the command ended with {code} on {here}"
+        hint = f"Correct {source} by the lines above, or use what is installed: `--env agent`."
+    last = "".join(f"\n    {line}" for line in tail[-_SHOWN_LINES:])
+    return RunEnvironmentError(f"the environment could not be built from {source}: {why}{last}", hint=hint)

@@ -1,0 +1,299 @@
+"""Compares what the machines of a run have with what its script needs. Pure.
+
+The reference is the machine that starts the run ("here"): what works there is expected everywhere.
+
+======================================  ==========  ==================================================
+what differs                            verdict     why
+======================================  ==========  ==================================================
+the script cannot be parsed             impossible  said once
+torch, in its first two numbers         impossible  a group across both would disagree about the
+                                                    wire; risky if the script does not import torch
+torch, later numbers or ``+cpu``        fine        the same interface and the same mathematics
+torch missing, and required             impossible  ``barnraise torch`` says how; risky if optional
+a required package missing on one       impossible  the mend names the version that works elsewhere
+a required package missing everywhere   impossible  said once, not for each machine
+an optional package missing on one      risky       the script may behave differently there
+an optional package missing everywhere  fine        it behaves the same, and is prepared for it
+a package's first number                risky       interfaces change there
+a package's later numbers               fine
+Python's first two numbers              risky       most scripts work; what they exchange may not
+CUDA demanded, no such device           impossible  the machine is left out, and named
+======================================  ==========  ==================================================
+
+Where environments were built from a file of the folder, that file is what the mends speak of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from barnraise.core.sanitize import printable
+from barnraise.environments.installed_packages import Package, Packages
+from barnraise.environments.script_imports import Needs
+from barnraise.environments.torch_build import choose_torch
+
+Level = Literal["fine", "risky", "impossible"]
+About = Literal["code", "python", "torch", "package", "device"]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
+_BREAKS_A_COMMAND = frozenset("\"'`$;&|<>\n")
+_OR_SYNC = ", or put a requirements.txt into the folder and use `--env sync`."
+_WORST_FIRST: tuple[Level, ...] = ("impossible", "risky", "fine")
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One difference; no node means every machine, and a fine one needs no mend."""
+
+    level: Level
+    about: About
+    sentence: str
+    mend: str = ""
+    node: str = ""
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """A machine that cannot take part, whatever is installed there."""
+
+    node: str
+    why: str
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Who can run the script, who is left out, and what a person must mend before it can start."""
+
+    kept: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+    blocking: tuple[Finding, ...]
+
+
+def compare(
+    reference: Packages,
+    others: Mapping[str, Packages],
+    needs: Needs,
+    devices: Mapping[str, Sequence[str]],
+    *,
+    built_from: str | None = None,
+) -> tuple[Finding, ...]:
+    """Every difference that counts, the worst first.
+
+    ``others`` are the machines that are to take part, the reference's own by its name if it is one of them;
+    ``devices`` the kinds that each has. ``built_from`` names the file if environments were built for the run.
+    """
+    if needs.syntax is not None:
+        mend = "Correct it, then run again; `python -m py_compile` with the file's name checks it."
+        return (Finding(level="impossible", about="code", sentence=f"{needs.syntax}.", mend=mend),)
+    mends = _Mends(devices, built_from)
+    findings: list[Finding] = []
+    for node, packages in others.items():
+        findings += _python(reference, node, packages)
+        findings += _cuda(needs, node, devices)
+    findings += _torch(reference, others, needs, mends)
+    for name in (*needs.required, *needs.optional):
+        if name != "torch":
+            findings += _package(name, name in needs.required, reference, others, mends)
+    return tuple(sorted(findings, key=lambda each: _WORST_FIRST.index(each.level)))
+
+
+def usable(findings: Sequence[Finding], nodes: Sequence[str]) -> Verdict:
+    """Sorts the machines; what would have to be installed on one that is left out blocks nothing."""
+    impossible = [each for each in findings if each.level == "impossible"]
+    lacking = {each.node: each for each in reversed(impossible) if each.about == "device"}
+    blocking = tuple(each for each in impossible if each.node not in lacking)
+    blocked = {each.node for each in blocking}
+    return Verdict(
+        kept=tuple(node for node in nodes if node not in lacking and node not in blocked),
+        left_out=tuple(LeftOut(node, lacking[node].sentence) for node in nodes if node in lacking),
+        blocking=blocking,
+    )
+
+
+def describe(findings: Sequence[Finding]) -> list[str]:
+    """Lines for a person: one if all is fine, else each difference that counts, with its mend."""
+    shown = [each for level in _WORST_FIRST[:2] for each in findings if each.level == level]
+    if not shown:
+        small = len(findings)
+        also = f" ({small} small difference{'s' if small > 1 else ''})" if small else ""
+        return [f"Every machine has what the script needs{also}."]
+    width = max(len(each.node or "everywhere") for each in shown)
+    lines = []
+    for each in shown:
+        lines.append(f"{each.level:<10}  {each.node or 'everywhere':<{width}}  {each.sentence}")
+        if each.mend:
+            lines.append(f"{'':<10}  {'':<{width}}  -> {each.mend}")
+    # Parts of them are other machines' words.
+    return [printable(line) for line in lines]
+
+
+class _Mends(msgspec.Struct, frozen=True):
+    """The commands and actions that put things right."""
+
+    devices: Mapping[str, Sequence[str]]
+    built_from: str | None
+
+    def install(self, node: str, packages: Packages | None, name: str, known: Package | None) -> str:
+        # Another machine's word becomes part of a command: nothing but a name and a version may pass.
+        wanted = name
+        if known is not None and known.distribution and _NAME.fullmatch(known.distribution):
+            wanted = known.distribution
+        if known is not None and known.version and _NAME.fullmatch(known.version):
+            wanted = f"{wanted}=={known.version}"
+        if self.built_from is not None:
+            return f"Add `{wanted}` to what {self.built_from} is made from, and run again."
+        where = f"On {node}" if node else "On each machine"
+        return f"{where} run `{_pip(packages)} install {wanted}`{_OR_SYNC}"
+
+    def torch(self, node: str, packages: Packages, version: str) -> str:
+        """That version of torch, in the build for the machine's devices."""
+        if self.built_from is not None:
+            return f"Pin one version of torch in {self.built_from}, and run again."
+        base = ".".join(map(str, _numbers(version)))
+        kinds = self.devices.get(node, ())
+        choice = choose_torch(packages.os, packages.arch, nvidia="cuda" in kinds, amd=False)
+        if not choice.possible:
+            return _left_out(node, choice.why)
+        index = f" --index-url {choice.index}" if choice.index else ""
+        return f"On {node} run `{_pip(packages)} install torch=={base}{index}`{_OR_SYNC}"
+
+
+def _left_out(node: str, why: str) -> str:
+    return f"Leave {node} out with `--on`: {why}."
+
+
+def _pip(packages: Packages | None) -> str:
+    python = packages.executable if packages is not None else ""
+    if not python.isprintable() or not python or set(python) & _BREAKS_A_COMMAND:
+        return "python -m pip"
+    return f'"{python}" -m pip' if " " in python else f"{python} -m pip"
+
+
+def _python(reference: Packages, node: str, packages: Packages) -> Iterator[Finding]:
+    ours, theirs = _numbers(reference.python), _numbers(packages.python)
+    if ours[:2] == theirs[:2] and reference.implementation == packages.implementation:
+        return
+    here = _python_name(reference)
+    mend = f"If the script fails there, install {here} on {node} and Barnraise in it."
+    sentence = f"{node} runs {_python_name(packages)}, and here it is {here}."
+    yield Finding(level="risky", about="python", node=node, sentence=sentence, mend=mend)
+
+
+def _python_name(packages: Packages) -> str:
+    version = ".".join(map(str, _numbers(packages.python)[:2])) or packages.python
+    return (
+        f"Python {version}"
+        if packages.implementation == "CPython"
+        else f"{packages.implementation} {version}"
+    )
+
+
+def _cuda(needs: Needs, node: str, devices: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    if needs.cuda is None or "cuda" in devices.get(node, ()):
+        return
+    yield Finding(
+        level="impossible",
+        about="device",
+        node=node,
+        sentence=f"{node} has no CUDA device and is left out: {needs.cuda}",
+        mend="To use it too, let the script choose: "
+        'device = torch.accelerator.current_accelerator() or torch.device("cpu")',
+    )
+
+
+def _torch(
+    reference: Packages, others: Mapping[str, Packages], needs: Needs, mends: _Mends
+) -> Iterator[Finding]:
+    # A machine that only starts runs may have no torch: then the first one that has it is the measure.
+    place, expected = next(
+        ((where, each.torch) for where, each in _measures(reference, others) if each.torch),
+        ("", None),
+    )
+    needed = "torch" in needs.required
+    named = needed or "torch" in needs.optional
+    for node, packages in others.items():
+        if packages.torch is None:
+            if named:
+                yield Finding(
+                    level="impossible" if needed else "risky",
+                    about="torch",
+                    node=node,
+                    sentence=f"{node} has no torch, and the script imports it.",
+                    mend=_missing_torch(node, packages, mends),
+                )
+            continue
+        if expected is None or packages.torch == expected:
+            continue
+        both = f"{node} has torch {packages.torch}, and {place} it is {expected}"
+        if _numbers(packages.torch)[:2] == _numbers(expected)[:2]:
+            yield Finding(level="fine", about="torch", node=node, sentence=f"{both}.")
+            continue
+        yield Finding(
+            level="impossible" if named else "risky",
+            about="torch",
+            node=node,
+            sentence=f"{both}: they cannot train in one group.",
+            mend=mends.torch(node, packages, expected),
+        )
+
+
+def _measures(reference: Packages, others: Mapping[str, Packages]) -> Iterator[tuple[str, Packages]]:
+    yield "here", reference
+    yield from ((f"on {node}", packages) for node, packages in others.items())
+
+
+def _missing_torch(node: str, packages: Packages, mends: _Mends) -> str:
+    if mends.built_from is not None:
+        return f"Add torch to {mends.built_from}, and run again."
+    choice = choose_torch(packages.os, packages.arch, nvidia=False, amd=False)
+    if not choice.possible:
+        return _left_out(node, choice.why)
+    return f"On {node} run `barnraise torch`: it prints the install command for that machine."
+
+
+def _package(
+    name: str, required: bool, reference: Packages, others: Mapping[str, Packages], mends: _Mends
+) -> Iterator[Finding]:
+    expected = reference.package(name)
+    known = expected or next((found for each in others.values() if (found := each.package(name))), None)
+    if known is None:
+        sentence = f"{name} is imported by the script, and no machine has it."
+        if required:
+            mend = mends.install("", None, name, None)
+            yield Finding(level="impossible", about="package", sentence=sentence, mend=mend)
+        else:
+            yield Finding(level="fine", about="package", sentence=sentence)
+        return
+    for node, packages in others.items():
+        found = packages.package(name)
+        if found is None:
+            where = "imports it" if required else "imports it in some places"
+            yield Finding(
+                level="impossible" if required else "risky",
+                about="package",
+                node=node,
+                sentence=f"{name} is missing on {node}, and the script {where}.",
+                mend=mends.install(node, packages, name, known),
+            )
+        elif expected is not None:
+            yield from _versions(node, packages, found, expected, mends)
+
+
+def _versions(
+    node: str, packages: Packages, found: Package, expected: Package, mends: _Mends
+) -> Iterator[Finding]:
+    same_origin = found.distribution == expected.distribution
+    if not same_origin or not found.version or not expected.version or found.version == expected.version:
+        return
+    sentence = f"{node} has {found.name} {found.version}, and here it is {expected.version}."
+    if _numbers(found.version)[:1] == _numbers(expected.version)[:1]:
+        yield Finding(level="fine", about="package", node=node, sentence=sentence)
+        return
+    mend = mends.install(node, packages, found.name, expected)
+    yield Finding(level="risky", about="package", node=node, sentence=sentence, mend=mend)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """``(2, 13, 0)`` of ``2.13.0+cpu``."""
+    release = re.match(r"\s*v?(\d{1,9}(?:\.\d{1,9})*)", version)
+    return tuple(map(int, release[1].split("."))) if release else ()

@@ -1,0 +1,78 @@
+"""The process of a held-out check. FILE, its first argument, is the owner's code; MODEL is the second.
+
+Each line of standard input asks for the loss of MODEL (safetensors) as it is then; the answer is a line of
+JSON. The first one is said without being asked: whether FILE can be used at all. With its input it ends.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors.torch import load_file
+
+from barnraise.hub.aggregation.held_out_validation import Answer
+
+Loss = Callable[[dict[str, torch.Tensor]], object]
+
+
+def main(script: Path, model: Path) -> int:
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the owner's code prints is no answer
+    wanted: queue.Queue[bytes] = queue.Queue()
+    threading.Thread(target=_listen, args=(wanted,), daemon=True).start()
+    try:
+        loss = _loss_in(script)
+    except Exception as error:  # noqa: BLE001  # it is the owner's code: whatever it raises is told
+        answers.write(_line(Answer(failed=f"{type(error).__name__}: {error}")))
+        return 1
+    answers.write(_line(Answer()))
+    while wanted.get():
+        answers.write(_line(_tried(loss, model)))
+    return 0
+
+
+def _listen(wanted: queue.Queue[bytes]) -> None:
+    """If the hub is gone, nobody waits for what is computed, however long that takes."""
+    while line := sys.stdin.buffer.readline():
+        wanted.put(line)
+    os._exit(0)
+
+
+def _loss_in(script: Path) -> Loss:
+    sys.path.insert(0, str(script.parent))
+    spec = importlib.util.spec_from_file_location("held_out", script)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{script.name} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    loss = getattr(module, "loss", None)
+    if not callable(loss):
+        raise AttributeError(f"{script.name} has no function loss(parameters)")
+    return loss  # type: ignore[no-any-return]
+
+
+def _tried(loss: Loss, model: Path) -> Answer:
+    try:
+        with torch.no_grad():
+            found = float(loss(load_file(model)))  # type: ignore[arg-type]  # whatever it gives is a number or told
+    except Exception as error:  # noqa: BLE001
+        return Answer(failed=f"{type(error).__name__}: {error}")
+    return Answer(loss=found if math.isfinite(found) else None)
+
+
+def _line(answer: Answer) -> bytes:
+    return msgspec.json.encode(answer) + b"\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

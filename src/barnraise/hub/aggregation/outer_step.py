@@ -1,0 +1,154 @@
+"""The chain of versions, and how a closed round becomes the next one. Blobs first, the log last.
+
+Everything here runs in a thread and blocks; the hub's event loop never does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from barnraise.hub.aggregation.aggregate import (
+    Input,
+    Outer,
+    measure,
+    merged_chunk,
+    take_outer_step,
+    write_base,
+)
+from barnraise.hub.aggregation.aggregator import Closed, Figures, Merged
+from barnraise.hub.aggregation.update_checks import Verdict, judge_round
+from barnraise.hub.protocol.messages import Layout, Step, Terms
+from barnraise.hub.protocol.vector_file import Form, VectorFile
+from barnraise.hub.rounds.state_machine import weight_of
+from barnraise.hub.storage.blobs import Blobs
+from barnraise.hub.storage.log import Committed, Contribution
+
+
+class OuterStep:
+    """The hub of a run."""
+
+    def __init__(self, blobs: Blobs, terms: Terms, layout: Layout) -> None:
+        torch.set_num_threads(1)  # chunks are worked on side by side instead
+        self._blobs, self._terms, self._numel = blobs, terms, layout.numel
+        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hub-merge")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def most_bytes(self) -> int:
+        return self._form(self._terms.codec, 0).most_bytes
+
+    def measure(self, path: Path, version: int) -> Figures:
+        return measure(path, self._form(self._terms.codec, version))
+
+    def finish(self, closed: Closed) -> Merged:
+        """The next version, all its blobs on the disk."""
+        terms, number = self._terms, closed.head.number + 1
+        inputs, parts, refused = self.inputs(closed)
+        if not inputs:
+            return Merged((), (), refused)
+        trim = self.trim(closed, parts)
+        outer = Outer(self._blob(closed.head.momentum), self._blob(closed.head.feedback))
+        outcome = take_outer_step(
+            self._blobs,
+            self._form(terms.delta_codec, number),
+            lambda index: merged_chunk(inputs, index, trim),
+            outer,
+            terms.rate,
+            terms.momentum,
+            self._pool,
+        )
+        base = None
+        if number % terms.base_every == 0:
+            base = self._new_base(number, closed.chain, outcome.step)
+        rule = "weighted mean" if trim is None else f"mean without {trim:.0%} on each side"
+        version = Committed(
+            number=number,
+            step=outcome.step,
+            base=base,
+            momentum=outcome.momentum,
+            feedback=outcome.feedback,
+            time=closed.time,
+            rule=rule,
+            members=len(parts),
+            samples=sum(one.samples for one in parts),
+            loss=mean_loss(parts),
+        )
+        return Merged((version,), parts, refused)
+
+    def inputs(self, closed: Closed) -> tuple[list[Input], tuple[Contribution, ...], dict[str, Verdict]]:
+        """What is merged with which weight, and what is not because it does not fit the others."""
+        verdicts = judge_round(closed.arrivals, closed.strangers, self._terms, closed.seen)
+        refused = {name: one for name, one in verdicts.items() if one.kind}
+        inputs, parts = [], []
+        for one in closed.arrivals:
+            update = one.update
+            if update.id in refused:
+                continue
+            scale = verdicts[update.id].scale if update.id in verdicts else 1.0
+            behind = closed.head.number - update.version
+            weight = update.samples * weight_of(behind)
+            form = self._form(self._terms.codec, update.version)
+            inputs.append(Input(VectorFile(self._blobs.path(one.sha256), form), weight, scale))
+            parts.append(
+                Contribution(
+                    node=update.node,
+                    lease=update.lease,
+                    samples=update.samples,
+                    spans=one.spans,
+                    behind=behind,
+                    weight=weight,
+                    scale=scale,
+                    sha256=one.sha256,
+                    loss=one.loss,
+                    merged=one.merged,
+                )
+            )
+        return inputs, tuple(parts), refused
+
+    def trim(self, closed: Closed, parts: Sequence[Contribution]) -> float | None:
+        """What `merged_chunk` leaves out of each side: something only if a stranger takes part."""
+        return self._terms.trim if any(one.node in closed.strangers for one in parts) else None
+
+    def _new_base(self, number: int, chain: Sequence[Committed], last: Step) -> Step:
+        base = chain[0].base
+        assert base is not None
+        steps = [one.step for one in chain[1:]] + [last]
+        return write_base(
+            self._blobs,
+            self._form(self._terms.base_codec, number),
+            self._file(base),
+            [self._file(step) for step in steps],
+            self._pool,
+        )
+
+    def _file(self, step: Step) -> VectorFile:
+        return VectorFile(self._blobs.path(step.sha256), self._form(step.codec, step.version))
+
+    def _form(self, codec: str, version: int) -> Form:
+        return Form(self._numel, self._terms.chunk, codec, version)
+
+    def _blob(self, name: str | None) -> Path | None:
+        return None if name is None else self._blobs.path(name)
+
+
+def mean_loss(parts: Sequence[Contribution]) -> float | None:
+    """Weighted by the samples of those who said one."""
+    said = [(one.samples, one.loss) for one in parts if one.loss is not None]
+    total = sum(samples for samples, _ in said)
+    return sum(samples * loss for samples, loss in said) / total if total else None
+
+
+def first_version(base: Step, time: float) -> Committed:
+    """Version 0: the owner's base."""
+    return Committed(number=0, step=base, base=base, time=time, rule="the owner's base")
+
+
+def check_base(path: Path, layout: Layout, terms: Terms) -> None:
+    """ProtocolError unless it is a whole finite state."""
+    measure(path, Form(layout.numel, terms.chunk, terms.base_codec, 0))

@@ -1,0 +1,260 @@
+"""Which updates may count. Pure: figures in, a verdict with its reason out.
+
+What an update is measured by: its norm per square root of a sample, against the running median and against
+the others of its round; and its sketch, a random linear projection in which angles between updates can be
+seen. Both are cheap for any size of model.
+
+All norms may grow at once: a learning rate that warms up makes ten times as large updates within a round. So
+what was usual before only cuts an update, less so if there are others of its round to compare it with, and is
+learned anew; refused is what differs from those.
+
+What a region sends is the mean of many updates (``merged``). It is as long as one of them if they agree, and
+shorter by the square root of their number if they have nothing in common; the same holds for every mean of
+that round, so a mean of more updates says how long one of fewer may be at most.
+
+Strangers teach nobody what is usual before others of their round have confirmed it. While nobody knows it,
+their updates are cut to a friend's, or wait for enough others (`leases.can_be_compared`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy
+
+from barnraise.hub.protocol.messages import Role, Terms
+from barnraise.hub.rounds.leases import LEAST_NORMS
+from barnraise.hub.storage.log import Arrival, Contribution, Member, Seen
+
+SKETCH = 1024  # numbers
+_WINDOW = 32  # norms that make the running median
+_WORSE = 0.1  # of the loss
+_COPY = 0.999  # cosine
+_LEAST_VOTES = 5  # updates of a round that can tell one of them apart
+_AGREED = 0.3  # median cosine to the middle of a round from which on there is a direction at all
+_UNLIKE = 0.2  # of that median
+_FORGIVING = 10  # accepted updates take one refusal away
+COUNTED = frozenset({"size", "schema", "not-finite", "norm", "copy", "unlike", "held-out", "forged"})
+
+Sketch = numpy.ndarray[tuple[int], numpy.dtype[numpy.float32]]
+
+
+class Verdict(NamedTuple):
+    """``kind`` is empty if it may count; then it is multiplied with ``scale``."""
+
+    kind: str = ""
+    reason: str = ""
+    scale: float = 1.0
+
+
+def usual_norm(seen: Sequence[Seen], merged: int = 1) -> float | None:
+    """The running median, for an update that so many became; None while too few are known."""
+    known = [one for one in seen if one.norm > 0][-_WINDOW:]
+    return _median(known, merged)
+
+
+def _median(others: Sequence[Arrival | Seen], merged: int) -> float | None:
+    norms = [_at_most(one, merged) for one in others]
+    return statistics.median(norms) if len(norms) >= LEAST_NORMS else None
+
+
+def _at_most(other: Arrival | Seen, merged: int) -> float:
+    """How long, by this one, an update may be that so many became."""
+    return other.norm * math.sqrt(max(1.0, other.merged / merged))
+
+
+def believed_merged(role: Role, said: int, samples: int) -> int:
+    """How many updates it was made of. A stranger's word would only loosen what others are compared with."""
+    return 1 if role == "stranger" else max(1, min(said, samples))
+
+
+def fitting_scale(norm: float, median: float | None, terms: Terms) -> float:
+    """What an update is multiplied with; both per square root of a sample."""
+    most = terms.clip_over * median if median else norm
+    return most / norm if norm > most else 1.0
+
+
+def remembered_norm(norm: float, median: float | None, terms: Terms) -> float:
+    """For the running median, which single ones cannot move far."""
+    return min(norm, terms.refuse_over * median) if median else norm
+
+
+def judge_norm(norm: float, median: float | None, terms: Terms) -> Verdict:
+    """Against the median of its round."""
+    if median and norm > terms.refuse_over * median:
+        said = f"its norm is {norm / median:.3g} times the round's median, {terms.refuse_over:g} are possible"
+        return Verdict("norm", said, 0.0)
+    return Verdict(scale=fitting_scale(norm, median, terms))
+
+
+def judge_copy(node: str, sha256: str, sketch: bytes, earlier: Sequence[Seen]) -> Verdict:
+    """Against what others sent before. Sketches of small models do not tell copies from agreement."""
+    if any(one.sha256 == sha256 for one in earlier):
+        return Verdict("copy", "the same bytes were sent before")
+    own = read_sketch(sketch)
+    others = [one.sketch for one in earlier if one.node != node and len(one.sketch) == len(sketch)]
+    if own is None or not others:
+        return Verdict()
+    table = numpy.frombuffer(b"".join(others), dtype="<f4").reshape(len(others), -1)
+    lengths = numpy.linalg.norm(table, axis=1) * numpy.linalg.norm(own)
+    if bool((numpy.abs(table @ own) > _COPY * lengths).any()):
+        return Verdict("copy", "it points where another member's earlier update does")
+    return Verdict()
+
+
+def judge_held_out(now: float, alone: float | None) -> Verdict:
+    """By the loss on held-out samples, of the model now and with this update alone; None: not finite.
+
+    One member's own model may be a little worse than the common one, and often is late in a run.
+    """
+    if alone is None:
+        return Verdict("held-out", "with it, the loss on the hub's own samples is not a finite number")
+    if alone > now + _WORSE * abs(now):
+        return Verdict(
+            "held-out", f"with it, the loss on the hub's own samples is {alone:.4g} instead of {now:.4g}"
+        )
+    return Verdict()
+
+
+def judge_round(
+    arrivals: Sequence[Arrival], strangers: frozenset[str], terms: Terms, seen: Sequence[Seen] = ()
+) -> dict[str, Verdict]:
+    """Of all updates of a round together, by update: those that do not fit the others.
+
+    Only strangers are judged by their direction, and only if enough others agree on one.
+    """
+    kinds = {one.merged for one in arrivals}
+    medians = {merged: _median(arrivals, merged) for merged in kinds}
+    usual = {merged: usual_norm(seen, merged) for merged in kinds}
+    friends = [one for one in arrivals if one.update.node not in strangers]
+    found: dict[str, Verdict] = {}
+    for one in arrivals:
+        verdict = _judge_size(one, medians[one.merged], terms)
+        if one.update.node in strangers:
+            verdict = _judge_stranger(one, verdict, medians[one.merged], usual[one.merged], friends, terms)
+        if verdict.kind or verdict.scale != 1.0:
+            found[one.update.id] = verdict
+    return found | _judge_directions(arrivals, strangers)
+
+
+def _judge_size(one: Arrival, median: float | None, terms: Terms) -> Verdict:
+    by_before = one.scale if median is None else one.scale * terms.refuse_over / terms.clip_over
+    verdict = judge_norm(one.norm, median, terms)
+    return verdict._replace(scale=min(verdict.scale, by_before))
+
+
+def _judge_stranger(
+    one: Arrival,
+    verdict: Verdict,
+    median: float | None,
+    usual: float | None,
+    friends: Sequence[Arrival],
+    terms: Terms,
+) -> Verdict:
+    """What is usual may be known only since it arrived. If it is not, a friend's update is the measure, or
+    else the median of the round; alone it does not count."""
+    if usual is not None:
+        most = usual * (terms.clip_over if median is None else terms.refuse_over)
+    elif friends:
+        most = min(_at_most(other, one.merged) for other in friends)
+    elif median is not None:
+        return verdict
+    else:
+        return Verdict("incomparable", "there is nothing yet to compare its size with", 0.0)
+    return verdict._replace(scale=min(verdict.scale, most / one.norm)) if one.norm > most else verdict
+
+
+def confirmed_norms(
+    arrivals: Sequence[Arrival], parts: Iterable[Contribution], strangers: frozenset[str]
+) -> dict[str, float]:
+    """What strangers' updates teach of the usual norm, by hash: as they counted, among enough others."""
+    if len(arrivals) < LEAST_NORMS:
+        return {}
+    norms = {one.sha256: one.norm for one in arrivals}
+    return {one.sha256: norms[one.sha256] * one.scale for one in parts if one.node in strangers}
+
+
+def with_norms(seen: Iterable[Seen], norms: Mapping[str, float]) -> list[Seen]:
+    return [
+        msgspec.structs.replace(one, norm=norms[one.sha256]) if one.sha256 in norms else one for one in seen
+    ]
+
+
+def _judge_directions(arrivals: Sequence[Arrival], strangers: frozenset[str]) -> dict[str, Verdict]:
+    found: dict[str, Verdict] = {}
+    sketches = {one.update.id: read_sketch(one.sketch) for one in arrivals}
+    known = {name: _unit(one) for name, one in sketches.items() if one is not None}
+    if len(known) < _LEAST_VOTES or not strangers:
+        return found
+    middle = _unit(numpy.median(numpy.stack(list(known.values())), axis=0))
+    angles = {name: float(one @ middle) for name, one in known.items()}
+    agreed = statistics.median(angles.values())
+    for one in arrivals:
+        angle = angles.get(one.update.id, agreed)
+        if one.update.node in strangers and agreed > _AGREED and angle < _UNLIKE * agreed:
+            way = "points against" if angle < -_UNLIKE * agreed else "has nothing to do with"
+            said = f"it {way} the other updates of its round (cosine {angle:.2f}, the others' {agreed:.2f})"
+            found[one.update.id] = Verdict("unlike", said, 0.0)
+    return found
+
+
+def after_refusal(member: Member, kind: str, reason: str, terms: Terms) -> Member:
+    """In quarantine after some that count. The owner never is: nobody could let it in again."""
+    if kind not in COUNTED or member.role == "owner":
+        return member
+    count = member.refusals + 1
+    quarantine = member.quarantine
+    if count >= terms.refusals and not quarantine:
+        quarantine = f"{count} updates were refused, the last one: {reason}"
+    return msgspec.structs.replace(member, refusals=count, quarantine=quarantine)
+
+
+def after_acceptance(member: Member, samples: int) -> Member:
+    accepted = member.accepted + 1
+    forgiven = 1 if accepted % _FORGIVING == 0 else 0
+    return msgspec.structs.replace(
+        member,
+        accepted=accepted,
+        samples=member.samples + samples,
+        usual=samples,
+        refusals=max(0, member.refusals - forgiven),
+    )
+
+
+def read_sketch(data: bytes) -> Sketch | None:
+    return numpy.frombuffer(data, dtype="<f4") if data else None
+
+
+def _unit(values: Sketch) -> Sketch:
+    length = float(numpy.linalg.norm(values))
+    return values / numpy.float32(length) if length > 0 else values
+
+
+class Allowance:
+    """So many per second for each name, with a reserve for bursts."""
+
+    def __init__(self, per_second: float, reserve: float, most_names: int = 100_000) -> None:
+        self._rate, self._reserve, self._most = per_second, reserve, most_names
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def take(self, name: str, now: float, cost: float = 1.0) -> float:
+        """0.0 if it is allowed; otherwise the seconds to wait."""
+        left, since = self._left.pop(name, (self._reserve, now))
+        left = min(self._reserve, left + (now - since) * self._rate)
+        allowed = left >= cost
+        self._left[name] = (left - cost if allowed else left, now)
+        if len(self._left) > self._most:
+            del self._left[next(iter(self._left))]  # whoever was silent for longest
+        return 0.0 if allowed else (cost - left) / self._rate
+
+
+def names_of(members: Mapping[str, Member]) -> dict[str, str]:
+    return {node: member.name for node, member in members.items()}
+
+
+def strangers_of(members: Mapping[str, Member]) -> frozenset[str]:
+    return frozenset(node for node, one in members.items() if one.role == "stranger")

@@ -1,0 +1,173 @@
+"""What a guest of the internet line respects: an uplink cap, metered connections, quiet hours.
+
+The decisions are pure; only `is_metered` asks the operating system, and only `Courtesy` waits.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime, time, timedelta
+from time import monotonic, sleep
+from typing import Literal
+
+import msgspec
+
+from barnraise.core.config import Contributing
+from barnraise.core.errors import ConfigError
+from barnraise.core.flow.backoff import Waiting
+
+Metered = Literal["wait", "allow"]
+
+_SPAN = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+_BURST_S = 0.25
+_METERED_EVERY_S = 60.0
+_LOOK_S = 10.0
+A_BETTER_TIME = "a better time"  # for whom it waits then
+_WINDOWS_QUESTION = (
+    "[void][Windows.Networking.Connectivity.NetworkInformation,Windows,ContentType=WindowsRuntime];"
+    "[Windows.Networking.Connectivity.NetworkInformation]::GetInternetConnectionProfile()"
+    ".GetConnectionCost().NetworkCostType"
+)
+
+Asked = Callable[[list[str]], str]
+
+
+class QuietHours(msgspec.Struct, frozen=True):
+    """Every day from ``begin`` to ``end``, possibly over midnight; by this machine's clock."""
+
+    begin: time
+    end: time
+
+    @classmethod
+    def parse(cls, text: str) -> QuietHours | None:
+        """``22:30-07:00``; nothing for none."""
+        if not text.strip():
+            return None
+        found = _SPAN.fullmatch(text.strip())
+        if found is None or found.groups()[:2] == found.groups()[2:]:
+            raise ConfigError(
+                f"the quiet hours {text!r} are no span of a day",
+                hint="Write them as in contributing.quiet_hours = '22:30-07:00', or leave them empty.",
+            )
+        hour, minute, last_hour, last_minute = (int(group) for group in found.groups())
+        return cls(time(hour, minute), time(last_hour, last_minute))
+
+    def left_s(self, now: datetime) -> float:
+        """How long they still last; 0 outside of them."""
+        clock = now.time()
+        if self.begin < self.end:
+            inside = self.begin <= clock < self.end
+        else:
+            inside = clock >= self.begin or clock < self.end
+        if not inside:
+            return 0.0
+        over = datetime.combine(now.date(), self.end, now.tzinfo)
+        return ((over if over > now else over + timedelta(days=1)) - now).total_seconds()
+
+
+class Manners(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it, as the settings say."""
+
+    uplink_bytes_s: float = 0.0  # 0: as fast as the line
+    metered: Metered = "wait"
+    quiet: QuietHours | None = None
+
+    def reason_to_wait(self, now: datetime, *, metered: bool) -> tuple[str, float]:
+        """A sentence and after how long to look again; empty and 0 if there is none."""
+        if self.quiet is not None and (left := self.quiet.left_s(now)) > 0:
+            return f"it is quiet here until {self.quiet.end:%H:%M}", min(left, 60.0)
+        if metered and self.metered == "wait":
+            return "this machine's connection is metered", 60.0
+        return "", 0.0
+
+
+def manners_of(wishes: Contributing) -> Manners:
+    return Manners(
+        uplink_bytes_s=wishes.uplink_mbps * 125_000,
+        metered=wishes.metered,
+        quiet=QuietHours.parse(wishes.quiet_hours or ""),
+    )
+
+
+class Pace:
+    """Keeps the mean rate of what is sent at or below a cap, in small bursts. ``now`` is monotonic."""
+
+    def __init__(self, bytes_s: float) -> None:
+        self._rate = bytes_s
+        self._free_at = 0.0
+
+    @property
+    def portion(self) -> int:
+        """So many bytes are sent at once."""
+        if not self._rate:
+            return 1 << 18
+        return int(min(1 << 18, max(1 << 10, self._rate * _BURST_S)))
+
+    def bytes_in(self, seconds: float) -> int:
+        """So many at most; 0 without a cap."""
+        return int(self._rate * seconds)
+
+    def delay(self, size: int, now: float) -> float:
+        """How long to wait before so many bytes are sent."""
+        if not self._rate:
+            return 0.0
+        begin = max(now, self._free_at)
+        self._free_at = begin + size / self._rate
+        return begin - now
+
+
+class Courtesy:
+    """Waits for a better time, as the manners say. Not for two threads at once."""
+
+    def __init__(
+        self,
+        manners: Manners,
+        sleep: Callable[[float], None] = sleep,
+        metered: Callable[[], bool] | None = None,
+    ) -> None:
+        self._manners, self._sleep, self._ask_metered = manners, sleep, metered or is_metered
+        self._metered_at, self._metered = -math.inf, False
+
+    def wait(self, waiting: Waiting) -> None:
+        while True:
+            now = monotonic()
+            if self._manners.metered == "wait" and now - self._metered_at > _METERED_EVERY_S:
+                self._metered_at, self._metered = now, self._ask_metered()
+            why, again_s = self._manners.reason_to_wait(datetime.now().astimezone(), metered=self._metered)
+            if not why:
+                return
+            waiting.note(why)
+            self._sleep(min(again_s, _LOOK_S))
+
+
+def is_metered(platform: str = sys.platform, ask: Asked | None = None) -> bool:
+    """Whether the system says so; where it says nothing (macOS, or no NetworkManager) it is taken as free."""
+    asked = ask or _answer
+    if platform == "linux":
+        lines = asked(["nmcli", "-t", "-f", "GENERAL.STATE,GENERAL.METERED", "device", "show"]).splitlines()
+        is_up = False
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name == "GENERAL.STATE":
+                is_up = value.startswith("100")
+            elif name == "GENERAL.METERED" and is_up and value.startswith("yes"):
+                return True
+        return False
+    if platform == "win32":
+        words = asked(["powershell", "-NoProfile", "-Command", _WINDOWS_QUESTION]).split()
+        return bool(words) and words[-1] in ("Fixed", "Variable")
+    return False
+
+
+def _answer(command: list[str]) -> str:
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5.0, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""

@@ -1,0 +1,441 @@
+"""A member's side of the wire: signed questions, verified answers, and patience that says for whom it waits.
+
+An answer counts only if the hub's own key signed it for this very question. Whatever else comes back (a
+proxy's error page, a captive portal, silence) is as if the hub were away. Blobs are not signed: their hash is
+their name, so anybody may serve them; an object store that the hub leads to does (see `store_line`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import ssl
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import msgspec
+
+from barnraise import __version__
+from barnraise.core.errors import HandshakeError, HubAway, HubError, HubRefused, ProtocolError
+from barnraise.core.flow.backoff import SAY_AFTER_S, Waiting
+from barnraise.core.installation import upgrade_hint
+from barnraise.core.sanitize import printable
+from barnraise.core.units import format_size
+from barnraise.hub.client import drafts
+from barnraise.hub.client.bandwidth_policy import Pace
+from barnraise.hub.client.deadline import Deadline, no_slower
+from barnraise.hub.client.unreached import not_the_hubs, unreached
+from barnraise.hub.object_store.downloader import Link, StoreLine
+from barnraise.hub.protocol.clock import JUMP_S, Jumps, said_of_difference
+from barnraise.hub.protocol.messages import (
+    MOST_MESSAGE_BYTES,
+    PIECE_BYTES,
+    Head,
+    Problem,
+    decode_message,
+    encode_message,
+)
+from barnraise.hub.protocol.pinning import context_for
+from barnraise.hub.protocol.signatures import sign_request, verify_response
+from barnraise.hub.storage.blobs import hash_file
+from barnraise.identity.keys import NodeKey
+from barnraise.identity.node_id import NodeId
+
+log = logging.getLogger("barnraise.hub")
+logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every request would drown all others
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+CONNECT_S = 10.0
+ANSWER_S = 30.0
+_SLOWEST_BYTES_S = 1 << 10  # of a blob: a hub at home may serve a hundred members at once
+_SLOWEST_SENT_BYTES_S = 8 << 10  # of a piece: what is slower is sent in smaller ones
+_READ_BYTES = 1 << 16
+_BUSY = (429, 503)
+_NOT_WHAT_WAS_SIGNED = 401
+
+
+class HubClient:
+    """For one member. Not for two threads at once."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        hub: NodeId,
+        key: NodeKey,
+        *,
+        say: Callable[[str], None] = log.warning,
+        pace: Pace | None = None,
+        store: str | None = None,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        wall: Callable[[], float] = time.time,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        if not addresses:
+            raise HubError("the hub has no address", hint="Ask for a new invite: `barnraise invite`.")
+        self._addresses = [address.rstrip("/") for address in addresses]
+        self._hub, self._key = hub, key
+        self._pace = pace or Pace(0.0)
+        self._sleep, self._wall = sleep, wall
+        self._offset = 0.0  # of the hub's clock from ours, once it had to tell
+        self._jumps = Jumps(wall(), time.monotonic())
+        self._answer_s, self._connect_s = answer_s, min(CONNECT_S, answer_s)
+        self.ahead_s: float | None = None  # the hub's clock, by its last answer
+        self.say = say
+        self.sent_bytes = self.received_bytes = 0
+        self._store = StoreLine(store, say)
+        self._transport = transport
+        self._lines: dict[str, httpx.Client] = {}  # by address
+        self._deadlines = defaultdict[str, Deadline](Deadline)  # of each line
+        self.wait_politely: Callable[[], None] = lambda: None  # before anything large is sent or fetched
+
+    @property
+    def address(self) -> str:
+        """The one that answered last."""
+        return self._addresses[0]
+
+    @property
+    def piece_bytes(self) -> int:
+        """As much of a file as goes at once: what the cap of this line lets through in half a minute."""
+        return self._pace.bytes_in(ANSWER_S) or PIECE_BYTES
+
+    @property
+    def store(self) -> str | None:
+        """The origin beside the hub that blobs may come from."""
+        return self._store.origin
+
+    def accept_store(self, origin: str | None) -> None:
+        """From now on, by the word of whoever runs this machine."""
+        self._store.close()
+        self._store = StoreLine(origin, self.say)
+
+    def close(self) -> None:
+        self._store.close()
+        while self._lines:
+            self._lines.popitem()[1].close()
+
+    def _line(self, address: str) -> httpx.Client:
+        """Connections to this address, whose server is known by the hub's key or by its certificate."""
+        if address not in self._lines:
+            verify: ssl.SSLContext | bool = True
+            url = httpx.URL(address)
+            if self._transport is None and url.scheme == "https":
+                verify = context_for(url.host, url.port or 443, self._hub, self._connect_s)
+            self._lines[address] = httpx.Client(
+                verify=verify,
+                transport=self._transport,
+                timeout=httpx.Timeout(self._answer_s, connect=self._connect_s),
+                headers={"user-agent": f"barnraise/{__version__}"},
+                follow_redirects=False,
+                trust_env=self._transport is None,
+            )
+        return self._lines[address]
+
+    def _drop(self, address: str) -> None:
+        """What failed may be another server the next time."""
+        line = self._lines.pop(address, None)
+        if line is not None:
+            line.close()
+
+    def waiting(self, whom: str = "") -> Waiting:
+        return Waiting(whom or f"the hub at {self.address}", self.say, self._sleep)
+
+    # questions
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        body: msgspec.Struct | bytes = b"",
+        *,
+        query: Mapping[str, str | int | float] | None = None,
+        wait_s: float = 0.0,
+    ) -> T:
+        """Once, at each address until one answers. HubAway if none does; HubRefused with the hub's reason."""
+        data = body if isinstance(body, bytes) else encode_message(body)
+        away: HubAway | None = None
+        for address in list(self._addresses):
+            try:
+                answer = self._signed(address, method, path, query or {}, data, self._answer_s + wait_s)
+            except HubAway as error:
+                away = away or error
+                continue
+            self._addresses.sort(key=lambda one: one != address)
+            return _message(kind, answer)
+        assert away is not None
+        raise away
+
+    def patiently(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        body: msgspec.Struct | bytes = b"",
+        *,
+        query: Mapping[str, str | int | float] | None = None,
+        wait_s: float = 0.0,
+        patience_s: float | None = None,
+    ) -> T:
+        """However often it takes, within ``patience_s``: a hub that crashed comes back where it was."""
+        waiting = self.waiting()
+        while True:
+            try:
+                answer = self.ask(method, path, kind, body, query=query, wait_s=wait_s)
+            except HubAway as error:
+                if patience_s is not None and waiting.waited_s > patience_s:
+                    raise
+                waiting.pause(error.message)
+            except HubRefused as error:
+                if error.status not in _BUSY or (patience_s is not None and waiting.waited_s > patience_s):
+                    raise
+                waiting.pause(error.message, error.retry_s)
+            else:
+                if waiting.waited_s > SAY_AFTER_S + wait_s:
+                    log.info("the hub answers again after %.0f s", waiting.waited_s)
+                return answer
+
+    def head(self, after: int | None, wait_s: float = 0.0, *, patience_s: float | None = None) -> Head:
+        """What is newer than a version; if nothing is, the hub may take so long to answer."""
+        query: dict[str, int | float] = {} if after is None else {"after": after}
+        if wait_s:
+            query["wait"] = wait_s
+        return self.patiently("GET", "/v1/head", Head, query=query, wait_s=wait_s, patience_s=patience_s)
+
+    def _signed(
+        self,
+        address: str,
+        method: str,
+        path: str,
+        query: Mapping[str, str | int | float],
+        data: bytes,
+        timeout_s: float,
+    ) -> bytes:
+        for attempt in range(2):
+            url = httpx.URL(f"{address}{path}", params=dict(query) if query else None)
+            target = url.raw_path.decode("ascii")
+            line, _, asked = target.partition("?")
+            # A hub below a path of a proxy's is asked there, but signs what reaches it.
+            own = line.removeprefix(httpx.URL(address).path.rstrip("/"))
+            now = self._wall() + self._offset
+            headers = sign_request(self._key, method, own, asked, data, self._hub, now)
+            status, found, body = self._exchange(address, method, url, headers, data, timeout_s)
+            try:
+                self.ahead_s = verify_response(self._hub, status, found, body, headers) - self._wall()
+            except HubError as error:
+                raise HubAway(
+                    not_the_hubs(address, status, error.message),
+                    hint="See that the address leads to the hub; ask for a new invite if its key changed.",
+                    answered=status < 500,  # above it, what stands between says that the hub does not
+                ) from error
+            if status < 300:
+                return body
+            problem = decode_message(Problem, body)
+            if attempt == 0 and problem.kind == "clock" and problem.time:
+                self._adopt(problem.time)
+                continue
+            if status == _NOT_WHAT_WAS_SIGNED and problem.kind != "clock":
+                if attempt == 0:
+                    continue
+                raise HubAway(
+                    f"what this machine sends is changed or repeated on its way through {address}: the hub "
+                    f"says that {printable(problem.message)}",
+                    hint="Use another way to the hub; its owner looks at the proxy or tunnel in front of it.",
+                    answered=True,
+                )
+            raise HubRefused(
+                status,
+                problem.kind,
+                printable(problem.message),
+                hint=printable(problem.hint) or None,
+                retry_s=problem.retry_s,
+                offset=problem.offset,
+            )
+        raise AssertionError("unreachable")
+
+    def _adopt(self, hub_time: float) -> None:
+        """Whose clock is right does not matter to a signature: the hub judges it."""
+        wall = self._wall()
+        jumped = self._jumps.seen(wall, time.monotonic())
+        before, self._offset = self._offset, hub_time - wall
+        if abs(self._offset - before) >= JUMP_S:
+            self.say(said_of_difference(-self._offset, jumped))
+
+    def _exchange(
+        self,
+        address: str,
+        method: str,
+        url: httpx.URL,
+        headers: Mapping[str, str],
+        data: bytes,
+        timeout_s: float,
+    ) -> tuple[int, dict[str, str], bytes]:
+        content = self._paced(data) if data else None
+        sizes = {"content-length": str(len(data))} if data else {}
+        line, deadline = self._line(address), self._deadlines[address]
+        slowest = min(_SLOWEST_SENT_BYTES_S, self._pace.bytes_in(1.0) or _SLOWEST_SENT_BYTES_S)
+        in_all_s = self._connect_s + timeout_s + len(data) / slowest
+        try:
+            with (
+                deadline.within(in_all_s),
+                line.stream(
+                    method,
+                    url,
+                    headers={**headers, **sizes},
+                    content=content,
+                    timeout=httpx.Timeout(timeout_s, connect=self._connect_s),
+                    extensions={"trace": deadline.trace},
+                ) as response,
+            ):
+                found = bytearray()
+                for part in response.iter_bytes(_READ_BYTES):
+                    found += part
+                    if len(found) > MOST_MESSAGE_BYTES:
+                        raise HubAway(f"{url.host} sends more than an answer may have")
+                self.received_bytes += len(found)
+                plain = {name.lower(): value for name, value in response.headers.items()}
+                return response.status_code, plain, bytes(found)
+        except (httpx.HTTPError, HandshakeError) as error:
+            self._drop(address)
+            raise unreached(url, error) from error
+
+    def _paced(self, data: bytes) -> Iterator[bytes]:
+        portion = self._pace.portion
+        for first in range(0, len(data), portion):
+            part = data[first : first + portion]
+            delay = self._pace.delay(len(part), time.monotonic())
+            if delay:
+                self._sleep(delay)
+            self.sent_bytes += len(part)
+            yield part
+
+    # blobs
+
+    def fetch(self, sha256: str, target: Path, *, size: int | None = None, most: int | None = None) -> None:
+        """The blob as a file, of this ``size`` or, where nobody said it, of so many bytes at ``most``.
+
+        Goes on where an attempt before ended. HubError if its content is another's.
+        """
+        bound = size if size is not None else most
+        assert bound is not None, "nobody sends without end"
+        draft = target.with_name(f"{target.name}.part")
+        try:
+            self._fetch(sha256, draft, size, bound)
+        except HubError:
+            self._try_another()  # whoever asks again asks there
+            raise
+        draft.replace(target)
+
+    def _fetch(self, sha256: str, draft: Path, size: int | None, bound: int) -> None:
+        """However often it takes, from the hub and from where else it leads."""
+        waiting = self.waiting()
+        is_mixed = False  # some of the draft may be the store's
+        while True:
+            self.wait_politely()
+            try:
+                link = self._fetch_once(sha256, draft, size, bound)
+            except HubAway as error:
+                waiting.pause(error.message)
+                self._try_another()
+                continue
+            if link is not None:
+                is_mixed = True
+                if self._store.take(link, sha256, draft, bound):
+                    return
+                continue  # with the hub itself, from where the store broke off
+            if hash_file(draft) == sha256:
+                return
+            draft.unlink()
+            if not is_mixed:
+                raise HubError(
+                    f"what {self.address} sent for the blob {sha256[:12]} has another content", hint=_CHANGED
+                )
+            is_mixed = False
+            self._store.blame(f"it began the blob {sha256[:12]} with another content")
+
+    def _try_another(self) -> None:
+        self._addresses.append(self._addresses.pop(0))
+
+    def fetch_bytes(self, sha256: str, most: int, folder: Path) -> bytes:
+        """A small blob whose size nobody said."""
+        target = folder / sha256
+        self.fetch(sha256, target, most=most)
+        data = target.read_bytes()
+        target.unlink()
+        return data
+
+    def _fetch_once(self, sha256: str, draft: Path, size: int | None, bound: int) -> Link | None:
+        """From the hub into the draft, or where else it is."""
+        if size and drafts.size_of(draft) == size:
+            return None
+        url = httpx.URL(f"{self.address}/v1/blobs/{sha256}")
+        offered = self._store.offer()
+        headers = drafts.headers_for(draft) | offered
+        deadline = self._deadlines[self.address]
+        try:
+            with contextlib.ExitStack() as held:
+                with deadline.within(self._connect_s + self._answer_s):
+                    response = held.enter_context(
+                        self._line(self.address).stream(
+                            "GET", url, headers=headers, extensions={"trace": deadline.trace}
+                        )
+                    )
+                if response.status_code == 307 and offered:
+                    return Link(response.headers.get("location", ""), _peer(response))
+                if response.status_code == 404:
+                    raise HubError(
+                        f"the hub does not have the blob {sha256[:12]} any more",
+                        hint="Join again: `barnraise join --invite ...`.",
+                    )
+                if response.status_code == 416:  # nothing follows what is here: it is begun again
+                    draft.unlink(missing_ok=True)
+                if response.status_code not in (200, 206):
+                    raise HubAway(f"{url.host} answered {response.status_code} to a question for a blob")
+                parts = no_slower(
+                    response.iter_bytes(),
+                    _SLOWEST_BYTES_S,
+                    self._answer_s,
+                    lambda: HubAway(f"{url.host} sends a blob slower than {format_size(_SLOWEST_BYTES_S)}/s"),
+                )
+                total = drafts.receive(response, self._counted(parts), draft, bound)
+        except (httpx.HTTPError, HandshakeError) as error:
+            self._drop(self.address)
+            raise unreached(url, error) from error
+        if total is None:
+            raise HubError(f"the blob {sha256[:12]} is larger than was said", hint="Try again.")
+        if size is not None and total < size:
+            raise HubAway(f"{url.host} broke off after {total} of {size} bytes")
+        return None
+
+    def _counted(self, parts: Iterable[bytes]) -> Iterator[bytes]:
+        for part in parts:
+            self.received_bytes += len(part)
+            yield part
+
+
+def _message(kind: type[T], body: bytes) -> T:
+    try:
+        return decode_message(kind, body)
+    except ProtocolError as error:
+        raise HubError(
+            f"the hub's answer cannot be read: {error.message}",
+            hint=f"Use the same version of Barnraise as the hub. {upgrade_hint()}",
+        ) from error
+
+
+def _peer(response: httpx.Response) -> str:
+    """The address of the machine that answers, not what its name may lead to by now."""
+    stream = response.extensions.get("network_stream")
+    try:
+        address = stream.get_extra_info("server_addr") if stream is not None else None
+    except OSError:  # it is gone already
+        address = None
+    return str(address[0]) if address else ""
+
+
+_CHANGED = "Try again; if it repeats, something between here and the hub changes what it carries."

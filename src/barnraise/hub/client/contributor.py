@@ -1,0 +1,261 @@
+"""A member's loop: take the newest state, lease samples, hand over what training them changed, repeat.
+
+What was trained is kept until the hub has taken it: while the hub is away, or its line, or while this machine
+is to be quiet, the member waits and says for whom. It is dropped only if the chain has gone too far by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from barnraise.core.errors import HubError, HubRefused, RunError
+from barnraise.core.flow.backoff import Waiting
+from barnraise.core.sanitize import printable
+from barnraise.core.units import format_size
+from barnraise.hub.client.bandwidth_policy import A_BETTER_TIME, Courtesy, Manners, is_metered
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.client.upload import push
+from barnraise.hub.protocol.messages import (
+    Course,
+    Declaration,
+    Description,
+    Head,
+    Layout,
+    Lease,
+    LeaseRequest,
+    Step,
+)
+from barnraise.hub.protocol.vector_file import Form, add_vector, encode_vector
+from barnraise.hub.storage.blobs import hash_file
+
+log = logging.getLogger("barnraise.hub")
+
+_POLL_S = 20.0
+# Of an update: the chain goes on without it, and so does its member.
+_DROPPED = ("stale", "lease-over", "lease-differs")
+_BLAMED = ("schema", "not-finite", "norm", "copy", "unlike", "held-out", "size")
+
+
+class Contributor:
+    """One member. ``folder`` is for files that are on their way; each is removed when it has arrived."""
+
+    def __init__(
+        self,
+        client: HubClient,
+        folder: Path,
+        *,
+        is_owner: bool = False,
+        manners: Manners | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        metered: Callable[[], bool] = is_metered,
+    ) -> None:
+        self._client, self._folder, self._is_owner = client, folder, is_owner
+        courtesy = Courtesy(manners or Manners(), sleep, metered)
+        client.wait_politely = lambda: courtesy.wait(client.waiting(A_BETTER_TIME))
+        self._description: Description | None = None
+        self._layout: Layout | None = None
+        self._version: int | None = None  # that the state is at
+        self._residual: torch.Tensor | None = None
+        self._lease: Lease | None = None
+        self._others: Lease | None = None  # that another process of this member got
+        self._speed = 0.0
+        self.contributed = 0  # rounds
+        self.samples = 0
+
+    @property
+    def version(self) -> int | None:
+        return self._version
+
+    def begin(self, layout: Layout, course: Course, state: torch.Tensor) -> Lease | None:
+        """``state`` becomes the chain's; the first lease, None if the run is over."""
+        self._client.wait_politely()
+        self._description, self._layout = self.found(layout, course, state), layout
+        _compare(self._description, layout, course)
+        self._pull(state)
+        return self._next_lease(state)
+
+    def found(self, layout: Layout, course: Course, state: torch.Tensor) -> Description:
+        """The run, which has a model: the owner's ``state``, if there was none; others wait for it."""
+        known = self._client.patiently("GET", "/v1/run", Description)
+        if known.layout is not None:
+            return known
+        return self._push_base(known, layout, course, state) if self._is_owner else self._await_base()
+
+    def go_on(self, layout: Layout, course: Course, lease: Lease) -> None:
+        """With a lease that another process of this member got. If that one delivered it, it counts once."""
+        self._client.wait_politely()
+        self._description, self._layout = self._client.patiently("GET", "/v1/run", Description), layout
+        _compare(self._description, layout, course)
+        self._version, self._lease, self._others = lease.version, lease, lease
+
+    def exchange(
+        self, change: torch.Tensor, state: torch.Tensor, *, samples: int, loss: float | None, speed: float
+    ) -> Lease | None:
+        """Hand over what the lease's samples changed; ``state`` becomes the next version's."""
+        assert self._lease is not None
+        self._speed = speed
+        self._client.wait_politely()
+        lease, self._lease = self._lease, None
+        taken = self._push(lease, change, samples, loss)
+        self._client.wait_politely()
+        if taken:
+            self.contributed += 1
+            self.samples += samples
+        self._pull(state, _POLL_S if taken else 0.0)
+        return self._next_lease(state)
+
+    def leave(self) -> None:
+        """Give back what was leased, so that others need not wait; never fails."""
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return
+        try:
+            self._client.ask("POST", "/v1/leave", Description)
+        except HubError as error:
+            log.info("the lease could not be given back: %s", error.message)
+
+    # the beginning
+
+    def _push_base(
+        self, description: Description, layout: Layout, course: Course, state: torch.Tensor
+    ) -> Description:
+        """Only the owner's weights can be the first."""
+        terms = description.terms
+        form = Form(layout.numel, terms.chunk, terms.base_codec, 0)
+        with tempfile.TemporaryDirectory(dir=self._folder) as room:
+            path = Path(room) / "base"
+            with path.open("wb") as file:
+                encode_vector(file, state, form)
+            sha256, size = hash_file(path), path.stat().st_size
+            log.warning("this machine's model is where the run begins (%s)", format_size(size))
+            declaration = Declaration(kind="base", sha256=sha256, size=size, layout=layout, course=course)
+            push(self._client, declaration, path)
+        return self._client.patiently("GET", "/v1/run", Description)
+
+    def _await_base(self) -> Description:
+        waiting = self._client.waiting("the hub's owner, whose model the run begins with")
+        while True:
+            waiting.pause("it is not there yet")
+            found = self._client.patiently("GET", "/v1/run", Description)
+            if found.layout is not None:
+                return found
+
+    # the chain
+
+    def _pull(self, state: torch.Tensor, wait_s: float = 0.0) -> Head:
+        """To the newest version that there is. What stands between may deny or change a blob: then the hub is
+        asked again, which may have swept it meanwhile and begin with a newer one."""
+        waiting = self._client.waiting()
+        while True:
+            head = self._client.head(self._version, wait_s)
+            if all(self._take(step, state, waiting) for step in head.steps):
+                return head
+
+    def _take(self, step: Step, state: torch.Tensor, waiting: Waiting) -> bool:
+        """Whether the state is this version now; if not, it was worth a pause."""
+        assert self._description is not None
+        assert self._layout is not None
+        form = Form(self._layout.numel, self._description.terms.chunk, step.codec, step.version)
+        if step.size > form.most_bytes:
+            raise HubError(f"version {step.version} is larger than it can be", hint="Join again.")
+        with tempfile.TemporaryDirectory(dir=self._folder) as room:
+            path = Path(room) / step.sha256
+            try:
+                self._client.fetch(step.sha256, path, size=step.size)
+            except HubError as error:
+                waiting.pause(f"{error.message}. {error.hint}")
+                return False
+            add_vector(path, form, state, is_base=step.kind == "base")
+        self._version = step.version
+        return True
+
+    def _next_lease(self, state: torch.Tensor) -> Lease | None:
+        """Whoever has delivered is told to wait for the others of its round, unless that came to nothing."""
+        waiting = self._client.waiting("samples to train")
+        others = self._client.waiting("the others of this round")
+        while True:
+            assert self._version is not None
+            request = LeaseRequest(samples_per_s=self._speed, version=self._version)
+            try:
+                self._lease = self._client.patiently("POST", "/v1/leases", Lease, request)
+            except HubRefused as error:
+                if error.kind == "finished":
+                    return None
+                if error.kind not in ("behind", "delivered", "all-lent", "no-base"):
+                    raise
+                if error.kind == "delivered":
+                    others.note(self._pull(state, _POLL_S).waits_for or "the round is not closed yet")
+                    continue
+                if error.kind != "behind":
+                    waiting.pause(error.message, error.retry_s)
+                self._pull(state)
+                continue
+            return self._lease
+
+    # handing over
+
+    def _push(self, lease: Lease, change: torch.Tensor, samples: int, loss: float | None) -> bool:
+        """Whether the hub took it."""
+        assert self._description is not None
+        terms = self._description.terms
+        form = Form(change.numel(), terms.chunk, terms.codec, lease.version)
+        residual = torch.zeros_like(change) if self._residual is None else self._residual.clone()
+        with tempfile.TemporaryDirectory(dir=self._folder) as room:
+            path = Path(room) / "update"
+            with path.open("wb") as file:
+                encode_vector(file, change, form, residual)
+            sha256, size = hash_file(path), path.stat().st_size
+            declaration = Declaration(
+                sha256=sha256,
+                size=size,
+                lease=lease.id,
+                version=lease.version,
+                samples=min(samples, lease.samples),
+                loss=loss,
+            )
+            try:
+                progress = push(self._client, declaration, path)
+            except HubRefused as error:
+                if error.kind not in (*_DROPPED, *_BLAMED):
+                    raise
+                if error.kind == "lease-over" and lease == self._others:
+                    log.warning("the lease that was taken over is delivered already, or over")
+                else:
+                    log.warning("what was trained in this round does not count: %s", error.message)
+                return False
+        self._residual = residual
+        if progress.clipped < 1.0:
+            log.warning(
+                "this update is larger than was usual: %.2g of it counts, or all if the others' are, too",
+                progress.clipped,
+            )
+        return True
+
+
+def _compare(description: Description, layout: Layout, course: Course) -> None:
+    """RunError unless this machine made the model that the hub has, and reads the samples in its order."""
+    theirs, mine = description.layout, layout
+    hint = "Run the files of the invite unchanged, with the versions of packages that the hub's owner has."
+    assert theirs is not None
+    for one, other in zip(theirs.entries, mine.entries, strict=False):
+        if one != other:
+            raise RunError(
+                f"the hub's model has {printable(one.name)} {list(one.shape)} {one.dtype} where this one has "
+                f"{other.name} {list(other.shape)} {other.dtype}",
+                hint=hint,
+            )
+    if len(theirs.entries) != len(mine.entries):
+        raise RunError(
+            f"the hub's model has {len(theirs.entries)} tensors, this one {len(mine.entries)}", hint=hint
+        )
+    if description.course != course:
+        raise RunError(
+            f"the hub's run is over {description.course}, this machine's over {course}",
+            hint="Give every machine the same data set, seed and batch size.",
+        )

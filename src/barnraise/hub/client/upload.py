@@ -1,0 +1,57 @@
+"""Pushing a file to a hub in pieces: whatever breaks, it goes on where the hub says that it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+
+from barnraise.core.errors import HubAway, HubRefused
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.protocol.messages import Declaration, Progress
+
+# Refusals after which the declaration tells where to go on.
+_ASK_AGAIN = ("upload", "offset", "digest", "slow")
+_BUSY = (429, 503)
+_MOST_DIGESTS = 3  # times that what arrived had another hash
+_LEAST_PIECE = 1 << 14
+# How a piece fails that takes longer than this machine, or the hub, waits for it.
+_TOO_SLOW = (httpx.WriteTimeout, httpx.WriteError, httpx.ReadTimeout)
+
+
+def push(client: HubClient, declaration: Declaration, path: Path) -> Progress:
+    """Until the hub has admitted it; HubRefused with its reason if it does not. Repeating it is harmless."""
+    waiting = client.waiting()
+    progress: Progress | None = None
+    digests, most = 0, client.piece_bytes
+    with path.open("rb") as file:
+        while True:
+            client.wait_politely()
+            try:
+                if progress is None:
+                    progress = client.ask("POST", "/v1/uploads", Progress, declaration)
+                if progress.accepted:
+                    return progress
+                file.seek(progress.offset)
+                piece = file.read(min(most, progress.piece))
+                where = f"/v1/uploads/{progress.id}"
+                progress = client.ask("PATCH", where, Progress, piece, query={"offset": progress.offset})
+                waiting = client.waiting()
+            except HubAway as error:
+                if progress is not None and isinstance(error.__cause__, _TOO_SLOW):
+                    most = _smaller(most)
+                progress = None
+                waiting.pause(error.message)
+            except HubRefused as error:
+                progress = None
+                digests += error.kind == "digest"
+                if error.kind == "slow":
+                    most = _smaller(most)
+                again = error.kind in _ASK_AGAIN or error.status in _BUSY
+                if not again or digests > _MOST_DIGESTS:
+                    raise
+                waiting.pause(error.message, error.retry_s)
+
+
+def _smaller(piece: int) -> int:
+    return min(piece, max(_LEAST_PIECE, piece // 2))

@@ -1,0 +1,62 @@
+"""Blobs of another hub that become blobs of this one: what a mirror and a region have in common.
+
+Nothing is fetched on a hub's word alone: a blob has a size that the chain or the list of files names, or is
+small, and there must be room for it on this disk.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from barnraise.artifacts import Limits, Manifest, decode_manifest
+from barnraise.artifacts.store.disk import check_room
+from barnraise.artifacts.store.manifest import MOST_ENCODED
+from barnraise.core.errors import HubError
+from barnraise.core.files import sync_path
+from barnraise.core.sanitize import printable
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.protocol.messages import Code, decode_message
+from barnraise.hub.storage.blobs import Blobs
+
+MOST_CODE_BYTES = 4 << 20
+ASK_THE_SENDER = "Ask the person who sent the invite; the hub may be of another Barnraise version."
+_NO_ROOM = "Free some space there; what is here already is kept, and it goes on by itself."
+
+
+class Fetcher:
+    """For one thread. ``folder`` is for what is on its way; ``limits`` are those of a run's files here."""
+
+    def __init__(self, client: HubClient, blobs: Blobs, folder: Path, limits: Limits) -> None:
+        self._client, self._blobs, self._folder, self._limits = client, blobs, folder, limits
+
+    def fetch(self, name: str, *, size: int | None = None, most: int | None = None) -> None:
+        """As `HubClient.fetch`, unless it is here. ShippingError if it does not fit on the disk."""
+        if self._blobs.has(name):
+            return
+        check_room(self._folder, size or most or 0, _NO_ROOM)
+        target = self._folder / f"blob-{name}"
+        self._client.fetch(name, target, size=size, most=most)
+        sync_path(target)
+        self._blobs.adopt(target, name)
+
+    def fetch_code(self, name: str) -> tuple[str, ...]:
+        """All blobs that belong to a run's code, which are here then."""
+        self.fetch(name, most=MOST_CODE_BYTES)
+        code = decode_message(Code, self._blobs.path(name).read_bytes())
+        self.fetch(code.manifest, most=MOST_ENCODED)
+        files = files_of(code, self._blobs.path(code.manifest).read_bytes(), self._limits)
+        for sha256, entry in zip(code.contents, files.objects().values(), strict=True):
+            self.fetch(sha256, size=entry.size)
+        return (code.manifest, *code.contents)
+
+
+def files_of(code: Code, listed: bytes, limits: Limits) -> Manifest:
+    """The list of a code's files; HubError unless both fit each other."""
+    manifest = decode_manifest(listed, limits)
+    if code.entry not in {entry.path for entry in manifest.files}:
+        raise HubError(
+            f"the hub would start {printable(code.entry)}, which is not among its files", hint=ASK_THE_SENDER
+        )
+    if len(code.contents) != len(manifest.objects()):
+        raise HubError("the hub's list of contents does not fit its list of files", hint=ASK_THE_SENDER)
+    return manifest

@@ -1,0 +1,149 @@
+"""A member's line to the object store that its hub leads to. The store is not trusted, and not needed.
+
+Nothing of the member's goes there but a plain GET: no signature, no id, no credentials. What comes is bounded
+in size and time, and counts by its hash. Whatever goes wrong, the hub itself has the blob; then the store is
+left alone for a while.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+
+from barnraise import __version__
+from barnraise.core.errors import StoreAway
+from barnraise.core.sanitize import printable
+from barnraise.core.units import format_duration
+from barnraise.hub.client import drafts
+from barnraise.hub.client.deadline import no_slower
+from barnraise.hub.object_store.redirects import STORE_HEADER, reachable, reason_against, where
+from barnraise.hub.storage.blobs import hash_file
+
+_CONNECT_S, _SILENCE_S = 5.0, 10.0
+_AT_LEAST_S, _SLOWEST_BYTES_S = 30.0, 64 << 10  # what is slower comes from the hub
+_LEFT_ALONE_S = 300.0
+_MOST_ADDRESSES = 4  # of one name that are tried
+
+
+class Link(NamedTuple):
+    """A redirect, and the address of the hub that gave it."""
+
+    url: str
+    hub: str
+
+
+class StoreLine:
+    """To one origin, or to none. Not for two threads at once."""
+
+    def __init__(
+        self,
+        origin: str | None,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.origin = origin
+        self._say, self._clock = say, clock
+        self._line: httpx.Client | None = None
+        self._until = -1.0  # left alone
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def offer(self) -> dict[str, str]:
+        """The header that lets a hub lead there; none while that is not wanted."""
+        if self.origin is None or self._clock() < self._until or _has_proxy():
+            return {}
+        return {STORE_HEADER: self.origin}
+
+    def take(self, link: Link, sha256: str, draft: Path, bound: int) -> bool:
+        """Whether the blob is whole in ``draft`` now. A part of it may be, if the store broke off."""
+        try:
+            self._take(link, sha256, draft, bound)
+        except StoreAway as error:
+            self.blame(error.message)
+            return False
+        if hash_file(draft) == sha256:
+            return True
+        draft.unlink()
+        self.blame(f"it has another content for the blob {sha256[:12]}")
+        return False
+
+    def blame(self, why: str) -> None:
+        """Say it, and leave the store alone for a while."""
+        self._until = self._clock() + _LEFT_ALONE_S
+        self.close()
+        rest = format_duration(_LEFT_ALONE_S)
+        self._say(f"not from the store at {self.origin}: {printable(why)}; for {rest} all comes from the hub")
+
+    def _take(self, link: Link, sha256: str, draft: Path, bound: int) -> None:
+        assert self.origin is not None
+        if why := reason_against(link.url, self.origin, sha256):
+            raise StoreAway(why)
+        url = httpx.URL(link.url)
+        addresses = reachable(_resolved(url), where(link.hub), url.scheme)[:_MOST_ADDRESSES]
+        if not addresses:
+            raise StoreAway("it is at an address that this hub may not lead to (docs/hub.md)")
+        for place, address in enumerate(addresses):
+            try:
+                self._receive(url, address, draft, bound)
+                return
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                if place == len(addresses) - 1:
+                    raise StoreAway("it cannot be reached") from error
+            except httpx.TimeoutException as error:
+                raise StoreAway("it does not answer in time") from error
+            except httpx.HTTPError as error:
+                raise StoreAway(f"it broke off ({type(error).__name__})") from error
+
+    def _receive(self, url: httpx.URL, address: str, draft: Path, bound: int) -> None:
+        """From this very address: what a name leads to may be another one the next time."""
+        headers = {"host": url.netloc.decode("ascii")} | drafts.headers_for(draft)
+        there = url.copy_with(host=address)
+        extensions = {"sni_hostname": url.host}
+        with self._client().stream("GET", there, headers=headers, extensions=extensions) as response:
+            if response.status_code not in (200, 206):
+                raise StoreAway(f"it answered {response.status_code}")
+            parts = no_slower(
+                response.iter_raw(),
+                _SLOWEST_BYTES_S,
+                _AT_LEAST_S,
+                lambda: StoreAway("it is too slow"),
+                self._clock,
+            )
+            total = drafts.receive(response, parts, draft, bound)
+        if total is None:
+            raise StoreAway("it sends more than the blob has")
+
+    def _client(self) -> httpx.Client:
+        if self._line is None:
+            self._line = httpx.Client(
+                verify=ssl.create_default_context(),
+                timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S),
+                headers={"user-agent": f"barnraise/{__version__}"},
+                follow_redirects=False,
+                trust_env=False,
+            )
+        return self._line
+
+
+def _has_proxy() -> bool:
+    """Then a proxy would look up the name, and nobody here knows where it leads."""
+    return any(urllib.request.getproxies().get(name) for name in ("http", "https", "all"))
+
+
+def _resolved(url: httpx.URL) -> list[str]:
+    port = url.port or (443 if url.scheme == "https" else 80)
+    try:
+        found = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise StoreAway("its name leads nowhere") from error
+    return list(dict.fromkeys(str(one[4][0]) for one in found))

@@ -1,0 +1,222 @@
+"""A hub's blobs in an object store, so that members take them from there.
+
+The hub's disk is the truth: rounds are committed whether or not the store is up. What was committed is put
+there afterwards, in the background; the hub serves what is not there yet, and all of it while the store is
+away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence, Set
+from concurrent.futures import Future
+from typing import Literal, NamedTuple, TypeVar
+
+from barnraise.core.errors import StoreAway
+from barnraise.core.flow.events import News
+from barnraise.core.flow.supervised_task import until_over
+from barnraise.core.units import counted
+from barnraise.hub.object_store.s3 import LINK_S, MOST_BYTES, Bucket
+from barnraise.hub.server.health import Trouble
+from barnraise.hub.server.hub import Hub
+from barnraise.hub.storage.versions import shared_blobs
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
+_LIST_AGAIN_S = 3600.0  # others may have removed something
+_LINK_KEPT_S = LINK_S / 2
+_PATIENCE_S = 10.0  # that a member waits for a blob on its way, if it will be there by then
+_FIRST_RATE = 1 << 20  # bytes per second, before any were measured
+_TOLD_S = 600.0  # that such a trouble is shown
+_CHECK = "If it lasts, see that keys, region and endpoint are right and may list, put, get and delete there."
+_SIGNING_S = 2.0  # keys of a machine's role may have to be fetched; nobody waits longer for a link
+
+
+class Todo(NamedTuple):
+    verb: Literal["put", "remove"]
+    name: str
+
+
+def next_todo(wanted: Sequence[str], there: Set[str]) -> Todo | None:
+    """Of what is wanted the first that is not there; if all is, something that nobody wants."""
+    for name in wanted:
+        if name not in there:
+            return Todo("put", name)
+    strays = there - set(wanted)
+    return Todo("remove", min(strays)) if strays else None
+
+
+def is_worth_waiting(size: int, bytes_s: float) -> bool:
+    """Whether a blob on its way will be there soon enough; otherwise the hub gives it at once."""
+    return size <= bytes_s * _PATIENCE_S
+
+
+def next_pause(pause_s: float) -> float:
+    return min(_LONGEST_PAUSE_S, 2 * pause_s)
+
+
+class _Link(NamedTuple):
+    url: asyncio.Future[str]
+    made: float
+
+
+class Stock:
+    """Of one hub, in one bucket. Lives in the hub's event loop."""
+
+    def __init__(self, hub: Hub, bucket: Bucket) -> None:
+        self.origin = bucket.origin
+        self._hub, self._bucket = hub, bucket
+        self._there: set[str] = set()
+        self._left_out: set[str] = set()  # for the hub alone
+        self._listed: float | None = None
+        self._links: dict[str, _Link] = {}
+        self._pause = _FIRST_PAUSE_S
+        self._is_away = False  # then nobody is led there
+        self._putting: str | None = None
+        self._rate = float(_FIRST_RATE)  # of the last put
+        self._changed = News()
+
+    @property
+    def size(self) -> int:
+        """Blobs that are there."""
+        return len(self._there)
+
+    async def link(self, name: str) -> str | None:
+        """Where else the blob is, if it is, or will be in a moment."""
+        if self._is_away or not (name in self._there or await self._arrives(name)):
+            return None
+        now, known = self._hub.now(), self._links.get(name)
+        if known is None or now - known.made > _LINK_KEPT_S:
+            known = self._links[name] = _Link(_aside(lambda: self._bucket.link(name)), now)
+        try:
+            left = max(0.0, known.made + _SIGNING_S - now)
+            return await asyncio.wait_for(asyncio.shield(known.url), left)
+        except TimeoutError:
+            return None
+        except StoreAway as error:
+            self._links.pop(name, None)
+            words = f"nobody is led to the store at {self.origin}: {error.message}"
+            self._hub.troubles.tell("store-links", Trouble(words, _hint(error), now + _TOLD_S))
+            return None
+
+    async def _arrives(self, name: str) -> bool:
+        """All members ask for a version in the moment of its commit, when it is still on its way there."""
+        size = self._size(name)
+        is_next = self._putting in (None, name) and self._todo() == Todo("put", name)
+        if size is None or not is_next or not is_worth_waiting(size, self._rate):
+            return False
+        until = self._hub.now() + _PATIENCE_S
+        while name not in self._there and not self._is_away and (left := until - self._hub.now()) > 0:
+            await self._changed.within(left)
+        return name in self._there
+
+    async def keep(self) -> None:
+        """For as long as the hub is up."""
+        await until_over(self._turn, "the store could not be kept", _LONGEST_PAUSE_S)
+
+    async def _turn(self) -> bool:
+        try:
+            if self._listed is None or self._hub.now() - self._listed > _LIST_AGAIN_S:
+                await self._list()
+            await self._hub.until(lambda: self._todo() is not None, _LIST_AGAIN_S)
+            if (todo := self._todo()) is not None:
+                await (self._put(todo.name) if todo.verb == "put" else self._remove(todo.name))
+        except StoreAway as error:
+            self._is_away = True
+            self._changed.announce()
+            words = f"the store at {self.origin}: {error.message}; the hub serves all itself, and tries again"
+            self._hub.troubles.tell("store", Trouble(words, _hint(error)))
+            await asyncio.sleep(self._pause)
+            self._pause = next_pause(self._pause)
+            return False
+        self._hub.troubles.over("store", f"the store at {self.origin} works again")
+        self._is_away, self._pause = False, _FIRST_PAUSE_S
+        return False
+
+    def _wanted(self) -> list[str]:
+        return shared_blobs(self._hub.versions, self._hub.founding.blobs)
+
+    def _todo(self) -> Todo | None:
+        return next_todo([name for name in self._wanted() if name not in self._left_out], self._there)
+
+    async def _list(self) -> None:
+        wanted = set(self._wanted())
+
+        def sound() -> set[str]:
+            """Without what should be there and has another size: it is put again."""
+            listed = self._bucket.names()
+            return {name for name, size in listed.items() if name not in wanted or size == self._size(name)}
+
+        self._there = await _aside(sound)
+        self._listed = self._hub.now()
+        logger.info("%s in the store at %s", counted(len(self._there), "blob"), self.origin)
+
+    def _size(self, name: str) -> int | None:
+        try:
+            return self._hub.blobs.path(name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    async def _remove(self, name: str) -> None:
+        """What the hub has swept, or is about to. What cannot be removed does no harm but to a bill: it is
+        tried again with the next listing."""
+        try:
+            await _aside(lambda: self._bucket.remove(name))
+        except StoreAway as error:
+            words = f"nothing can be removed from the store at {self.origin}: {error.message}"
+            self._hub.troubles.tell("store-removals", Trouble(words, _hint(error), self._hub.now() + _TOLD_S))
+        self._there.discard(name)
+        self._links.pop(name, None)
+
+    async def _put(self, name: str) -> None:
+        size, path = self._size(name), self._hub.blobs.path(name)
+        if size is None or size > MOST_BYTES:
+            self._left_out.add(name)
+            why = "swept" if size is None else "too large"
+            logger.info("the blob %s is %s, and not put into the store", name[:12], why)
+            return
+        self._putting, begin = name, self._hub.now()
+        try:
+            await _aside(lambda: self._bucket.put(name, path))
+            self._there.add(name)
+            self._rate = size / max(1e-3, self._hub.now() - begin)
+        except FileNotFoundError:  # swept meanwhile
+            pass
+        finally:
+            self._putting = None
+            self._changed.announce()
+
+
+def _hint(error: StoreAway) -> str:
+    return _CHECK if error.hint == StoreAway.default_hint else error.hint
+
+
+def _aside(work: Callable[[], T]) -> asyncio.Future[T]:
+    """In a thread that nobody waits for when the hub ends: a store may hold it for a minute."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(outcome: Future[T]) -> None:
+        if done.done():
+            return
+        if error := outcome.exception():
+            done.set_exception(error)
+        else:
+            done.set_result(outcome.result())
+
+    def run() -> None:
+        outcome: Future[T] = Future()
+        try:
+            outcome.set_result(work())
+        except Exception as error:  # noqa: BLE001  # whoever waits gets it
+            outcome.set_exception(error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=run, name="hub-store", daemon=True).start()
+    return done

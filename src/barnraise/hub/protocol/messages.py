@@ -1,0 +1,263 @@
+"""What a hub and its members say to each other: JSON bodies, typed and bounded. Blobs are bytes and not here.
+
+Times are seconds by the hub's clock, or lengths of time. A node is named by its printed id, a blob by the
+sha-256 of its content.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from barnraise.core.decoding import decode
+from barnraise.core.errors import HubError
+
+PROTOCOL = 1
+PIECE_BYTES = 1 << 20  # the most that one PATCH may carry
+MOST_MESSAGE_BYTES = 8 << 20
+
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+NodeText = Annotated[str, Meta(pattern="^[0-9A-Z-]{69}$")]
+LeaseId = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Name = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
+Address = Annotated[str, Meta(pattern="^https?://[A-Za-z0-9.:/_~%\\[\\]-]{1,400}$")]
+Origin = Annotated[str, Meta(pattern="^https?://[A-Za-z0-9.:\\[\\]-]{1,300}$")]
+CodecName = Annotated[str, Meta(pattern="^[a-z0-9]{1,16}(:[a-z0-9=,]{1,48})?(\\+zlib)?$")]
+Sentence = Annotated[str, Meta(max_length=2000)]
+Version = Annotated[int, Meta(ge=0, le=1 << 40)]
+Count = Annotated[int, Meta(ge=0, le=1 << 50)]
+Size = Annotated[int, Meta(ge=1, le=1 << 44)]
+Seconds = Annotated[float, Meta(ge=0, le=604_800)]
+LeaseTime = Annotated[float, Meta(ge=0, le=1 << 27)]  # what the longest rounds come to, by the slowest terms
+Role = Literal["owner", "friend", "stranger", "mirror", "region"]
+InviteText = Annotated[str, Meta(max_length=4000, pattern="^barnraise-invite:[A-Za-z0-9_-]+$")]
+MOST_REGIONS = 16
+MOST_OFFERED = 16
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One parameter."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=512)]
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 40)], ...], Meta(max_length=16)]
+    dtype: Literal["float32", "float16", "bfloat16", "float64"]
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """The parameters in their order; flat, one after the other, they are the vector that travels."""
+
+    entries: Annotated[tuple[Entry, ...], Meta(min_length=1, max_length=100_000)]
+
+    @property
+    def numel(self) -> int:
+        return sum(entry.numel for entry in self.entries)
+
+
+class Course(msgspec.Struct, frozen=True, kw_only=True):
+    """What the order of the samples depends on; fields of ``runs.sharding.DataOrder``."""
+
+    samples: Annotated[int, Meta(ge=1, le=1 << 50)]
+    batch: Annotated[int, Meta(ge=1, le=1 << 30)]  # samples of one inner step
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    shuffle: bool = True
+    epochs: Annotated[int, Meta(ge=1, le=1 << 20)] = 1
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """How this hub runs its rounds. Fixed when it is founded."""
+
+    codec: CodecName = "int8"  # of what members send
+    delta_codec: CodecName = "int8"  # of what the hub sends, with error feedback
+    base_codec: CodecName = "fp32"
+    chunk: Annotated[int, Meta(ge=1 << 10, le=1 << 20, multiple_of=1 << 10)] = 1 << 16  # numbers
+    base_every: Annotated[int, Meta(ge=1, le=1024)] = 16  # versions
+    # Of the outer step; as a session's rounds of some dozen steps, see docs/benchmarks/plans.md.
+    rate: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.6
+    round_s: Annotated[float, Meta(ge=0.05, le=86_400)] = 30.0  # of inner training that a lease is cut for
+    grace: Annotated[float, Meta(ge=0, le=4)] = 0.25  # of round_s, after the quorum is there
+    slack_s: Annotated[float, Meta(ge=0, le=3600)] = 5.0  # for a member's line, whatever its speed
+    quorum: Annotated[float, Meta(gt=0, le=1)] = 0.6
+    stale_limit: Annotated[int, Meta(ge=0, le=64)] = 2  # versions behind
+    first_batches: Annotated[int, Meta(ge=1, le=1 << 20)] = 4  # for a member whose speed nobody knows
+    trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.25  # of the updates on each side, if a stranger takes part
+    clip_over: Annotated[float, Meta(gt=1)] = 3.0  # times the median norm, running and of the round
+    refuse_over: Annotated[float, Meta(gt=1)] = 10.0  # times that of the round
+    refusals: Annotated[int, Meta(ge=1, le=1000)] = 3  # before quarantine
+
+
+class Code(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs at a member: a blob of its own, named by the description."""
+
+    entry: Annotated[str, Meta(min_length=1, max_length=1024)]
+    arguments: Annotated[tuple[Annotated[str, Meta(max_length=4096)], ...], Meta(max_length=256)] = ()
+    manifest: Sha256  # blob: as barnraise.artifacts encodes it
+    contents: Annotated[
+        tuple[Sha256, ...], Meta(max_length=50_000)
+    ]  # blobs, as Manifest.objects() lists them
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the run, for whoever thinks of joining: `GET /v1/run`."""
+
+    protocol: int
+    hub: NodeText
+    name: Name
+    owner: NodeText
+    terms: Terms
+    code: Sha256 | None = None
+    layout: Layout | None = None  # with course: as soon as the owner has pushed the base
+    course: Course | None = None
+    version: Version | None = None
+    finished: bool = False
+    store: Origin | None = None  # where its blobs may come from, too
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/members`, signed with the newcomer's key. Repeating it is harmless."""
+
+    token: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{22}$")]
+    name: Name
+
+
+class Joined(msgspec.Struct, frozen=True, kw_only=True):
+    role: Role
+    description: Description
+    regions: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_REGIONS)] = ()  # that would take it in
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/regions`, again and again: a region takes in who joins its parent, one with each invite."""
+
+    friends: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_OFFERED)]
+    strangers: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_OFFERED)]
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Positions ``first`` to ``last`` (without it) of an epoch's order."""
+
+    epoch: Count
+    first: Count
+    last: Count
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/leases`. Whoever asks again gets the lease it has."""
+
+    samples_per_s: Annotated[float, Meta(ge=0, le=1e12)] = 0.0  # measured; 0: not known yet
+    version: Version  # the state that it holds and would begin from
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    id: LeaseId
+    version: Version  # to begin from
+    spans: Annotated[tuple[Span, ...], Meta(max_length=4096)]
+    steps: Count  # H: inner steps of `Course.batch` samples that cover the spans
+    seconds: LeaseTime  # in which the hub expects the update
+    void_s: LeaseTime  # from now on, after which somebody else gets the spans
+    covered: Count = 0  # samples that the chain has behind it, which schedules follow
+    members: Count = 1  # who train at the same time, by the last round and the leases that are out
+
+    @property
+    def samples(self) -> int:
+        return sum(span.size for span in self.spans)
+
+
+class Declaration(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/uploads`. The same declaration again finds what has arrived already."""
+
+    kind: Literal["update", "base"] = "update"
+    sha256: Sha256
+    size: Size
+    lease: LeaseId | None = None  # of an update
+    version: Version = 0  # that the update begins from
+    samples: Count = 0  # that were trained on, at most those of the lease
+    trained: Annotated[tuple[Span, ...], Meta(max_length=4096)] = ()  # which; if none, the lease's first
+    loss: Annotated[float, Meta(ge=-1e30, le=1e30)] | None = None
+    merged: Annotated[int, Meta(ge=1, le=1 << 32)] = 1  # updates of its members that a region made one of
+    layout: Layout | None = None  # of a base
+    course: Course | None = None
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an upload: the answer to POST, `GET /v1/uploads/{id}` and `PATCH /v1/uploads/{id}?offset=N`."""
+
+    id: LeaseId
+    offset: Count  # send what begins here
+    size: Size
+    piece: Size = PIECE_BYTES
+    accepted: bool = False  # all of it arrived and was admitted
+    weight: float = 0.0
+    clipped: float = 1.0  # what it is multiplied with, unless all of its round are as large
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """A blob that brings a member to this version: a base sets the state, a delta is added to it."""
+
+    kind: Literal["base", "delta"]
+    version: Version
+    sha256: Sha256
+    size: Size
+    codec: CodecName
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /v1/head?after=V&wait=S`: the steps from V; without `after`, from nothing."""
+
+    version: Version
+    steps: Annotated[tuple[Step, ...], Meta(max_length=4096)]
+    waits_for: Sentence = ""  # if there is nothing new: for whom or what
+    finished: bool = False
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of every answer that is not a success."""
+
+    kind: Annotated[str, Meta(max_length=64)]
+    message: Sentence
+    hint: Sentence
+    time: float = 0.0  # the hub's clock, of a refused signature
+    retry_s: Seconds = 0.0
+    offset: Count | None = None  # of a piece at the wrong place
+    quarantined: bool = False
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+_encoder = msgspec.json.Encoder()
+_decoders: dict[type[msgspec.Struct], msgspec.json.Decoder[msgspec.Struct]] = {}
+
+
+def encode_message(message: msgspec.Struct) -> bytes:
+    """Always the same bytes for the same message."""
+    return _encoder.encode(message)
+
+
+def decode_message(kind: type[T], data: bytes) -> T:
+    """ProtocolError for anything that is not such a message."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    found = decode(decoder, data, f"this is not a message of kind {kind.__name__}")
+    assert isinstance(found, kind)
+    return found
+
+
+def check_layout(layout: Layout) -> None:
+    """HubError unless every name occurs once and there is something to train."""
+    names = [entry.name for entry in layout.entries]
+    if len(set(names)) != len(names) or not 0 < layout.numel <= 1 << 40:
+        raise HubError(
+            "the list of parameters names one twice, or nothing at all",
+            hint="Give each parameter that is trained to the session once.",
+        )

@@ -1,0 +1,55 @@
+"""Regions that take in who joins their parent: which of them say so, and which one a newcomer goes to. Pure.
+
+A region repeats its offer; one that is silent is not named to anybody. Newcomers measure how far each is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from barnraise.hub.protocol.messages import MOST_REGIONS, Offer, Role
+
+REPEATED_S = 60.0
+_LASTS_S = 3 * REPEATED_S
+# A region takes work off its parent: so much farther away than the parent itself it may be.
+DETOUR_S = 0.1
+
+T = TypeVar("T")
+
+
+class Standing(NamedTuple):
+    offer: Offer
+    until: float
+    given: Mapping[str, str]  # whom which of its invites was told: nobody gets a second
+
+
+Regions = Mapping[str, Standing]  # by their nodes
+
+
+def with_offer(regions: Regions, node: str, offer: Offer, now: float) -> dict[str, Standing]:
+    """The newest offers; those that lapsed are forgotten."""
+    given = regions[node].given if node in regions else {}
+    others = {one: known for one, known in regions.items() if known.until > now and one != node}
+    return {node: Standing(offer, now + _LASTS_S, given), **others}
+
+
+def opened_to(regions: Regions, newcomer: str, role: Role, now: float) -> tuple[Regions, tuple[str, ...]]:
+    """An invite of each region for this newcomer; owners, mirrors and regions stay where they are."""
+    if role not in ("friend", "stranger"):
+        return regions, ()
+    after, told = dict(regions), list[str]()
+    for node, known in regions.items():
+        offered = known.offer.friends if role == "friend" else known.offer.strangers
+        used = set(known.given.values())
+        invite = known.given.get(newcomer) or next((one for one in offered if one not in used), None)
+        if known.until > now and invite is not None and len(told) < MOST_REGIONS:
+            told.append(invite)
+            after[node] = known._replace(given={**known.given, newcomer: invite})
+    return after, tuple(told)
+
+
+def by_distance(own_s: float, reached: Sequence[tuple[T, float]]) -> list[tuple[T, float]]:
+    """Regions with their round trips, those to be tried first; none that is much farther than the hub."""
+    near = [one for one in reached if one[1] <= own_s + DETOUR_S]
+    return sorted(near, key=lambda one: one[1])

@@ -1,0 +1,270 @@
+"""A regional hub: a member of its parent that trains by its own members.
+
+It leases samples from its parent, deals them out, merges what its members push into one update with the sum
+of their samples, and passes that up. Its chain is its parent's, version by version, and it serves the blobs
+onward. So a parent's traffic is bounded by its regions, and a leaf's is the same as with a hub of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from barnraise.artifacts import Limits
+from barnraise.core.errors import HubError, HubRefused
+from barnraise.core.flow.supervised_task import until_over
+from barnraise.hub.aggregation.aggregate import Outer, merged_chunk, take_outer_step
+from barnraise.hub.aggregation.aggregator import Closed, Merged
+from barnraise.hub.aggregation.outer_step import OuterStep, mean_loss
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.client.upload import push
+from barnraise.hub.mirror.blob_fetcher import Fetcher
+from barnraise.hub.protocol.messages import (
+    Declaration,
+    Description,
+    Layout,
+    Lease,
+    LeaseRequest,
+    Step,
+    Terms,
+)
+from barnraise.hub.rounds import state_machine
+from barnraise.hub.rounds.sample_pool import joined
+from barnraise.hub.server.hub import Hub
+from barnraise.hub.storage.blobs import Blobs
+from barnraise.hub.storage.create import found_hub
+from barnraise.hub.storage.log import Committed, Contribution
+from barnraise.identity.node_id import NodeId
+
+_POLL_S = 20.0
+_PAUSE_S = 2.0
+_SENT_AWAY_S = 60.0
+GATHER_S = 1.0
+_SHORTER = 0.7  # of the parent's round: the region's own must fit into it
+logger = logging.getLogger(__name__)
+
+
+class Parent:
+    """The parent as a region sees it. Every method blocks. A thread that passes a round up and one that looks
+    for news take turns."""
+
+    def __init__(self, client: HubClient, blobs: Blobs, folder: Path, limits: Limits) -> None:
+        self._client, self._blobs = client, blobs
+        folder.mkdir(parents=True, exist_ok=True)
+        self._fetcher = Fetcher(client, blobs, folder, limits)
+        self._turn = threading.Lock()
+        self.lease: Lease | None = None
+
+    def describe(self) -> Description:
+        with self._turn:
+            return self._client.patiently("GET", "/v1/run", Description)
+
+    def steps(self, after: int | None, wait: float = 0.0) -> tuple[Step, ...]:
+        """Of the chain, with their blobs here."""
+        with self._turn:
+            steps = self._client.head(after, wait).steps
+            for step in steps:
+                self._fetcher.fetch(step.sha256, size=step.size)
+            return steps
+
+    def take_lease(self, rate: float, version: int) -> Lease:
+        message = LeaseRequest(samples_per_s=rate, version=version)
+        with self._turn:
+            self._client.wait_politely()  # or the others of the round would wait for a region that is quiet
+            self.lease = self._client.patiently("POST", "/v1/leases", Lease, message)
+            return self.lease
+
+    def push(self, declaration: Declaration) -> None:
+        with self._turn:
+            push(self._client, declaration, self._blobs.path(declaration.sha256))
+
+    def fetch_code(self, name: str | None) -> tuple[str, ...]:
+        with self._turn:
+            return () if name is None else self._fetcher.fetch_code(name)
+
+
+class PassUp(OuterStep):
+    """What a region does with a closed round. What the codec loses is added to the next update."""
+
+    def __init__(self, blobs: Blobs, terms: Terms, layout: Layout, parent: Parent) -> None:
+        super().__init__(blobs, terms, layout)
+        self._parent = parent
+        self._feedback: str | None = None
+        self._spent: set[str] = set()
+
+    def finish(self, closed: Closed) -> Merged:
+        lease = self._parent.lease
+        if lease is None or lease.version != closed.head.number:
+            return Merged((), (), {})  # there is nothing that these updates could count for
+        inputs, parts, refused = self.inputs(closed)
+        if not inputs:
+            return Merged((), (), refused)
+        trim = self.trim(closed, parts)
+        outcome = take_outer_step(  # without momentum and with this rate it is the mean itself
+            self._blobs,
+            self._form(self._terms.codec, lease.version),
+            lambda index: merged_chunk(inputs, index, trim),
+            Outer(None, self._blob(self._feedback)),
+            -1.0,
+            0.0,
+            self._pool,
+        )
+        declaration = declared(outcome.step, lease, parts)
+        # Not removed here: the mean of one update may be that update, byte by byte, which the log names.
+        self._spent |= {
+            outcome.step.sha256,
+            outcome.momentum,
+            outcome.feedback,
+            self._feedback or outcome.feedback,
+        }
+        is_refused = False
+        try:
+            self._parent.push(declaration)
+        except HubRefused as error:
+            logger.warning("the parent refused the region's update: %s", error.message)
+            is_refused = True
+            self._parent.lease = None  # the region takes another one
+        self._feedback = outcome.feedback
+        steps: tuple[Step, ...] = ()
+        while not steps:
+            steps = self._news(closed.head.number)
+            if is_refused:  # there may be no version after this one before the region delivers again
+                break
+        versions = mirrored(self._parent, steps, self._terms.base_every, closed.time)
+        if is_refused:
+            return Merged(tuple(versions), (), refused, self._no_longer_needed())
+        first, *others = versions
+        counted = msgspec.structs.replace(
+            first, members=len(parts), samples=declaration.samples, loss=declaration.loss
+        )
+        return Merged((counted, *others), parts, refused, self._no_longer_needed())
+
+    def _no_longer_needed(self) -> frozenset[str]:
+        spent, self._spent = frozenset(self._spent) - {self._feedback or ""}, set()
+        return spent
+
+    def _news(self, after: int) -> tuple[Step, ...]:
+        """Once more if a blob was denied or changed on its way: the update that was taken must not be merged
+        and passed up again for that."""
+        try:
+            return self._parent.steps(after, _POLL_S)
+        except HubRefused:
+            raise
+        except HubError as error:
+            logger.warning("the parent's version did not arrive: %s. %s", error.message, error.hint)
+            time.sleep(_PAUSE_S)
+            return ()
+
+
+def declared(step: Step, lease: Lease, parts: Sequence[Contribution]) -> Declaration:
+    """What a region says of its members' updates, which became one. Spans of neighbours are told as one: of
+    thousands of leaves below there would be more than a message may have."""
+    return Declaration(
+        sha256=step.sha256,
+        size=step.size,
+        lease=lease.id,
+        version=lease.version,
+        samples=sum(one.samples for one in parts),
+        trained=joined(span for one in parts for span in one.spans),
+        loss=mean_loss(parts),
+        merged=sum(one.merged for one in parts),
+    )
+
+
+def regional_terms(terms: Terms) -> Terms:
+    """Of a region, by its parent's."""
+    return msgspec.structs.replace(terms, round_s=_SHORTER * terms.round_s)
+
+
+def mirrored(parent: Parent, steps: Sequence[Step], base_every: int, time: float) -> list[Committed]:
+    """The parent's steps as versions of the region's chain, with a base wherever the parent has one."""
+    found = []
+    for step in steps:
+        base = step if step.kind == "base" else None
+        if base is None and step.version % base_every == 0:
+            whole = parent.steps(None)
+            base = whole[0] if whole and whole[0].version == step.version else None
+        found.append(
+            Committed(number=step.version, step=step, base=base, time=time, rule="the parent's version")
+        )
+    return found
+
+
+def found_region(
+    directory: Path, parent: Parent, description: Description, owner: NodeId, above: NodeId
+) -> None:
+    """A hub in this directory with the parent's run and code; ``above`` is the parent's key."""
+    kept = parent.fetch_code(description.code)
+    terms = regional_terms(description.terms)
+    found_hub(directory, description.name, owner, terms, code=description.code, kept=kept, parent=above)
+
+
+async def run_region(hub: Hub, parent: Parent) -> None:
+    """For as long as the run goes on: sync, lease, deal out, and let the rounds pass up what they make."""
+    description: Description | None = None
+
+    async def turn() -> bool:
+        nonlocal description
+        try:
+            if description is None or description.layout is None:
+                description = await asyncio.to_thread(parent.describe)
+            if description.layout is not None:
+                return await _is_over_after(hub, parent, description)
+            await asyncio.sleep(_PAUSE_S)
+        except HubRefused as error:
+            if error.status == 403:  # sent away, or in quarantine: only its owner can change that
+                logger.warning("the parent does not take this region: %s. %s", error.message, error.hint)
+                await asyncio.sleep(_SENT_AWAY_S)
+            await asyncio.sleep(max(error.retry_s, 0.1))
+        return False
+
+    await until_over(turn, "the region could not go on", _PAUSE_S)
+
+
+async def _is_over_after(hub: Hub, parent: Parent, description: Description) -> bool:
+    """A round of the region; whether the run is over."""
+    await _sync(hub, parent, description)
+    assert hub.version is not None
+    version, wished = hub.version, await _wished(hub, is_first=parent.lease is None)
+    if not wished:  # a lease without members would only keep the others waiting
+        return False
+    try:
+        lease = await asyncio.to_thread(parent.take_lease, wished / description.terms.round_s, version)
+    except HubRefused as error:
+        if error.kind != "finished":
+            raise
+        await _sync(hub, parent, description)
+        await hub.step(state_machine.Ended())
+        return True
+    hub.covered = lease.covered  # by others, too
+    await hub.step(state_machine.Supplied(lease.spans))
+    await hub.until(lambda: hub.version != version or parent.lease is None, lease.void_s)
+    return False
+
+
+async def _wished(hub: Hub, *, is_first: bool) -> int:
+    """Samples that members would train on in a round. After a round they have all said so; before the first,
+    those who come at once are not served before the rest."""
+    if is_first or not hub.state.wishes:
+        seen = -1
+        while len(hub.state.wishes) != seen:
+            seen = len(hub.state.wishes)
+            await asyncio.sleep(GATHER_S)
+    return sum(hub.state.wishes.values())
+
+
+async def _sync(hub: Hub, parent: Parent, description: Description) -> None:
+    """The parent's head becomes the region's, if the region is behind."""
+    assert description.layout is not None
+    assert description.course is not None
+    steps = await asyncio.to_thread(parent.steps, hub.version)
+    if steps and not hub.state.closing:
+        every = description.terms.base_every
+        versions = await asyncio.to_thread(mirrored, parent, steps, every, hub.clock())
+        await hub.adopt(versions, description.layout, description.course)

@@ -1,0 +1,66 @@
+"""Samples that a member holds for a while, and the update that it delivers for them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from barnraise.hub.protocol.messages import Span, Terms
+from barnraise.hub.rounds.sample_pool import trained, without
+
+LEAST_NORMS = 3  # of updates, that tell what size is usual
+
+
+class Lent(msgspec.Struct, frozen=True, array_like=True):
+    """A lease that is out."""
+
+    id: str
+    node: str
+    version: int
+    spans: tuple[Span, ...]
+    seconds: float
+    overdue: float  # by the hub's monotonic clock: nobody waits for it from then on
+    void: float  # its spans return
+    patience: float = 0.0  # until then its round waits for an upload that moves
+
+    @property
+    def samples(self) -> int:
+        return sum(span.size for span in self.spans)
+
+
+class Delivered(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """An admitted update that waits for its round."""
+
+    id: str
+    node: str
+    lease: str
+    version: int
+    samples: int
+    spans: tuple[Span, ...] = ()  # which of the lease's; if none are said, its first so many samples
+    of_stranger: bool = False
+
+
+def can_be_compared(waiting: Collection[Delivered], known: int) -> bool:
+    """Whether strangers' updates have something that says how large they may be: norms that are known from
+    before, a friend's update, or each other."""
+    is_enough = known >= LEAST_NORMS or len(waiting) >= LEAST_NORMS
+    return is_enough or any(not one.of_stranger for one in waiting)
+
+
+def renewed(lease: Lent, terms: Terms, now: float) -> Lent:
+    """A lease in the state of a hub that began again: its clock is another, so it gets its whole time."""
+    void = now + lease.seconds * (2 + terms.stale_limit)
+    return msgspec.structs.replace(lease, overdue=now + lease.seconds, void=void, patience=void)
+
+
+def held_s(lease: Lent, terms: Terms, now: float) -> float:
+    """For how long its member has had it. Its patience is set once, when it begins."""
+    return max(0.0, now - (lease.patience - lease.seconds * (2 + terms.stale_limit)))
+
+
+def rest_of(lease: Lent, update: Delivered) -> list[Span] | None:
+    """What the update is not about; None if it is about other samples than the lease's."""
+    rest = without(lease.spans, update.spans or trained(lease.spans, update.samples))
+    left = sum(span.size for span in rest or ())
+    return rest if left == lease.samples - update.samples else None

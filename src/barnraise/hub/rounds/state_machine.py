@@ -1,0 +1,440 @@
+"""Who trains on which samples, whose update counts, and when a round closes. Pure: (state, event, now) -> ...
+
+A round begins when a version is committed. Members take leases: spans of the order that is a pure function
+of seed and epoch, as many as fit the round's time at their measured speed. A round closes when everybody
+whose lease is not overdue has delivered, or a quorum has and the grace window has passed. A lease stays good
+for some versions more: late updates count less. Whatever was not delivered returns to the pool, so that each
+sample counts once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from barnraise.core.errors import HubRefused
+from barnraise.hub.protocol.messages import Course, Span, Terms
+from barnraise.hub.rounds.leases import Delivered, Lent, can_be_compared, rest_of
+from barnraise.hub.rounds.persistent_map import Book, Lending
+from barnraise.hub.rounds.portions import LONGEST, fitting, middle_but, rounded, seconds_for
+from barnraise.hub.rounds.sample_pool import Pool, give_back, has_samples, take
+
+Kept = TypeVar("Kept", bound=Book[Any, Any])
+_UPLOAD_S = 180.0  # between two pieces, which may wait for a busy hub
+LEAST_BYTES_S = 8192  # an upload that moves slower does not keep its lease beyond the time that was told
+
+
+def _new(kind: type[Kept]) -> Kept:
+    """Of each state its own: whoever keeps an old book keeps all that followed it."""
+    made: Kept = msgspec.field(default_factory=kind)
+    return made
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    terms: Terms
+    course: Course | None = None
+    version: int | None = None
+    pool: Pool = Pool()
+    lent: Lending = _new(Lending)
+    waiting: Book[str, Delivered] = _new(Book)
+    closing: tuple[Delivered, ...] = ()  # that are being merged
+    delivered: Book[str, str] = _new(Book)  # whose updates wait or are being merged
+    quorum_at: float | None = None
+    since: float = 0.0  # when the round began
+    asked: Book[str, float] = _new(Book)  # when each member last asked for a lease, also in vain
+    awaited: Book[str, float] = _new(Book)  # who asked before this round began and has no lease of it yet
+    usual: Book[str, int] = _new(Book)  # the samples of each member's last delivered lease
+    standing: tuple[int, ...] = ()  # those of all who were around when the round began, in their order
+    is_region: bool = False  # its samples come from a parent, who also says when it is over
+    wishes: Book[str, int] = _new(Book)  # samples that would fit for each who asked since it was supplied
+    known: int = 0  # norms that say how large an update usually is
+    part: float = 1.0  # of a wish that a region's members get, so that there is something for all
+
+    @property
+    def is_finished(self) -> bool:
+        busy = self.is_region or self.lent or self.waiting or self.closing
+        return self.course is not None and not (busy or has_samples(self.pool, self.course))
+
+
+# Events.
+class Founded(NamedTuple):
+    """The owner's base is version 0."""
+
+    course: Course
+
+
+class Asked(NamedTuple):
+    node: str
+    lease: str  # the id of a new lease, if there will be one
+    version: int
+    samples_per_s: float
+
+
+class Arrived(NamedTuple):
+    """An update that passed admission, and how many norms are known by it."""
+
+    update: Delivered
+    known: int = 1
+
+
+class Heard(NamedTuple):
+    """A piece of the update for a lease arrived."""
+
+    lease: str
+    arrived: int = 0  # bytes of it, in all
+
+
+class GaveUp(NamedTuple):
+    """A lease's update was refused for good, or its member left."""
+
+    node: str
+
+
+class Ticked(NamedTuple):
+    pass
+
+
+class Dropped(NamedTuple):
+    """Spans of the round that is merged do not count after all."""
+
+    spans: tuple[Span, ...]
+
+
+class Committed(NamedTuple):
+    version: int
+    known: int = 0  # norms more
+
+
+class MergeFailed(NamedTuple):
+    """The merge of these came to nothing."""
+
+    updates: tuple[Delivered, ...]
+
+
+class Ended(NamedTuple):
+    """A regional hub's parent has no samples left."""
+
+
+class Supplied(NamedTuple):
+    """A regional hub's own lease: its members get these samples, and what they held before is over."""
+
+    spans: tuple[Span, ...]
+
+
+Event = (
+    Founded | Supplied | Ended | Asked | Arrived | Heard | GaveUp | Ticked | Dropped | Committed | MergeFailed
+)
+
+
+# Effects.
+class Lend(NamedTuple):
+    lease: Lent
+
+
+class Return(NamedTuple):
+    """A lease is over without an update."""
+
+    lease: str
+
+
+class Count(NamedTuple):
+    """An update waits for its round, and its lease is over."""
+
+    update: Delivered
+    behind: int
+
+
+class Discard(NamedTuple):
+    """An update that waited will not count."""
+
+    update: str
+
+
+class Close(NamedTuple):
+    """Merge these into the next version."""
+
+    updates: tuple[Delivered, ...]
+
+
+class Refuse(NamedTuple):
+    kind: str
+    message: str
+    hint: str
+    retry_s: float = 0.0
+
+    def error(self) -> HubRefused:
+        """As members hear it."""
+        return HubRefused(409, self.kind, self.message, hint=self.hint, retry_s=self.retry_s)
+
+
+Effect = Lend | Return | Count | Discard | Close | Refuse
+
+_WAIT = "Ask again in some seconds."
+_NEXT = "Wait for the next version: GET /v1/head."
+BEGIN_AGAIN = "Pull the head, take a new lease and begin again."
+NO_BASE = Refuse("no-base", "the owner has not pushed the base yet", _WAIT, 2.0)
+BASE_THERE = Refuse("base-there", "the run has its base already", "Pull it: GET /v1/head.")
+
+
+class Decision(NamedTuple):
+    state: State
+    effects: tuple[Effect, ...]
+    reason: str
+
+
+def decide(state: State, event: Event, now: float) -> Decision:
+    """What happens next. Leases that are void return first, whatever the event is."""
+    gone = _expired(state, now)
+    state = gone.state
+    if isinstance(event, Founded):
+        found = _found(state, event.course)
+    elif isinstance(event, Ended):
+        found = Decision(_replace(state, is_region=False), (), "the run is over")
+    elif isinstance(event, Supplied):
+        found = _supply(state, event.spans, now)
+    elif isinstance(event, Asked):
+        found = _ask(state, event, now)
+    elif isinstance(event, Arrived):
+        found = _arrive(state, event)
+    elif isinstance(event, Heard):
+        found = _hear(state, event, now)
+    elif isinstance(event, GaveUp):
+        own, node = state.lent.of(event.node), (event.node,)
+        gone_away = _replace(state, asked=state.asked.without(node), awaited=state.awaited.without(node))
+        found = _give_back(gone_away, () if own is None else (own,), "its member gave it up")
+    elif isinstance(event, Dropped):
+        found = Decision(_replace(state, pool=give_back(state.pool, event.spans)), (), "")
+    elif isinstance(event, Committed):
+        found = _commit(_replace(state, known=state.known + event.known), event.version, now)
+    elif isinstance(event, MergeFailed) and event.updates == state.closing:
+        again = Book({one.id: one for one in state.closing} | dict(state.waiting))
+        found = Decision(_replace(state, closing=(), waiting=again), (), "the merge failed and is repeated")
+    else:
+        found = Decision(state, (), "")
+    closed_now = _close(found.state, now)
+    reasons = [one for one in (gone.reason, found.reason, closed_now.reason) if one]
+    return Decision(closed_now.state, gone.effects + found.effects + closed_now.effects, "; ".join(reasons))
+
+
+def weight_of(behind: int) -> float:
+    """Of an update so many versions behind."""
+    return 1.0 / math.sqrt(1.0 + behind)
+
+
+def next_moment(state: State, now: float) -> float:
+    """When to tick again although nothing happens."""
+    next_lease = state.lent.next_moment(now)
+    moments = [] if next_lease is None else [next_lease]
+    if state.quorum_at is not None:
+        moments.append(state.quorum_at + state.terms.grace * state.terms.round_s)
+    if state.waiting and _absent(state, now):
+        moments.append(state.since + state.terms.grace * state.terms.round_s)
+    return min(moments, default=now + 60.0)
+
+
+def _ask(state: State, event: Asked, now: float) -> Decision:
+    course, version = state.course, state.version
+    if course is None or version is None:
+        return Decision(state, (NO_BASE,), NO_BASE.message)
+    was_around = event.node in state.asked
+    state = _replace(state, asked=state.asked.put(event.node, now))
+    if event.version != version:
+        said = f"version {event.version} was asked for, the head is {version}"
+        return _refused(state, "behind", said, "Pull the head, then ask again.")
+    if event.node in state.delivered:
+        return _refused(state, "delivered", "the update of this round is here already", _NEXT, 1.0)
+    usual = state.usual.get(event.node, 0)
+    middle = middle_but(state.standing, usual if was_around else 0)
+    wish = fitting(state.terms, course, event.samples_per_s, usual, middle)
+    if state.is_region:
+        state = _replace(state, wishes=state.wishes.put(event.node, wish))
+    own = state.lent.of(event.node)
+    if own is not None and own.version == version:  # or whoever asks often enough is waited for for ever
+        return Decision(state, (Lend(own),), f"the lease of {own.samples} samples again")
+    if own is not None:  # it begins again: the same samples, from the head
+        samples, spans, pool = own.samples, own.spans, state.pool
+        name = own.id
+    else:
+        name = event.lease
+        spans, pool = take(state.pool, course, rounded(course, wish * state.part))
+        samples = sum(span.size for span in spans)
+    if not samples:
+        if state.is_finished:
+            return _refused(
+                state, "finished", "all samples of the run are trained on", "Pull the final state."
+            )
+        wait = 1.0 if state.is_region else 5.0
+        return _refused(state, "all-lent", "others hold all samples that are left", _WAIT, wait)
+    seconds = seconds_for(state.terms, samples, event.samples_per_s)
+    void = now + seconds * (2 + state.terms.stale_limit)
+    lease = Lent(name, event.node, version, spans, seconds, now + seconds, void, void)
+    awaited = state.awaited.without((event.node,))
+    after = _replace(state, pool=pool, lent=state.lent.put(name, lease), awaited=awaited)
+    return Decision(after, (Lend(lease),), f"{samples} samples from version {version}, {seconds:.1f} s")
+
+
+def behind(state: State, version: int) -> int:
+    """How many versions an update from this one would be behind if it were merged next."""
+    assert state.version is not None
+    return state.version + (1 if state.closing else 0) - version
+
+
+def _found(state: State, course: Course) -> Decision:
+    pool = Pool(course.samples * course.epochs) if state.is_region else state.pool
+    after = _replace(state, course=course, version=0, pool=pool)
+    return Decision(after, (), "the owner's base is version 0")
+
+
+def _commit(state: State, version: int, now: float) -> Decision:
+    around = _around(state, now)
+    here = _nodes_of(state.waiting.values())
+    # What a region has left is its parent's again: whoever trained on it would do so in vain.
+    is_over = state.is_region and version != state.version
+    after = _replace(
+        state,
+        version=version,
+        pool=Pool(state.pool.cursor) if is_over else state.pool,
+        closing=(),
+        delivered=here,
+        quorum_at=None,
+        since=now,
+        asked=Book(around),
+        awaited=Book(
+            {node: when for node, when in around.items() if node not in here and not state.lent.of(node)}
+        ),
+        standing=tuple(sorted(state.usual[node] for node in around if node in state.usual)),
+    )
+    return Decision(after, (), f"version {version} is committed")
+
+
+def _nodes_of(updates: Iterable[Delivered]) -> Book[str, str]:
+    return Book({one.node: one.id for one in updates})
+
+
+def _supply(state: State, spans: tuple[Span, ...], now: float) -> Decision:
+    assert state.course is not None
+    effects: tuple[Effect, ...] = (
+        *(Return(name) for name in state.lent),
+        *(Discard(name) for name in state.waiting),
+    )
+    pool = Pool(state.course.samples * state.course.epochs, spans)
+    supply, wished = sum(span.size for span in spans), sum(state.wishes.values())
+    part = min(1.0, supply / wished) if wished else 1.0
+    after = _replace(
+        state,
+        pool=pool,
+        lent=Lending(),
+        waiting=Book(),
+        delivered=_nodes_of(state.closing),
+        awaited=Book(_around(state, now)),
+        quorum_at=None,
+        since=now,
+        wishes=Book(),
+        part=part,
+    )
+    return Decision(after, effects, f"{supply} samples to deal out, of {wished} that members wish for")
+
+
+def lease_for(state: State, update: Delivered) -> Lent | Refuse:
+    """The lease that an update is for, or why there is none."""
+    lease = state.lent.get(update.lease)
+    if lease is None or lease.node != update.node:
+        return Refuse("lease-over", "the lease of this update is over", BEGIN_AGAIN)
+    if update.version != lease.version or not 0 < update.samples <= lease.samples:
+        said = f"the lease is for {lease.samples} samples from version {lease.version}"
+        return Refuse("lease-differs", said, BEGIN_AGAIN)
+    if rest_of(lease, update) is None:
+        return Refuse("lease-differs", "it is not about samples of its lease", BEGIN_AGAIN)
+    return lease
+
+
+def _arrive(state: State, event: Arrived) -> Decision:
+    update = event.update
+    lease = lease_for(state, update)
+    if isinstance(lease, Refuse):
+        return Decision(state, (lease,), lease.message)
+    late = behind(state, update.version)
+    if late > state.terms.stale_limit:
+        returned = _give_back(state, (lease,), "its update is too far behind")
+        said = f"the update is {late} versions behind, {state.terms.stale_limit} are possible"
+        refuse = Refuse("stale", said, BEGIN_AGAIN)
+        return Decision(returned.state, (*returned.effects, refuse), returned.reason)
+    after = _replace(
+        state,
+        lent=state.lent.without((lease.id,)),
+        waiting=state.waiting.put(update.id, update),
+        delivered=state.delivered.put(update.node, update.id),
+        pool=give_back(state.pool, rest_of(lease, update) or ()),
+        usual=state.usual.put(update.node, update.samples),
+        known=state.known + event.known,
+    )
+    return Decision(after, (Count(update, late),), f"an update of {update.samples} samples, {late} behind")
+
+
+def _hear(state: State, event: Heard, now: float) -> Decision:
+    """An upload that moves keeps its lease, as long as its update could still count: its bytes buy time."""
+    lease = state.lent.get(event.lease)
+    if lease is None or behind(state, lease.version) > state.terms.stale_limit:
+        return Decision(state, (), "")
+    until = now + state.terms.grace * state.terms.round_s + state.terms.slack_s
+    overdue = max(lease.overdue, min(until, lease.patience))
+    void = max(lease.void, min(now + _UPLOAD_S, lease.patience + event.arrived / LEAST_BYTES_S))
+    kept = msgspec.structs.replace(lease, overdue=overdue, void=void)
+    return Decision(_replace(state, lent=state.lent.put(lease.id, kept)), (), "")
+
+
+def _expired(state: State, now: float) -> Decision:
+    gone = tuple(state.lent.expired(now))
+    return _give_back(state, gone, "nobody delivered it") if gone else Decision(state, (), "")
+
+
+def _give_back(state: State, leases: tuple[Lent, ...], why: str) -> Decision:
+    pool = give_back(state.pool, [span for one in leases for span in one.spans])
+    after = _replace(state, pool=pool, lent=state.lent.without(one.id for one in leases))
+    reason = "; ".join(f"{one.samples} samples of {one.node[:9]} return: {why}" for one in leases)
+    return Decision(after, tuple(Return(one.id) for one in leases), reason)
+
+
+def _around(state: State, now: float) -> dict[str, float]:
+    """Members that asked for a lease in the time of the last rounds, and when."""
+    longest = LONGEST * state.terms.round_s + state.terms.slack_s
+    return {node: when for node, when in state.asked.items() if now - when <= longest}
+
+
+def _absent(state: State, now: float) -> int:
+    """Who still fetches the version that just came, as far as one knows: whoever trains in no time at all
+    does not make the next ones alone meanwhile."""
+    is_late = now >= state.since + state.terms.grace * state.terms.round_s
+    if is_late or state.course is None or not has_samples(state.pool, state.course):
+        return 0
+    return len(state.awaited)
+
+
+def _close(state: State, now: float) -> Decision:
+    if not state.waiting or state.closing or not can_be_compared(state.waiting.values(), state.known):
+        return Decision(state, (), "")
+    here, out = len(state.waiting), state.lent.expected(now) + _absent(state, now)
+    if not out:
+        why = f"all {here} updates that were expected are here"
+    elif here < math.ceil(state.terms.quorum * (here + out)):
+        return Decision(_replace(state, quorum_at=None) if state.quorum_at is not None else state, (), "")
+    elif state.quorum_at is None:
+        return Decision(_replace(state, quorum_at=now), (), f"the quorum is there: {here} of {here + out}")
+    elif now < state.quorum_at + state.terms.grace * state.terms.round_s:
+        return Decision(state, (), "")
+    else:
+        why = f"{here} of {here + out} updates are here and the grace window has passed"
+    updates = tuple(sorted(state.waiting.values()))
+    after = _replace(state, waiting=Book(), closing=updates, quorum_at=None)
+    return Decision(after, (Close(updates),), why)
+
+
+def _refused(state: State, kind: str, message: str, hint: str, retry_s: float = 0.0) -> Decision:
+    return Decision(state, (Refuse(kind, message, hint, retry_s),), message)
+
+
+def _replace(state: State, **changes: object) -> State:
+    return msgspec.structs.replace(state, **changes)

@@ -1,0 +1,373 @@
+"""The hub over HTTP: who speaks, what is asked, and an answer that is signed.
+
+A signature is checked by the headers alone, before any body is read. Bodies are bounded, each by its route,
+and only so many large ones are in memory at once: the others wait in their senders' machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+import re
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from barnraise.core.errors import HubRefused, ProtocolError
+from barnraise.hub.aggregation.quarantine import expel, pardon
+from barnraise.hub.aggregation.update_checks import Allowance
+from barnraise.hub.object_store.redirects import STORE_HEADER
+from barnraise.hub.object_store.uploader import Stock
+from barnraise.hub.protocol.clock import SignatureClock
+from barnraise.hub.protocol.invites import read_invite
+from barnraise.hub.protocol.messages import (
+    MOST_MESSAGE_BYTES,
+    PIECE_BYTES,
+    Declaration,
+    Join,
+    LeaseRequest,
+    Offer,
+    Problem,
+    decode_message,
+    encode_message,
+)
+from barnraise.hub.protocol.signatures import Nonces, Signed, verify_request
+from barnraise.hub.region.placement import Regions, opened_to, with_offer
+from barnraise.hub.server.answering import problem_of, signed_answer
+from barnraise.hub.server.connection_limits import place_of
+from barnraise.hub.server.health import Trouble
+from barnraise.hub.server.hub import Hub
+from barnraise.hub.server.upload_slots import Places
+from barnraise.hub.server.uploads import Intake
+from barnraise.hub.web.metrics import HubMetrics
+from barnraise.hub.web.openapi import describe
+from barnraise.hub.web.status_page import POLICY, render
+from barnraise.identity.keys import NodeKey
+
+logger = logging.getLogger(__name__)
+_LONGEST_WAIT_S = 60.0
+_SHOWN_S = 60.0  # that the disk failed
+_SMALL = 64 << 10
+_KEPT_S = 1.0  # the page and the figures
+_REQUESTS_PER_S, _REQUESTS_AT_ONCE = 50.0, 500.0  # of a member, and of all strangers together
+_STRANGERS_PER_S, _STRANGERS_AT_ONCE = 10.0, 100.0  # from one place
+_JOINS_PER_S, _JOINS_AT_ONCE = 5.0, 1000.0
+_UPLOAD = re.compile("[0-9a-f]{32}")
+_IMMUTABLE = "public, max-age=31536000, immutable"
+
+
+class Said(NamedTuple):
+    """A request that was verified as far as its body: who says it, and the body."""
+
+    node: str
+    body: bytes
+
+
+Handler = Callable[[Request, Said], Awaitable[msgspec.Struct]]
+
+
+class Reception:
+    """Routes of one hub."""
+
+    def __init__(self, hub: Hub, intake: Intake, key: NodeKey, stock: Stock | None = None) -> None:
+        self._hub, self._intake, self._key, self._stock = hub, intake, key, stock
+        self._metrics = HubMetrics(hub, stock)
+        self._measured = _Kept(self._metrics.text, hub.now)
+        self._rendered = _Kept(lambda: render(hub), hub.now)
+        hub.on_commit = self._metrics.note_version
+        self._time = SignatureClock(hub.clock, hub.now, hub.signed.time)
+        self._nonces = Nonces(self._time())
+        self._places = Places()
+        self._requests = Allowance(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
+        self._strangers = Allowance(_STRANGERS_PER_S, _STRANGERS_AT_ONCE)
+        self._joins = Allowance(_JOINS_PER_S, _JOINS_AT_ONCE)
+        self._regions: Regions = {}
+
+    def routes(self) -> list[Route]:
+        def route(path: str, method: str, handler: Handler, most: int, *, is_open: bool = False) -> Route:
+            async def serve(request: Request) -> Response:
+                began = self._hub.now()
+                answer = await self._serve(request, handler, most, is_open)
+                if "wait=" not in request.url.query:
+                    size = int(request.headers.get("content-length", "0")) if answer.status_code == 200 else 0
+                    name = f"{method} {path}"
+                    self._metrics.note_answer(name, answer.status_code, self._hub.now() - began, size)
+                return answer
+
+            return Route(path, serve, methods=[method])
+
+        for_anybody = [
+            route("/v1/run", "GET", self._run, 0, is_open=True),
+            route("/v1/head", "GET", self._head, 0, is_open=True),
+            Route("/v1/blobs/{name}", self._blob, methods=["GET"]),
+            Route("/", self._page, methods=["GET"]),
+            Route("/v1/openapi.json", self._openapi, methods=["GET"]),
+            Route("/metrics", self._figures, methods=["GET"]),
+        ]
+        if self._hub.is_mirror:
+            return for_anybody
+        return [
+            *for_anybody,
+            route("/v1/members", "POST", self._join, _SMALL),
+            route("/v1/regions", "POST", self._offer, _SMALL),
+            route("/v1/members/{node}/pardon", "POST", self._pardon, 0),
+            route("/v1/members/{node}/expel", "POST", self._expel, 0),
+            route("/v1/replica", "GET", self._replica, 0),
+            route("/v1/leave", "POST", self._leave, 0),
+            route("/v1/leases", "POST", self._lease, _SMALL),
+            route("/v1/uploads", "POST", self._declare, MOST_MESSAGE_BYTES),
+            route("/v1/uploads/{upload}", "GET", self._progress, 0),
+            route("/v1/uploads/{upload}", "PATCH", self._append, PIECE_BYTES),
+        ]
+
+    async def _serve(self, request: Request, handler: Handler, most: int, is_open: bool) -> Response:
+        """Any outcome becomes an answer, signed if the request was."""
+        try:
+            async with contextlib.AsyncExitStack() as held:
+                said = await self._verified(request, most, is_open, held)
+                status, body = 200, encode_message(await handler(request, said))
+        except HubRefused as error:
+            if error.kind == "disk":
+                trouble = Trouble(error.message, error.hint, self._hub.now() + _SHOWN_S)
+                self._hub.troubles.tell("full", trouble)
+            status, body = error.status, encode_message(problem_of(error, self._time()))
+        except ProtocolError as error:
+            problem = Problem(kind="message", message=error.message[:2000], hint=error.hint[:2000])
+            status, body = 422, encode_message(problem)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception:  # whatever it is, the answer is a signed one
+            logger.exception("%s %s failed", request.method, request.url.path)
+            problem = Problem(kind="busy", message="the hub failed to do this", hint=_LATER, retry_s=5.0)
+            status, body = 503, encode_message(problem)
+        return signed_answer(self._key, request.headers, status, body, self._time())
+
+    async def _verified(
+        self, request: Request, most: int, is_open: bool, held: contextlib.AsyncExitStack
+    ) -> Said:
+        if is_open and "signature" not in request.headers:
+            return Said("", b"")
+        path = request.scope["raw_path"].decode("latin-1")
+        query = request.scope["query_string"].decode("latin-1")
+        signed = verify_request(request.method, path, query, request.headers, self._hub.id)
+        node = str(signed.node)
+        is_member = node in self._hub.members or node == str(self._hub.id)
+        if not is_member:  # before anything of a stranger's is remembered
+            place = place_of(request.client.host) if request.client else ""
+            if place:  # one of them leaves something for the others
+                self._limit(self._strangers, place)
+            self._limit(self._requests, "strangers")
+            most = min(most, _SMALL)
+        self._nonces.take(signed, self._time(), self._hub.now())
+        self._hub.signed.note(signed.created)
+        if is_member:  # after it: who repeats what a member signed does not use up what is the member's
+            self._limit(self._requests, node)
+        if node != self._hub.founding.owner:  # who alone sends a layout
+            most = min(most, PIECE_BYTES)
+        return Said(node, await self._body(request, signed, most, held))
+
+    def _limit(self, allowance: Allowance, name: str) -> None:
+        wait = allowance.take(name, self._hub.now())
+        if wait > 0:
+            said = "too many requests came from this machine"
+            raise HubRefused(429, "rate", said, hint=_LATER, retry_s=wait)
+
+    async def _body(
+        self, request: Request, signed: Signed, most: int, held: contextlib.AsyncExitStack
+    ) -> bytes:
+        """Of the signed digest, no longer than the route takes. A large one has its place until answered."""
+        length = request.headers.get("content-length", "0")
+        if not length.isascii() or not length.isdigit() or len(length) > 15 or int(length) > most:
+            raise HubRefused(413, "length", f"{most} bytes are possible here", hint=_LESS)
+        body = b""
+        is_large = most > _SMALL and (int(length) > _SMALL or "transfer-encoding" in request.headers)
+        if is_large:
+            await self._take_place(request, str(signed.node), held)
+        if most:
+            async with self._places.reading(has_place=is_large):
+                body = await _read_body(request, most)
+        if hashlib.sha256(body).digest() != signed.digest:
+            raise HubRefused(401, "digest", "the body is not the one that was signed", hint="Send it again.")
+        return body
+
+    async def _take_place(self, request: Request, node: str, held: contextlib.AsyncExitStack) -> None:
+        """For a body that may count. Nobody has so many places that the others wait for him."""
+        self._hub.member(node)
+        if "upload" in request.path_params:
+            self._intake.begin_piece(node, _upload_name(request))
+        await held.enter_async_context(self._places.place(node))
+
+    # The routes.
+
+    async def _run(self, request: Request, said: Said) -> msgspec.Struct:
+        return self._hub.description()
+
+    async def _head(self, request: Request, said: Said) -> msgspec.Struct:
+        after = _number(request, "after", 1 << 40)
+        wait = _number(request, "wait", _LONGEST_WAIT_S) or 0.0
+        return await self._hub.head(None if after is None else int(after), wait)
+
+    async def _join(self, request: Request, said: Said) -> msgspec.Struct:
+        message = decode_message(Join, said.body)
+        if self._hub.has_invited(message.token):  # an invented one costs those who are invited nothing
+            self._limit(self._joins, "all")
+        joined = await self._hub.join(said.node, message)
+        members = self._hub.members
+        if members[said.node].quarantine:
+            return joined
+        standing = {node: one for node, one in self._regions.items() if not members[node].quarantine}
+        self._regions, regions = opened_to(standing, said.node, joined.role, self._hub.now())
+        return msgspec.structs.replace(joined, regions=regions)
+
+    async def _offer(self, request: Request, said: Said) -> msgspec.Struct:
+        if self._hub.member(said.node).role != "region":
+            raise HubRefused(403, "role", "it joined with an invite that is not for a region", hint=_REGION)
+        offer = decode_message(Offer, said.body)
+        for text in (*offer.friends, *offer.strangers):
+            read_invite(text)
+        self._regions = with_offer(self._regions, said.node, offer, self._hub.now())
+        return self._hub.description()
+
+    async def _pardon(self, request: Request, said: Said) -> msgspec.Struct:
+        self._check_owner(said)
+        await pardon(self._hub, str(request.path_params["node"]))
+        return self._hub.description()
+
+    async def _expel(self, request: Request, said: Said) -> msgspec.Struct:
+        self._check_owner(said)
+        await expel(self._hub, str(request.path_params["node"]))
+        return self._hub.description()
+
+    def _check_owner(self, said: Said) -> None:
+        # Whoever keeps the hub has its key: at a region, and after a take-over, nobody else can be asked.
+        if said.node not in (self._hub.founding.owner, str(self._hub.id)):
+            raise HubRefused(403, "role", "only the owner may do this", hint="Ask the owner of the hub.")
+
+    async def _replica(self, request: Request, said: Said) -> msgspec.Struct:
+        after = _number(request, "after", 1 << 40)
+        return self._hub.replica(said.node, None if after is None else int(after))
+
+    async def _leave(self, request: Request, said: Said) -> msgspec.Struct:
+        await self._hub.leave(said.node)
+        return self._hub.description()
+
+    async def _lease(self, request: Request, said: Said) -> msgspec.Struct:
+        return await self._hub.lease(said.node, decode_message(LeaseRequest, said.body))
+
+    async def _declare(self, request: Request, said: Said) -> msgspec.Struct:
+        return await self._intake.declare(said.node, decode_message(Declaration, said.body))
+
+    async def _progress(self, request: Request, said: Said) -> msgspec.Struct:
+        return self._intake.progress(said.node, _upload_name(request))
+
+    async def _append(self, request: Request, said: Said) -> msgspec.Struct:
+        offset = _number(request, "offset", 1 << 44)
+        if offset is None:
+            raise HubRefused(422, "message", "a piece says its offset", hint="PATCH .../{id}?offset=N")
+        return await self._intake.append(said.node, _upload_name(request), int(offset), said.body)
+
+    async def _blob(self, request: Request) -> Response:
+        """Unsigned: its name is its hash. Any cache may keep it. Who would follow is led to the store."""
+        name = str(request.path_params["name"])
+        is_name = re.fullmatch("[0-9a-f]{64}", name) is not None
+        link = await self._link(request, name) if is_name else None  # first: it may take some seconds
+        if not is_name or not self._hub.blobs.has(name):
+            problem = Problem(
+                kind="blob", message="there is no such blob here", hint="Ask for the head again."
+            )
+            return Response(encode_message(problem), 404, {"content-type": "application/json"})
+        headers = {"etag": f'"{name}"', "cache-control": _IMMUTABLE}
+        if request.headers.get("if-none-match", "") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        if self._stock is not None:
+            headers["vary"] = STORE_HEADER
+        if link is not None:
+            elsewhere = {"location": link, "cache-control": "no-store", "vary": STORE_HEADER}
+            return Response(status_code=307, headers=elsewhere)
+        return FileResponse(
+            self._hub.blobs.path(name), headers=headers, media_type="application/octet-stream"
+        )
+
+    async def _link(self, request: Request, name: str) -> str | None:
+        """Into the store, for whoever says that it would follow there."""
+        if self._stock is None or request.headers.get(STORE_HEADER) != self._stock.origin:
+            return None
+        return await self._stock.link(name)
+
+    async def _page(self, request: Request) -> Response:
+        headers = {"content-security-policy": POLICY, "cache-control": "public, max-age=5"}
+        return HTMLResponse(self._rendered(), headers=headers)
+
+    async def _openapi(self, request: Request) -> Response:
+        return JSONResponse(describe())
+
+    async def _figures(self, request: Request) -> Response:
+        return Response(self._measured(), media_type="text/plain; version=0.0.4")
+
+
+class _Kept:
+    """A text that is made anew once a second at most, however many ask for it."""
+
+    def __init__(self, make: Callable[[], str | bytes], now: Callable[[], float]) -> None:
+        self._make, self._now = make, now
+        self._made: tuple[float, str | bytes] | None = None
+
+    def __call__(self) -> str | bytes:
+        now = self._now()
+        if self._made is None or now - self._made[0] >= _KEPT_S:
+            self._made = now, self._make()
+        return self._made[1]
+
+
+def make_app(reception: Reception) -> Starlette:
+    def plainly(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        problem = Problem(kind="route", message="there is nothing like this here", hint=_SEE)
+        return Response(encode_message(problem), status, {"content-type": "application/json"})
+
+    return Starlette(routes=reception.routes(), exception_handlers={HTTPException: plainly})
+
+
+async def _read_body(request: Request, most: int) -> bytes:
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > most:
+            raise HubRefused(413, "length", f"{most} bytes are possible here", hint=_LESS)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _number(request: Request, name: str, most: float) -> float | None:
+    """A number of the query that is not negative; HubRefused (422) if it is none, or comes twice."""
+    given = request.query_params.getlist(name)
+    if not given:
+        return None
+    try:
+        value = float(given[0]) if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,6})?", given[0]) else math.nan
+    except ValueError:
+        value = math.nan
+    if len(given) > 1 or not 0 <= value <= most:
+        raise HubRefused(422, "message", f"{name} is a number from 0 to {most:g}, once", hint=_SEE)
+    return value
+
+
+def _upload_name(request: Request) -> str:
+    name = str(request.path_params["upload"])
+    if not _UPLOAD.fullmatch(name):
+        raise HubRefused(404, "upload", "there is no such upload", hint="Declare it: POST /v1/uploads.")
+    return name
+
+
+_LESS = "Send less at once."
+_LATER = "Try again later."
+_REGION = "Ask the owner for one that is: `barnraise invite --region`."
+_SEE = "See docs/hub.md."

@@ -1,0 +1,346 @@
+"""Uploads: pieces into a file, the file through admission, and what passed to the round.
+
+A partial file is named by who sends what, so that the same declaration finds it again, also after the hub
+began anew. It becomes a blob only when its content has the declared hash and passed every check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from barnraise.core.errors import HubError, HubRefused, ProtocolError
+from barnraise.core.files import sync
+from barnraise.hub.aggregation.aggregator import Figures
+from barnraise.hub.aggregation.update_checks import (
+    Verdict,
+    after_acceptance,
+    believed_merged,
+    fitting_scale,
+    judge_copy,
+    remembered_norm,
+    usual_norm,
+)
+from barnraise.hub.protocol.messages import PIECE_BYTES, Declaration, Layout, Progress, Step, check_layout
+from barnraise.hub.rounds import state_machine
+from barnraise.hub.rounds.leases import Delivered
+from barnraise.hub.rounds.sample_pool import trained
+from barnraise.hub.rounds.state_machine import BASE_THERE, BEGIN_AGAIN, Refuse, behind, lease_for, weight_of
+from barnraise.hub.server.hub import Hub
+from barnraise.hub.storage.blobs import FREE_SPACE_HINT, hash_file
+from barnraise.hub.storage.log import MOST_SEEN, Arrival, Log, Seen, change
+
+logger = logging.getLogger(__name__)
+_MOST_BASE_BYTES = 1 << 42
+_ABANDONED_S = 86_400.0
+_FRESH_S = 40.0  # after a piece began: whoever sends it goes on
+_OWNED = 16  # characters of a file's name that say whose it is
+# The optional check of an update that is about to count: the file, the version it begins from, its scale.
+HeldOut = Callable[[Path, int, float], Verdict]
+
+
+class _Upload:
+    """``heard``: when it was declared, or its last piece began."""
+
+    def __init__(self, node: str, declared: Declaration, path: Path, now: float) -> None:
+        self.node, self.declared, self.path = node, declared, path
+        self.lock = asyncio.Lock()
+        self.done: Progress | None = None
+        self.heard = now
+
+    def offset(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
+
+
+class Intake:
+    """Of one hub."""
+
+    def __init__(self, hub: Hub, held_out: HeldOut | None = None) -> None:
+        self._hub, self._held_out = hub, held_out
+        self._trying = asyncio.Lock()
+        self._directory = hub.directory / "uploads"
+        self._directory.mkdir(exist_ok=True)
+        self._older = defaultdict[str, set[str]](set)  # files from before this process, by how they begin
+        for file in self._directory.iterdir():
+            if hub.clock() - file.stat().st_mtime > _ABANDONED_S:
+                file.unlink(missing_ok=True)
+            else:
+                self._older[file.name[:_OWNED]].add(file.name)
+        self._uploads: dict[str, _Upload] = {}
+        self._declaring = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by member
+        self._latest: dict[str, str] = {}  # the name of each member's upload
+
+    async def declare(self, node: str, declared: Declaration) -> Progress:
+        name = _name(node, declared)
+        found = self._uploads.get(name)
+        if found is not None and found.done is not None:
+            return found.done
+        if any(one.lease == declared.lease and one.sha256 == declared.sha256 for one in self._hub.seen):
+            # It counts already: the answer was lost, and the hub began anew since.
+            return Progress(id=name, offset=declared.size, size=declared.size, accepted=True)
+        if declared.kind == "base":
+            self._check_base(node, declared)
+        else:
+            await self._check_update(node, declared)
+        async with self._declaring[node]:
+            if name not in self._uploads:
+                await asyncio.to_thread(self._remove, self._forget_others(node, name, declared.lease))
+                self._uploads[name] = _Upload(node, declared, self._directory / name, self._hub.now())
+            upload = self._uploads[name]
+            if declared.lease is not None:
+                await self._hub.step(state_machine.Heard(declared.lease, upload.offset()))
+        return _progress(name, upload)
+
+    def begin_piece(self, node: str, name: str) -> None:
+        """HubRefused if there is no such upload."""
+        self._find(node, name).heard = self._hub.now()
+
+    def progress(self, node: str, name: str) -> Progress:
+        return _progress(name, self._find(node, name))
+
+    async def append(self, node: str, name: str, offset: int, data: bytes) -> Progress:
+        """A piece. Again after a lost answer is harmless; a wrong place is refused with the right one."""
+        upload = self._find(node, name)
+        async with upload.lock:
+            if self._find(node, name) is not upload:
+                raise _no_upload()
+            if upload.done is not None:
+                return upload.done
+            here, size = upload.offset(), upload.declared.size
+            if offset > here or offset + len(data) > size or len(data) > PIECE_BYTES:
+                said = f"a piece of {len(data)} bytes at {offset} does not continue {here} of {size} bytes"
+                raise HubRefused(409, "offset", said, hint="Go on at the offset that is given.", offset=here)
+            if upload.declared.lease is not None:
+                arrived = max(here, offset + len(data))
+                await self._hub.step(state_machine.Heard(upload.declared.lease, arrived))
+            fresh = data[here - offset :]
+            try:
+                await asyncio.to_thread(_append, upload.path, fresh, offset + len(data) == size)
+            except OSError as error:
+                said = f"the hub's disk failed: {error.strerror or error}"
+                raise HubRefused(503, "disk", said, hint=FREE_SPACE_HINT, retry_s=5.0) from error
+            if upload.offset() == size:
+                await self._finish(name, upload)
+            return _progress(name, upload)
+
+    async def _finish(self, name: str, upload: _Upload) -> None:
+        declared = upload.declared
+        try:
+            if await asyncio.to_thread(hash_file, upload.path) != declared.sha256:
+                said = "what arrived has another hash than what was declared"
+                raise HubRefused(422, "digest", said, hint="Declare it and send it again.")
+            if declared.kind == "base":
+                upload.done = await self._take_base(name, upload)
+            else:
+                upload.done = await self._take_update(name, upload)
+        except HubRefused as error:
+            if error.status == 409:
+                await self._hub.note(upload.node, error.kind, error.message)
+            if error.status != 503:
+                await asyncio.to_thread(upload.path.unlink, missing_ok=True)
+                del self._uploads[name]
+            raise
+        except HubError as error:
+            raise HubRefused(503, "disk", error.message, hint=error.hint, retry_s=5.0) from error
+
+    async def _take_base(self, name: str, upload: _Upload) -> Progress:
+        declared, hub = upload.declared, self._hub
+        assert declared.layout is not None
+        assert declared.course is not None
+        try:
+            await asyncio.to_thread(_check_state, upload.path, declared.layout, hub)
+        except ProtocolError as error:
+            raise HubRefused(422, "schema", error.message, hint=error.hint) from error
+        await asyncio.to_thread(hub.blobs.adopt, upload.path, declared.sha256)
+        from barnraise.hub.aggregation.outer_step import first_version
+
+        step = Step("base", 0, declared.sha256, declared.size, hub.founding.terms.base_codec)
+        await hub.found(first_version(step, hub.clock()), declared.layout, declared.course)
+        return Progress(id=name, offset=declared.size, size=declared.size, accepted=True)
+
+    async def _take_update(self, name: str, upload: _Upload) -> Progress:
+        declared, hub, node = upload.declared, self._hub, upload.node
+        figures = await self._measured(node, upload.path, declared.version)
+        role = hub.member(node).role
+        merged = believed_merged(role, declared.merged, declared.samples)
+        norm = figures.norm / math.sqrt(max(1, declared.samples) / merged)
+        seen_before, terms = hub.seen, hub.founding.terms
+        verdict = await asyncio.to_thread(judge_copy, node, declared.sha256, figures.sketch, seen_before)
+        if not verdict.kind and self._held_out is not None:
+            fitting = fitting_scale(norm, usual_norm(seen_before, merged), terms)
+            async with self._trying:  # or those that wait take all threads
+                verdict = await asyncio.to_thread(self._held_out, upload.path, declared.version, fitting)
+            if not verdict.kind:  # it took a while: the same may have come from elsewhere
+                verdict = judge_copy(node, declared.sha256, figures.sketch, hub.seen)
+        if verdict.kind:
+            await self._refuse(node, verdict.kind, verdict.reason)
+        update = msgspec.structs.replace(_delivered(node, declared), of_stranger=role == "stranger")
+        lent = lease_for(hub.state, update)
+        if isinstance(lent, Refuse):
+            raise lent.error()
+        usual = usual_norm(hub.seen, merged)
+        scale = fitting_scale(norm, usual, terms)
+        await asyncio.to_thread(hub.blobs.adopt, upload.path, declared.sha256)
+        seen = Seen(
+            node=node,
+            lease=lent.id,
+            sha256=declared.sha256,
+            norm=0.0 if update.of_stranger else remembered_norm(norm, usual, terms),
+            sketch=figures.sketch,
+            merged=merged,
+        )
+        arrival = Arrival(
+            update=update,
+            sha256=declared.sha256,
+            size=declared.size,
+            spans=declared.trained or trained(lent.spans, declared.samples),
+            norm=norm,
+            scale=scale,
+            sketch=figures.sketch,
+            loss=declared.loss,
+            merged=merged,
+        )
+        weight = declared.samples * weight_of(behind(hub.state, declared.version))
+        try:
+            # As it is now: it may have been refused, or sent away, since this one began to arrive.
+            after = after_acceptance(hub.member(node), declared.samples)
+            hub.arrivals[name] = arrival
+            changes = [
+                change(Log.put_arrival, arrival),
+                change(Log.put_member, after),
+                change(Log.put_seen, seen),
+            ]
+            await hub.step(state_machine.Arrived(update, int(seen.norm > 0)), changes)
+        except HubRefused:
+            hub.arrivals.pop(name, None)
+            hub.let_go(declared.sha256)
+            raise
+        hub.members[node] = after_acceptance(hub.members[node], declared.samples)
+        hub.seen = [*hub.seen, seen][-MOST_SEEN:]
+        size = declared.size
+        return Progress(id=name, offset=size, size=size, accepted=True, weight=weight, clipped=scale)
+
+    async def _measured(self, node: str, path: Path, version: int) -> Figures:
+        finisher = await self._hub.finisher()
+        try:
+            return await asyncio.to_thread(finisher.measure, path, version)
+        except ProtocolError as error:
+            await self._refuse(node, "not-finite" if error.not_finite else "schema", error.message)
+            raise AssertionError from error  # refused above
+
+    async def _refuse(self, node: str, kind: str, reason: str, status: int = 422) -> None:
+        """Always HubRefused."""
+        if await self._hub.refuse(node, kind, reason):
+            reason += "; this machine is in quarantine now"
+        raise HubRefused(status, kind, f"the update was refused: {reason}", hint=BEGIN_AGAIN)
+
+    def _check_base(self, node: str, declared: Declaration) -> None:
+        if self._hub.member(node).role != "owner":
+            raise HubRefused(403, "role", "only the owner may push the base", hint="Ask the owner to start.")
+        if self._hub.version is not None:
+            raise BASE_THERE.error()
+        if declared.layout is None or declared.course is None or declared.size > _MOST_BASE_BYTES:
+            raise HubRefused(422, "schema", "a base comes with its layout and course", hint=_SAME_VERSION)
+        try:
+            check_layout(declared.layout)
+        except HubError as error:
+            raise HubRefused(422, "schema", error.message, hint=error.hint) from error
+
+    async def _check_update(self, node: str, declared: Declaration) -> None:
+        self._hub.member(node)
+        if declared.layout is not None or declared.course is not None:
+            raise HubRefused(422, "schema", "an update has no layout and no course", hint=_SAME_VERSION)
+        named = self._hub.state.lent.get(declared.lease or "")
+        if named is not None and named.node != node:
+            await self._refuse(node, "forged", "it was sent for another member's lease", 403)
+        lent = lease_for(self._hub.state, _delivered(node, declared))
+        if isinstance(lent, Refuse):
+            await self._hub.note(node, lent.kind, lent.message)
+            raise lent.error()
+        if declared.sha256 in self._hub.own_blobs():
+            await self._refuse(node, "copy", "these bytes are a part of the run already")
+        most = (await self._hub.finisher()).most_bytes()
+        if declared.size > most:
+            await self._refuse(node, "size", f"it has {declared.size} bytes, {most} are possible", 413)
+
+    def _find(self, node: str, name: str) -> _Upload:
+        found = self._uploads.get(name)
+        if found is None or found.node != node:
+            raise _no_upload()
+        return found
+
+    def _is_fresh(self, upload: _Upload, lease: str | None) -> bool:
+        """Two machines of one home that lost each other push for the same lease: the first one goes first."""
+        if upload.done is not None or upload.declared.lease != lease:
+            return False
+        return self._hub.now() - upload.heard < _FRESH_S
+
+    def _forget_others(self, node: str, name: str, lease: str | None) -> set[str]:
+        """Each member has one upload. The files of what it began before, also before this process."""
+        before = self._latest.get(node, name)
+        found = self._uploads.get(before)
+        if found is not None and (found.lock.locked() or self._is_fresh(found, lease)):
+            said = "the upload before this one is not done yet"
+            raise HubRefused(503, "busy", said, hint="Try again in a second.", retry_s=1.0)
+        self._uploads.pop(before, None)
+        self._latest[node] = name
+        return {before, *self._older.pop(_owned(node), ())} - {name}
+
+    def _remove(self, names: set[str]) -> None:
+        for one in names:
+            (self._directory / one).unlink(missing_ok=True)
+
+
+def _name(node: str, declared: Declaration) -> str:
+    told = f"{declared.kind} {declared.lease} {declared.sha256} {declared.size}"
+    return _owned(node) + hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def _no_upload() -> HubRefused:
+    return HubRefused(404, "upload", "there is no such upload", hint="Declare it: POST /v1/uploads.")
+
+
+def _owned(node: str) -> str:
+    """How the names of a member's uploads begin."""
+    return hashlib.sha256(node.encode()).hexdigest()[:_OWNED]
+
+
+def _delivered(node: str, declared: Declaration) -> Delivered:
+    """What it would be for its round."""
+    lease, name = declared.lease or "", _name(node, declared)
+    return Delivered(name, node, lease, declared.version, declared.samples, declared.trained)
+
+
+def _progress(name: str, upload: _Upload) -> Progress:
+    if upload.done is not None:
+        return upload.done
+    return Progress(id=name, offset=upload.offset(), size=upload.declared.size)
+
+
+def _append(path: Path, data: bytes, is_last: bool) -> None:
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        if is_last:
+            sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_state(path: Path, layout: Layout, hub: Hub) -> None:
+    from barnraise.hub.aggregation.outer_step import check_base
+
+    check_base(path, layout, hub.founding.terms)
+
+
+_SAME_VERSION = "Install the same Barnraise version as the hub's."

@@ -1,0 +1,151 @@
+"""How a hub comes to be: a directory with its key, its log and its blobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from barnraise.core.errors import HubError
+from barnraise.hub.protocol.invites import Invite, hash_token, make_invite
+from barnraise.hub.protocol.messages import Name, NodeText, Role, Sha256, Terms
+from barnraise.hub.storage.blobs import Blobs
+from barnraise.hub.storage.log import Log, change, read_fact
+from barnraise.identity.keys import NodeKey
+from barnraise.identity.node_id import NodeId
+from barnraise.identity.private_file import private_directory
+
+KEY_FILE = "hub.key"
+FOUNDING = "founding"
+FOLLOWS, SUCCEEDS = "follows", "succeeds"  # facts of a mirror, and of one that took over
+PARENT = "parent"  # fact of a region: the hub that it belongs to
+_LOSSLESS = ("fp32", "fp32+zlib")
+
+
+class Founding(msgspec.Struct, frozen=True, kw_only=True):
+    """What never changes."""
+
+    name: Name
+    owner: NodeText
+    terms: Terms = Terms()
+    code: Sha256 | None = None
+    kept: tuple[Sha256, ...] = ()  # blobs that belong to the code
+
+    @property
+    def blobs(self) -> set[str]:
+        return {*self.kept, *([self.code] if self.code else [])}
+
+
+def found_hub(
+    directory: Path,
+    name: str,
+    owner: NodeId,
+    terms: Terms,
+    *,
+    code: str | None = None,
+    kept: Sequence[str] = (),
+    parent: NodeId | None = None,
+) -> None:
+    """Put the code's blobs there first (`Blobs.put`). HubError if there is a hub already."""
+    if terms.base_codec not in _LOSSLESS:
+        raise HubError(
+            f"a base in {terms.base_codec} would differ from the chain", hint="Use fp32 for `base_codec`."
+        )
+    private_directory(directory)
+    log = Log(directory)
+    try:
+        if is_founded(log):
+            raise HubError(
+                f"there is a hub in {directory} already", hint="Start it as it is, or name another directory."
+            )
+        founding = Founding(name=name, owner=str(owner), terms=terms, code=code, kept=tuple(kept))
+        checked = msgspec.convert(msgspec.to_builtins(founding), Founding)
+        above = [] if parent is None else [change(Log.set_fact, PARENT, parent.raw)]
+        log.transact([change(Log.set_fact, FOUNDING, checked), *above])
+    except msgspec.ValidationError as error:
+        raise HubError(
+            f"a hub cannot be founded like this: {error}", hint="Correct what the sentence names."
+        ) from error
+    finally:
+        log.close()
+
+
+def is_founded(log: Log) -> bool:
+    return read_fact(log.read().facts, FOUNDING, Founding) is not None
+
+
+def has_hub(directory: Path) -> bool:
+    log = Log(private_directory(directory))
+    try:
+        return is_founded(log)
+    finally:
+        log.close()
+
+
+def owner_of(directory: Path) -> str:
+    """Of the run whose hub, or whose mirror, is in this directory."""
+    log = Log(directory)
+    try:
+        return _founding(log, directory).owner
+    finally:
+        log.close()
+
+
+def is_mirror(directory: Path) -> bool:
+    log = Log(directory)
+    try:
+        facts = log.read().facts
+    finally:
+        log.close()
+    return FOLLOWS in facts and SUCCEEDS not in facts
+
+
+def hub_key(directory: Path) -> NodeKey:
+    """The key that invites pin: the hub's own, not its machine's."""
+    return NodeKey.load_or_create(private_directory(directory) / KEY_FILE)
+
+
+def hub_blobs(directory: Path) -> Blobs:
+    return Blobs(directory / "blobs")
+
+
+def invite_to(
+    directory: Path,
+    addresses: Sequence[str],
+    *,
+    role: Role = "friend",
+    uses: int = 1,
+    valid_s: float = 7 * 86400,
+) -> Invite:
+    """A new invite to the hub in this directory; it may be running."""
+    log = Log(directory)
+    try:
+        founding = _founding(log, directory)
+        expires = int(time.time() + valid_s)
+        invite, grant = make_invite(
+            tuple(addresses), hub_key(directory).id, founding.name, role=role, uses=uses, expires=expires
+        )
+        log.transact([change(Log.put_grant, grant)])
+        return invite
+    finally:
+        log.close()
+
+
+def still_open(directory: Path, invites: Sequence[Invite], clock: float) -> list[Invite]:
+    """Those of them that somebody can use, for an hour more at least."""
+    log = Log(directory)
+    try:
+        grants = [log.grant(hash_token(one.token_text)) for one in invites]
+    finally:
+        log.close()
+    pairs = zip(invites, grants, strict=True)
+    return [one for one, grant in pairs if grant and grant.uses and grant.expires > clock + 3600.0]
+
+
+def _founding(log: Log, directory: Path) -> Founding:
+    founding = read_fact(log.read().facts, FOUNDING, Founding)
+    if founding is None:
+        raise HubError(f"there is no hub in {directory}", hint="Found one with `barnraise hub up`.")
+    return founding

@@ -1,0 +1,80 @@
+"""The model that a hub keeps, as a file for who has no machine that trains in the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from barnraise.checkpoint.files import write_model
+from barnraise.core.errors import HubError
+from barnraise.hub.protocol.messages import Layout, Terms
+from barnraise.hub.protocol.vector_file import Form, add_vector
+from barnraise.hub.storage.blobs import Blobs
+from barnraise.hub.storage.create import FOUNDING, Founding, hub_blobs
+from barnraise.hub.storage.log import Committed, Everything, Log, read_fact
+from barnraise.hub.storage.versions import steps_after
+
+FILE_NAME = "model.safetensors"
+_TRIES = 5  # a hub that runs may commit meanwhile, and drop what was just named
+
+
+def export_model(directory: Path, target: Path) -> int:
+    """Write the newest version, whole or not at all; its number. The hub may be running."""
+    for _ in range(_TRIES):
+        found = _read(directory)
+        founding, layout = (
+            read_fact(found.facts, FOUNDING, Founding),
+            read_fact(found.facts, "layout", Layout),
+        )
+        if founding is None or layout is None or not found.versions:
+            raise HubError(
+                f"the run in {directory} has no model yet",
+                hint="Start it with `barnraise hub up`, and see `barnraise hub status`.",
+            )
+        try:
+            flat = newest_state(hub_blobs(directory), found.versions, founding.terms, layout)
+        except FileNotFoundError:
+            continue
+        number = found.versions[-1].number
+        write_state(layout, flat, target, {"run": founding.name, "version": str(number)})
+        return number
+    raise HubError(
+        f"a file that the log names is missing in {directory / 'blobs'}",
+        hint="Take the model from a mirror of the hub, or from a machine that trains in the run.",
+    )
+
+
+def _read(directory: Path) -> Everything:
+    log = Log(directory)
+    try:
+        return log.read()
+    finally:
+        log.close()
+
+
+def newest_state(blobs: Blobs, versions: Sequence[Committed], terms: Terms, layout: Layout) -> torch.Tensor:
+    """The same bits that every member has. FileNotFoundError if what it is made of was dropped meanwhile."""
+    flat = torch.zeros(layout.numel)
+    for step in steps_after(versions, None):
+        form = Form(layout.numel, terms.chunk, step.codec, step.version)
+        add_vector(blobs.path(step.sha256), form, flat, is_base=step.kind == "base")
+    return flat
+
+
+def write_state(layout: Layout, flat: torch.Tensor, target: Path, facts: dict[str, str]) -> None:
+    """As ``model.safetensors`` in the folder ``target``."""
+    pieces = torch.split(flat, [entry.numel for entry in layout.entries])
+    tensors = {
+        entry.name: piece.reshape(entry.shape).to(getattr(torch, entry.dtype))
+        for entry, piece in zip(layout.entries, pieces, strict=True)
+    }
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        write_model(tensors, target / FILE_NAME, facts)
+    except OSError as error:
+        raise HubError(
+            f"the model cannot be written to {target}: {error.strerror or error}",
+            hint="Name a folder that can be written, on a disk with room for the model.",
+        ) from error

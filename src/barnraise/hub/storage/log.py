@@ -1,0 +1,379 @@
+"""What a hub must not forget, in SQLite (WAL, synced). What is not in the log did not happen.
+
+One thread writes. It takes all that waits at once into one transaction, so that a thousand members' leases
+cost a few syncs of the disk. If a transaction fails, nothing of it counts, and neither does what waited
+behind it: the hub reads its state anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from barnraise.core.database import open_database
+from barnraise.core.errors import HubError
+from barnraise.hub.protocol.invites import Grant
+from barnraise.hub.protocol.messages import Role, Span, Step
+from barnraise.hub.rounds.leases import Delivered, Lent
+from barnraise.hub.rounds.sample_pool import Pool
+from barnraise.hub.rounds.state_machine import Count, Discard, Effect, Lend, Return
+from barnraise.hub.server.disk import Disk
+from barnraise.hub.storage.blobs import FREE_SPACE_HINT
+
+FILE_NAME = "hub.db"
+_FORM = 1
+_LOCKED_S = 60.0  # while another process, who makes an invite, waits for a slow disk
+MOST_REFUSALS = 500
+MOST_SEEN = 1024
+_TABLES = """
+CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS grants (name TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS member (name TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS lease (name TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS arrived (name TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS version (number INTEGER PRIMARY KEY, record BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS contribution (number INTEGER, place INTEGER, record BLOB NOT NULL,
+    PRIMARY KEY (number, place)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS refusal (place INTEGER PRIMARY KEY AUTOINCREMENT, record BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS seen (place INTEGER PRIMARY KEY AUTOINCREMENT, record BLOB NOT NULL);
+"""
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    node: str
+    name: str
+    role: Role
+    since: float
+    accepted: int = 0
+    samples: int = 0
+    refusals: int = 0  # that count; some acceptances take one away
+    usual: int = 0  # samples of its last update
+    quarantine: str = ""  # why
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """An admitted update: a blob that waits for its round."""
+
+    update: Delivered
+    sha256: str
+    size: int
+    spans: tuple[Span, ...]
+    norm: float
+    scale: float  # what it is multiplied with if it is compared with those before it alone
+    sketch: bytes
+    loss: float | None = None
+    merged: int = 1
+
+
+class Contribution(msgspec.Struct, frozen=True, kw_only=True):
+    """One member's part in a version."""
+
+    node: str
+    lease: str
+    samples: int
+    spans: tuple[Span, ...]
+    behind: int
+    weight: float
+    scale: float
+    sha256: str
+    loss: float | None = None
+    merged: int = 1  # updates that a region made this one of
+
+
+class Committed(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of the chain."""
+
+    number: int
+    step: Step
+    base: Step | None = None  # a whole state of the same version, now and then
+    momentum: str | None = None  # blobs of the hub's own: the outer optimizer's and the error feedback's
+    feedback: str | None = None
+    time: float = 0.0
+    rule: str = ""
+    members: int = 0
+    samples: int = 0
+    loss: float | None = None  # as the members said it
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    node: str
+    kind: str
+    reason: str
+    time: float
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of an accepted update, to recognise copies and to know what norms are usual."""
+
+    node: str
+    lease: str
+    sha256: str
+    norm: float  # per square root of a sample; 0 while it teaches nothing
+    sketch: bytes
+    merged: int = 1
+
+
+class Everything(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a hub starts from."""
+
+    facts: dict[str, bytes]
+    members: dict[str, Member]
+    leases: tuple[Lent, ...]
+    arrivals: tuple[Arrival, ...]
+    versions: tuple[Committed, ...]
+    refusals: tuple[Refusal, ...]
+    seen: tuple[Seen, ...]
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """What a mirror takes over: `GET /v1/replica?after=V`, for mirrors and the owner."""
+
+    facts: dict[str, bytes]
+    members: tuple[Member, ...]
+    grants: tuple[Grant, ...]
+    leases: tuple[Lent, ...]  # also of updates that wait: their samples return if nobody delivers them
+    versions: tuple[Committed, ...]  # after V, as far back as their blobs are kept
+    seen: tuple[Seen, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+T = TypeVar("T")
+
+
+class Log:
+    """One connection, of one thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / FILE_NAME
+        try:
+            self._base = open_database(
+                self.path, _TABLES, _FORM, HubError, one_thread=False, locked_s=_LOCKED_S
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise broken(error) from error
+
+    def close(self) -> None:
+        self._base.close()
+
+    def transact(self, changes: Iterable[Callable[[Log], None]]) -> None:
+        """All of them or none. HubError if the disk does not take it."""
+        try:
+            self._base.execute("BEGIN IMMEDIATE")
+            for change in changes:
+                change(self)
+            self._base.execute("COMMIT")
+        except BaseException as error:
+            if self._base.in_transaction:
+                self._base.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise broken(error) from error
+            raise
+
+    @contextlib.contextmanager
+    def _unchanging(self) -> Iterator[None]:
+        """What is read within is of one moment, whatever another connection commits meanwhile."""
+        try:
+            self._base.execute("BEGIN")
+            yield
+        finally:
+            if self._base.in_transaction:
+                self._base.execute("ROLLBACK")  # nothing was written
+
+    def read(self) -> Everything:
+        return self.read_with_grants()[0]
+
+    def read_with_grants(self) -> tuple[Everything, tuple[Grant, ...]]:
+        try:
+            with self._unchanging():
+                found = Everything(
+                    facts=dict(self._base.execute("SELECT name, record FROM fact").fetchall()),
+                    members={one.node: one for one in self._all("member", "name", Member)},
+                    leases=self._all("lease", "name", Lent),
+                    arrivals=self._all("arrived", "name", Arrival),
+                    versions=self._all("version", "number", Committed),
+                    refusals=self._all("refusal", "place", Refusal),
+                    seen=self._all("seen", "place", Seen),
+                )
+                return found, self._all("grants", "name", Grant)
+        except (sqlite3.Error, msgspec.DecodeError) as error:
+            raise broken(error) from error
+
+    def set_fact(self, name: str, value: msgspec.Struct | bytes) -> None:
+        record = value if isinstance(value, bytes) else _encoder.encode(value)
+        self._put("fact", name, record)
+
+    def put_pool(self, pool: Pool) -> None:
+        self.set_fact("pool", pool)
+
+    def put_grant(self, grant: Grant) -> None:
+        self._put("grants", grant.token_hash, _encoder.encode(grant))
+
+    def put_member(self, member: Member) -> None:
+        self._put("member", member.node, _encoder.encode(member))
+
+    def put_lease(self, lease: Lent) -> None:
+        self._put("lease", lease.id, _encoder.encode(lease))
+
+    def end_lease(self, name: str) -> None:
+        self._base.execute("DELETE FROM lease WHERE name = ?", (name,))
+
+    def put_arrival(self, arrival: Arrival) -> None:
+        self._put("arrived", arrival.update.id, _encoder.encode(arrival))
+
+    def end_arrival(self, name: str) -> None:
+        self._base.execute("DELETE FROM arrived WHERE name = ?", (name,))
+
+    def put_version(self, version: Committed, parts: Sequence[Contribution] = ()) -> None:
+        """Fails if the number is taken: no round is committed twice."""
+        record = _encoder.encode(version)
+        self._base.execute("INSERT INTO version VALUES (?, ?)", (version.number, record))
+        rows = [(version.number, place, _encoder.encode(part)) for place, part in enumerate(parts)]
+        self._base.executemany("INSERT INTO contribution VALUES (?, ?, ?)", rows)
+
+    def contributions(self, number: int) -> tuple[Contribution, ...]:
+        rows = self._base.execute(
+            "SELECT record FROM contribution WHERE number = ? ORDER BY place", (number,)
+        ).fetchall()
+        return tuple(msgspec.msgpack.decode(row[0], type=Contribution) for row in rows)
+
+    def clear_for_replica(self) -> None:
+        """What a replica brings whole."""
+        for table in ("member", "grants", "lease", "arrived", "seen"):
+            self._base.execute(f"DELETE FROM {table}")
+
+    def grant(self, token_hash: str) -> Grant | None:
+        row = self._base.execute("SELECT record FROM grants WHERE name = ?", (token_hash,)).fetchone()
+        return None if row is None else msgspec.msgpack.decode(row[0], type=Grant)
+
+    def put_refusal(self, refusal: Refusal) -> None:
+        self._append("refusal", refusal, MOST_REFUSALS)
+
+    def put_seen(self, seen: Seen) -> None:
+        self._append("seen", seen, MOST_SEEN)
+
+    def put_norms(self, norms: Mapping[str, float]) -> None:
+        """Of what was seen, by hash."""
+        for place, record in self._base.execute("SELECT place, record FROM seen").fetchall():
+            seen = msgspec.msgpack.decode(record, type=Seen)
+            if seen.sha256 in norms:
+                learned = msgspec.structs.replace(seen, norm=norms[seen.sha256])
+                self._base.execute(
+                    "UPDATE seen SET record = ? WHERE place = ?", (_encoder.encode(learned), place)
+                )
+
+    def _put(self, table: str, name: str, record: bytes) -> None:
+        self._base.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (name, record))
+
+    def _append(self, table: str, record: msgspec.Struct, most: int) -> None:
+        place = self._base.execute(
+            f"INSERT INTO {table} (record) VALUES (?)", (_encoder.encode(record),)
+        ).lastrowid
+        self._base.execute(f"DELETE FROM {table} WHERE place <= ?", ((place or 0) - most,))
+
+    def _all(self, table: str, order: str, kind: type[T]) -> tuple[T, ...]:
+        rows = self._base.execute(f"SELECT record FROM {table} ORDER BY {order}").fetchall()
+        decoder = msgspec.msgpack.Decoder(kind)
+        return tuple(decoder.decode(row[0]) for row in rows)
+
+
+def read_fact(facts: dict[str, bytes], name: str, kind: type[T]) -> T | None:
+    record = facts.get(name)
+    return None if record is None else msgspec.msgpack.decode(record, type=kind)
+
+
+def broken(error: Exception) -> HubError:
+    return HubError(f"the hub's log failed: {error}", hint=FREE_SPACE_HINT)
+
+
+Changes = list[Callable[[Log], None]]
+_Waiting = tuple[Changes, "asyncio.Future[None]"]
+
+
+class Writer:
+    """The thread that writes, for a hub that runs in an event loop."""
+
+    def __init__(self, log: Log, disk: Disk) -> None:
+        self._log, self._disk = log, disk
+        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._failed: HubError | None = None
+        self._thread = threading.Thread(target=self._work, name="hub-log", daemon=True)
+        self._thread.start()
+
+    async def write(self, changes: Changes) -> None:
+        """Returns when the disk has them. HubError: nothing of it happened, see `start_again`."""
+        if self._failed is not None:
+            raise self._failed
+        if changes:
+            done: asyncio.Future[None] = self._loop.create_future()
+            self._queue.put((changes, done))
+            await done
+
+    def start_again(self) -> None:
+        """After a failure, once the state has been read anew."""
+        self._failed = None
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(10.0)
+
+    def _work(self) -> None:
+        while True:
+            first = self._queue.get()
+            batch = [first]
+            while not self._queue.empty():
+                batch.append(self._queue.get())
+            waiting = [one for one in batch if one is not None]
+            if waiting:
+                self._write(waiting)
+            if None in batch:
+                return
+
+    def _write(self, waiting: list[_Waiting]) -> None:
+        error = self._failed
+        if error is None:
+            self._disk.begin()
+            try:
+                self._log.transact([change for changes, _ in waiting for change in changes])
+            except Exception as found:  # noqa: BLE001  # whatever it is, those who wait must hear of it
+                error = self._failed = found if isinstance(found, HubError) else broken(found)
+            self._disk.end()
+        for _, done in waiting:
+            self._loop.call_soon_threadsafe(_settle, done, error)
+
+
+def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
+    if done.done():
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
+
+
+def change(method: Callable[..., None], *arguments: Any) -> Callable[[Log], None]:
+    """A change for a `Writer`: ``change(Log.put_lease, lease)``."""
+    return lambda log: method(log, *arguments)
+
+
+def changes_of(effects: Iterable[Effect]) -> Changes:
+    """What a decision of the rounds changes, without its pool."""
+    found: Changes = []
+    for effect in effects:
+        if isinstance(effect, Lend):
+            found.append(change(Log.put_lease, effect.lease))
+        elif isinstance(effect, Return):
+            found.append(change(Log.end_lease, effect.lease))
+        elif isinstance(effect, Discard):
+            found.append(change(Log.end_arrival, effect.update))
+        elif isinstance(effect, Count):
+            found.append(change(Log.end_lease, effect.update.lease))
+    return found

@@ -1,0 +1,70 @@
+"""A hub in Prometheus's text format. Labels have few values: never a member."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from barnraise.hub.object_store.uploader import Stock
+from barnraise.hub.server.hub import Hub
+from barnraise.hub.storage.log import Committed
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class HubMetrics:
+    """Of one hub; a registry of its own."""
+
+    def __init__(self, hub: Hub, stock: Stock | None = None) -> None:
+        self._registry = registry = CollectorRegistry(auto_describe=True)
+        self._answers = Counter(
+            "barnraise_hub_answers", "Answers by route and status.", ("route", "status"), registry=registry
+        )
+        self._seconds = Histogram(
+            "barnraise_hub_answer_seconds",
+            "From a request's headers to its answer, without long polls.",
+            ("route",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._received = Counter("barnraise_hub_received_bytes", "Bodies that were read.", registry=registry)
+        self._samples = Counter("barnraise_hub_samples", "Samples that count.", registry=registry)
+        self._updates = Counter("barnraise_hub_updates", "Updates that count.", registry=registry)
+        self._commits = Histogram(
+            "barnraise_hub_commit_seconds",
+            "How long the log waits for the disk.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        hub.disk.on_commit = self._commits.observe
+        figures = {
+            "slow_disk": ("1 if it is.", lambda: float(hub.disk.slow_s() is not None)),
+            "troubles": (
+                "What the page says of the hub's machine.",
+                lambda: float(len(hub.troubles.shown())),
+            ),
+            "version": ("The head of the chain.", lambda: float(hub.version or 0)),
+            "members": ("Who ever joined.", lambda: float(len(hub.members))),
+            "quarantined": (
+                "Members in quarantine.",
+                lambda: float(sum(bool(one.quarantine) for one in hub.members.values())),
+            ),
+            "leases": ("Leases that are out.", lambda: float(len(hub.state.lent))),
+            "waiting": ("Updates that wait for their round.", lambda: float(len(hub.state.waiting))),
+            "refusals": ("Refusals that the page shows.", lambda: float(len(hub.refusals))),
+        }
+        if stock is not None:
+            figures["stored"] = ("Blobs in the object store.", lambda: float(stock.size))
+        for name, (text, value) in figures.items():
+            Gauge(f"barnraise_hub_{name}", text, registry=registry).set_function(value)
+
+    def note_answer(self, route: str, status: int, seconds: float, received: int) -> None:
+        self._answers.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+        self._received.inc(received)
+
+    def note_version(self, version: Committed) -> None:
+        self._updates.inc(version.members)
+        self._samples.inc(version.samples)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)

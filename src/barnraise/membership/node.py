@@ -1,0 +1,450 @@
+"""One node's part in the membership: a state machine without clock, network or disk.
+
+Every method gets the time and gives back effects to perform in order. The coordinator, the most senior
+voter that is not dead, proposes the next view; it decides nothing alone (`agreement`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+
+from barnraise.core.errors import BarnraiseError
+from barnraise.identity import NodeId
+from barnraise.identity.trust import TrustLog
+from barnraise.membership import failure_detector, paxos
+from barnraise.membership.effects import Changed, Effect, Note, Send
+from barnraise.membership.heartbeat import Pulse
+from barnraise.membership.history import History
+from barnraise.membership.messages import Beat, Behind, Decided, Goodbye, Message, Wish
+from barnraise.membership.paxos import (
+    Accept,
+    Accepted,
+    Ballot,
+    Decision,
+    Prepare,
+    Promise,
+    Proposal,
+    Record,
+    Refuse,
+)
+from barnraise.membership.peer_table import Surroundings
+from barnraise.membership.peers import Peer
+from barnraise.membership.pending_proposals import Wishes
+from barnraise.membership.view import (
+    Present,
+    Standing,
+    View,
+    Wanted,
+    coordinator,
+    decide,
+    next_view,
+    read_view,
+    standing,
+)
+
+TICK_S = failure_detector.BEAT_S / 2
+_ASLEEP_S = 1.0
+_ATTEMPT_S = 1.0
+_GATHER_S = 0.15
+_TELL_AGAIN_S = 0.5
+
+
+class Member:
+    """Owns what one node believes and promises about the cluster's views."""
+
+    def __init__(self, me: Present, record: Record, log: TrustLog, rng: random.Random, now: float) -> None:
+        self.me = me
+        self.history = History(record, log)
+        self._around = Surroundings(me.node, self.history, now)
+        self.leaving = False
+        self._rng = rng
+        self._pulse = Pulse(now)
+        self._last_tick = now
+        self._proposal: Proposal | None = None
+        self._deadline = now
+        self._not_before = now
+        self._gathering: float | None = None
+        self._round = 0
+        self._wishes = Wishes()
+        self._absent: frozenset[bytes] = frozenset()
+        self._suspects: frozenset[bytes] = frozenset()
+        self._warned: set[tuple[bytes, str]] = set()
+        self._out: list[Effect] = []
+
+    @property
+    def view(self) -> View:
+        return self.history.view
+
+    @property
+    def peers(self) -> Mapping[bytes, Peer]:
+        return self._around.peers
+
+    @property
+    def record(self) -> Record:
+        return self.history.record
+
+    @property
+    def log(self) -> TrustLog:
+        return self.history.log
+
+    @property
+    def is_member(self) -> bool:
+        mine = self.history.place(self.me.node)
+        return mine is not None and mine.incarnation == self.me.incarnation
+
+    def dead(self, now: float) -> frozenset[bytes]:
+        """Members that are dead as far as can be told."""
+        return self._around.dead(now)
+
+    def coordinator(self, now: float) -> tuple[bytes | None, str]:
+        return coordinator(self.view, self.dead(now) | self._leavers() | self._absent)
+
+    def standing(self, now: float) -> Standing:
+        return standing(self.view, self.dead(now) | self._around.unreachable(now))
+
+    # events
+
+    def tick(self, now: float) -> list[Effect]:
+        """Call every TICK_S; a late call is noticed and blamed on nobody."""
+        if now - self._last_tick > _ASLEEP_S:
+            for peer in self._around.peers.values():
+                peer.health.forgive(now)
+            self._note(f"this machine was asleep or stopped for {now - self._last_tick:.1f} s")
+        self._last_tick = now
+        mine = self._around.unheard(now)
+        if now >= self._pulse.next_at or mine != self._suspects:
+            self._suspects = mine
+            self._beat(now)
+        self._repeat_wishes(now)
+        self._consider(now)
+        return self._done()
+
+    def receive(self, sender: bytes, message: Message, now: float) -> list[Effect]:
+        """From a node whose link has proved who it is."""
+        role = self.history.role(sender)
+        if role is None or sender == self.me.node:
+            return []
+        match message:
+            case Beat():
+                if message.me.node == sender:
+                    self._on_beat(sender, message, now)
+            case Goodbye():
+                self._around.peer(sender, now).leaving = message.incarnation
+                self._consider(now)
+            case Behind():
+                if now - self._around.peer(sender, now).told >= _TELL_AGAIN_S / 10:
+                    self._tell(sender, message.log_length, now)
+            case _ if role != "owner":
+                if (sender, "guest") not in self._warned:
+                    self._warned.add((sender, "guest"))
+                    self._note(f"{_short(sender)} is a guest and may not decide: it is not listened to")
+            case Decided():
+                self._on_decided(sender, message, now)
+            case Wish():
+                self._wishes.add(message.entry, self.history, now)
+                self._consider(now)
+            case Prepare() | Accept():
+                self._on_question(sender, message, now)
+            case Promise() | Accepted() | Refuse():
+                self._on_reply(sender, message, now)
+        return self._done()
+
+    def link_up(self, node: bytes, now: float) -> list[Effect]:
+        """Greet at once: who is new should not wait for the next beat."""
+        self._around.peer(node, now).linked = True
+        if self.history.role(node) is not None:
+            self._out.append(Send(node, self._beat_for(node, self._around.visitors(now), now)))
+        return self._done()
+
+    def link_down(self, node: bytes) -> None:
+        """There is no link any more; that alone is no death."""
+        if node in self.peers:
+            self.peers[node].linked = False
+
+    def refused(self, node: bytes, now: float) -> list[Effect]:
+        """Its machine answered that nobody listens there: its agent has ended."""
+        peer = self._around.peer(node, now)
+        if not peer.gone:
+            peer.gone = True
+            return self.tick(now)
+        return self._done()
+
+    def wish(self, entry: bytes, now: float) -> list[Effect]:
+        """Have an entry of the trust log decided; watch the log for whether it was."""
+        self._wishes.add(entry, self.history, now)
+        self._repeat_wishes(now, at_once=True)
+        self._consider(now)
+        return self._done()
+
+    def leave(self, now: float) -> list[Effect]:
+        """Say goodbye: the next view is to be without us, and the next in seniority coordinates."""
+        self.leaving = True
+        self._beat(now)
+        word = Goodbye(self.me.incarnation)
+        self._out += [Send(node, word) for node in self._around.others()]
+        return self._done()
+
+    def stay(self, now: float) -> list[Effect]:
+        """Back from sleep: take the goodbye back."""
+        self.leaving = False
+        for peer in self._around.peers.values():
+            peer.health.forgive(now)
+        self._beat(now)
+        return self._done()
+
+    def go_on_without(self, absent: Iterable[bytes], now: float) -> list[Effect]:
+        """The user is the witness that these are gone and will not decide: a new branch begins."""
+        # (nobody: the word is taken back)
+        self._absent = frozenset(absent) & frozenset(self.view.voters) - {self.me.node}
+        self._proposal = None
+        self._consider(now)
+        return self._done()
+
+    # beats
+
+    def _beat(self, now: float) -> None:
+        self._pulse.strike(now)
+        if self._suspects or self.leaving or not self.is_member:
+            targets: set[bytes] = {*self.history.places, *self._around.peers}
+        else:
+            targets = {
+                *self._around.watching,
+                *(node for node in self._around.peers if node not in self.history.places),
+            }
+        visitors = self._around.visitors(now)
+        for node in sorted(targets - {self.me.node}):
+            if self.history.role(node) is not None:
+                self._out.append(Send(node, self._beat_for(node, visitors, now)))
+
+    def _beat_for(self, node: bytes, visitors: tuple[Present, ...], now: float) -> Beat:
+        return self._pulse.beat(
+            self.me,
+            self.history,
+            self._around.peer(node, now),
+            now,
+            leaving=self.leaving,
+            suspects=self._suspects,
+            visitors=visitors,
+        )
+
+    def _on_beat(self, sender: bytes, beat: Beat, now: float) -> None:
+        peer = self._around.peer(sender, now)
+        was_new = peer.beat is None or peer.beat.me != beat.me
+        peer.heard(beat, now)
+        self._pulse.echoed(peer, beat, now)
+        if not beat.leaving and peer.leaving == beat.me.incarnation:
+            peer.leaving = None
+        if beat.leaving:
+            peer.leaving = beat.me.incarnation
+        if self._is_forked(sender, beat):
+            return
+        mine = self.record.decided.position
+        if peer.position < mine and now - peer.told >= _TELL_AGAIN_S:
+            self._tell(sender, self._known_log(peer), now)
+        elif peer.position > mine and now - peer.asked >= _TELL_AGAIN_S:
+            self._ask_for_more(sender, beat.branch, now)
+        if was_new:
+            self._consider(now)
+
+    def _is_forked(self, sender: bytes, beat: Beat) -> bool:
+        what = self.history.differs_from(beat)
+        if what is None:
+            self._around.forked.discard(sender)
+            return False
+        self._around.forked.add(sender)
+        if (sender, what) not in self._warned:
+            self._warned.add((sender, what))
+            self._note(f"{_short(sender)} has another {what} than we: its history is not ours; not followed")
+        return True
+
+    # what follows from what is known
+
+    def _consider(self, now: float) -> None:
+        """As coordinator: propose what should follow."""
+        if self.me.node not in self.record.decided.voters:
+            self._proposal = None
+            return
+        dead = self.dead(now)
+        first, _ = coordinator(self.view, dead | self._leavers() | self._absent)
+        if (first != self.me.node and not self._absent) or now < self._not_before:
+            return
+        if self._proposal is not None and now < self._deadline:
+            return
+        entries, barred = self._wishes.fitting(self.history)
+        wanted = Wanted(
+            dead=dead | self._absent,
+            leaving=self._leavers() | barred,
+            arrived={self.me.node: self.me, **self._around.arrived(barred, now)},
+            entries=entries,
+            log_length=len(self.log.entries),
+            absent=tuple(sorted(self._absent)),
+        )
+        view = next_view(self.view, wanted)
+        if view is None:
+            self._gathering = None
+            return
+        if not self._is_time(view, now):
+            return
+        # To be sure of a quorum now and in the view that follows: a senior that has just come back must not
+        # give up its place to machines that may never return.
+        alive = self._around.heard(now) | {self.me.node}
+        enough = paxos.is_quorum(self.view.voters, alive, self._absent)
+        if enough and paxos.is_quorum(view.voters, alive):
+            self._propose(view, now)
+
+    def _is_time(self, view: View, now: float) -> bool:
+        """Arrivals are gathered for a moment, so that eight machines started together make one change."""
+        if view.entries or view.without or not set(self.view.nodes) <= set(view.nodes):
+            return True
+        if self._gathering is None:
+            self._gathering = now
+        return now - self._gathering >= _GATHER_S
+
+    def _repeat_wishes(self, now: float, *, at_once: bool = False) -> None:
+        entries = self._wishes.due(now, at_once=at_once)
+        if not entries:
+            return
+        first, _ = self.coordinator(now)
+        heard = first is not None and first not in self._around.unreachable(now)
+        targets = [first] if heard and first is not None else self._around.others()
+        for node in targets:
+            if node != self.me.node and node not in self._wishes.removals():
+                self._out += [Send(node, Wish(entry)) for entry in entries]
+
+    # agreement
+
+    def _propose(self, view: View, now: float) -> None:
+        promised = self.record.promised
+        self._round = max(self._round, promised.round if promised is not None else 0) + 1
+        ballot = Ballot(self._round, self.me.node)
+        wish = decide(self.record.decided, self.record.digest, view, self._rng.getrandbits(32))
+        self._proposal = Proposal(self.record, ballot, wish, self._absent)
+        self._deadline = now + _ATTEMPT_S
+        self._not_before = now
+        self._ask_all(self._proposal.prepare(), now)
+
+    def _ask_all(self, question: Prepare | Accept, now: float) -> None:
+        others = [Send(node, question) for node in self.view.voters if node != self.me.node]
+        self._out += others
+        self._on_question(self.me.node, question, now)
+
+    def _on_question(self, sender: bytes, question: Prepare | Accept, now: float) -> None:
+        after = question.after if isinstance(question, Prepare) else question.decision.previous
+        if after != self.record.digest:
+            peer = self._around.peer(sender, now)
+            if now - peer.told >= _TELL_AGAIN_S / 4 and self.history.decided.number:
+                self._tell(sender, self._known_log(peer), now)
+            return
+        if isinstance(question, Prepare):
+            answer = paxos.answer_prepare(self.record, self.me.node, question)
+        else:
+            if (fault := self.history.fault(question.decision)) is not None:
+                self._note(f"{_short(sender)} proposes what we cannot accept: {fault}")
+                return
+            answer = paxos.answer_accept(self.record, self.me.node, question)
+        if answer.record is not None:
+            self._out.append(self.history.answered(answer.record))
+        if answer.reply is None:
+            return
+        if sender == self.me.node:
+            self._on_reply(sender, answer.reply, now)
+        else:
+            self._out.append(Send(sender, answer.reply))
+
+    def _on_reply(self, sender: bytes, reply: Promise | Accepted | Refuse, now: float) -> None:
+        proposal = self._proposal
+        if proposal is None or proposal.after != self.record.digest or sender not in proposal.voters:
+            return
+        if isinstance(reply, Refuse):
+            if reply.ballot == proposal.ballot:
+                self._round = max(self._round, reply.promised.round)
+                self._proposal = None
+                # Another proposes too: chance decides who comes first.
+                self._not_before = now + self._rng.uniform(0.05, 0.4)
+            return
+        if isinstance(reply, Promise):
+            accept = proposal.promised(sender, reply)
+            if accept is not None:
+                self._ask_all(accept, now)
+        elif proposal.accepted(sender, reply):
+            before = self.view
+            # We accepted it ourselves, so it was checked; else we were asked and found it wanting.
+            if self.history.fault(proposal.decision) is None:
+                log = self.history.with_entries_of(read_view(proposal.decision))
+                self._adopt(proposal.decision, log, now)
+                self._spread(before, now)
+
+    def _on_decided(self, sender: bytes, message: Decided, now: float) -> None:
+        mine, theirs = self.history.decided, message.decision
+        if theirs.position <= mine.position:
+            return
+        try:
+            log, complete = self.history.told(message)
+        except BarnraiseError as error:
+            self._note(f"{_short(sender)} told us a decision that cannot be: {error.message}")
+            return
+        if not complete:
+            longer = len(log.entries) > len(self.history.log.entries)
+            if longer and theirs.branch == mine.branch:
+                self._out.append(self.history.keep_log(log))  # a part of a long log: the rest comes at once
+            elif now - self._around.peer(sender, now).asked < _TELL_AGAIN_S:
+                return
+            self._ask_for_more(sender, theirs.branch, now)
+            return
+        if theirs.branch > mine.branch and mine.number >= theirs.number:
+            lost = mine.number - theirs.number + 1
+            self._note(f"the user went on without this machine: {lost} of its own view changes are dropped")
+        self._adopt(theirs, log, now)
+
+    def _adopt(self, decision: Decision, log: TrustLog, now: float) -> None:
+        before = self.history.places
+        self._out.append(self.history.adopt(decision, log))
+        self._around.view_changed(now)
+        self._proposal, self._gathering, self._absent = None, None, frozenset()
+        self._wishes.forget(self.view.entries)
+        for node in before:
+            if node not in self.history.places and node != self.me.node:
+                self._around.peer(node, now).evicted(now)
+        for node in self._around.others():
+            peer = self._around.peer(node, now)
+            if node not in before:
+                peer.health.forgive(now)
+                peer.gone = False
+        self._suspects = self._around.unheard(now)
+        self._out.append(Changed(self.view.why))
+
+    def _ask_for_more(self, sender: bytes, branch: int, now: float) -> None:
+        """On another branch the trust log may be another one from some place on."""
+        self._around.peer(sender, now).asked = now
+        have = len(self.history.log.entries) if branch == self.history.decided.branch else 0
+        self._out.append(Send(sender, Behind(have)))
+
+    def _spread(self, before: View, now: float) -> None:
+        """Whoever proposed tells everybody; should it die meanwhile, beats show who fell behind."""
+        for node in dict.fromkeys((*before.nodes, *self.view.nodes)):
+            if node != self.me.node and self.history.role(node) is not None:
+                self._tell(node, self._known_log(self._around.peer(node, now)), now)
+
+    def _known_log(self, peer: Peer) -> int:
+        """How much of our trust log a peer has; nothing is certain if it is on another branch."""
+        return peer.log_length if peer.position.branch == self.history.decided.branch else 0
+
+    def _tell(self, node: bytes, log_length: int, now: float) -> None:
+        self._around.peer(node, now).told = now
+        self._out.append(Send(node, self.history.telling(log_length)))
+
+    def _leavers(self) -> frozenset[bytes]:
+        leavers = self._around.leavers() | self._wishes.removals()
+        return leavers | {self.me.node} if self.leaving else leavers
+
+    def _note(self, text: str) -> None:
+        self._out.append(Note(text))
+
+    def _done(self) -> list[Effect]:
+        out, self._out = self._out, []
+        return out
+
+
+def _short(node: bytes) -> str:
+    return NodeId(node).short

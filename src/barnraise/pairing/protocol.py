@@ -1,0 +1,409 @@
+"""The two sides of a pairing, as machines that take bytes and give bytes. Sans-IO: no socket, no clock.
+
+    joiner                              offerer
+    Hello    versions, SPAKE2   ->
+                                <-      Answer   version, SPAKE2        (the code is spent from here on)
+    Proof    node, signature    ->                                      (sealed, as all that follows)
+                                <-      Grant    node, role, log, signature; or Refusal
+    Done     head of the log    ->
+
+The joiner proves first: whoever only pretends to make an offer learns nothing about the cluster, and the
+offerer sees a wrong code as a message that it cannot open. Every PairingError ends the machine; the
+connection is then closed without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from barnraise.core.errors import PairingError, TrustError
+from barnraise.core.sanitize import printable
+from barnraise.identity.keys import NodeKey
+from barnraise.identity.node_id import NodeId
+from barnraise.identity.trust import Role, SignedEntry, TrustLog, decode_entry, encode_entry
+from barnraise.pairing import messages
+from barnraise.pairing.channel import TAG_OVERHEAD, Channel, Exchange, Side
+from barnraise.pairing.code import Code
+from barnraise.pairing.messages import Answer, Done, Grant, Hello, Peer, Proof, Refusal, Unable
+from barnraise.pairing.psk import Psk
+
+
+@dataclass(frozen=True)
+class Proven:
+    """On the offerer's side: this machine knew the code. Let the cluster decide, then grant or refuse."""
+
+    node: NodeId
+    name: str
+    platform: str
+    addresses: tuple[str, ...]
+    port: int
+    role: Role
+
+
+@dataclass(frozen=True)
+class Joined:
+    """On the joiner's side: it is in."""
+
+    log: TrustLog
+    role: Role
+    offerer: NodeId
+    offerer_name: str
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """On the offerer's side: the joiner has the log."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True)
+class Unspoken:
+    """On the offerer's side: no version in common; send what there is to send and close. Nothing is spent."""
+
+    reason: str
+
+
+@dataclass(frozen=True, repr=False)
+class Step:
+    """What a received message leads to: bytes to send, a result, both or neither."""
+
+    send: bytes | None = None
+    done: Proven | Joined | Confirmed | Unspoken | None = None
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a machine says about itself."""
+
+    name: str
+    platform: str
+    addresses: tuple[str, ...]
+    port: int
+
+
+class Guess(Protocol):
+    """How an offerer's machine tells its offer what became of the one guess."""
+
+    def claim(self) -> None:
+        """Spend the guess; PairingError if there is none."""
+
+    def check(self) -> None:
+        """PairingError if there is no guess to spend."""
+
+    def spoil(self) -> None:
+        """Something came that was no guess."""
+
+    def burn(self, why: str) -> None: ...
+
+    def use(self, name: str) -> None: ...
+
+
+class Joiner:
+    """The machine that wants in. One code, one connection, one guess: never try again with the same code."""
+
+    def __init__(
+        self, secret: Code | Psk, key: NodeKey, introduction: Introduction, *, role: Role | None = None
+    ) -> None:
+        """``role`` is the only one that the user agreed to, if they said so; a pre-shared key says it."""
+        self._secret = secret
+        self._wanted = secret.role if isinstance(secret, Psk) else role
+        self._key = key
+        self._proof = Proof(
+            node=key.id.raw,
+            name=introduction.name,
+            platform=introduction.platform,
+            addresses=messages.dialable(introduction.addresses),
+            port=introduction.port,
+            signature=messages.NO_SIGNATURE,
+        )
+        # What the other side would not take is found here, before it costs the code.
+        self._unsigned = messages.encode(self._proof, messages.PROOF_BYTES - TAG_OVERHEAD)
+        self._exchange = Exchange("joiner", secret.password, secret.tag)
+        self._hello = b""
+        self._channel: Channel | None = None
+        self._over = False
+
+    @property
+    def limit(self) -> int:
+        """The most bytes that the next message may have."""
+        return messages.GRANT_BYTES if self._channel else messages.HELLO_BYTES
+
+    def begin(self) -> Step:
+        hello = Hello(versions=messages.VERSIONS, spake=self._exchange.message)
+        self._hello = messages.encode(hello, messages.HELLO_BYTES)
+        return Step(send=self._hello)
+
+    def receive(self, data: bytes) -> Step:
+        if self._over:
+            raise PairingError("a message came after the end of the pairing")
+        try:
+            if len(data) > self.limit:
+                raise PairingError(f"a pairing message has {len(data)} bytes, at most {self.limit} fit here")
+            return self._prove(data) if self._channel is None else self._finish(data, self._channel)
+        except PairingError:
+            self._over = True
+            raise
+
+    def lost(self) -> PairingError:
+        """What it means that the connection ended, or the deadline passed, at this point."""
+        self._over = True
+        if self._channel is None:
+            return PairingError(
+                "the other machine did not answer the code",
+                hint="Look whether the code is still open there; if not, run `barnraise pair` there again.",
+            )
+        if isinstance(self._secret, Psk):
+            return PairingError(
+                "the other machine ended the pairing: its pre-shared key differs, or it was stopped",
+                hint="Compare the last eight characters of the key files on both machines.",
+            )
+        return PairingError(
+            "the other machine ended the pairing: the code was wrong, or that machine was stopped",
+            hint="The code is burned. Run `barnraise pair` there and type the new code here.",
+        )
+
+    def _prove(self, data: bytes) -> Step:
+        answer = messages.decode(data, Answer, Unable, limit=messages.HELLO_BYTES)
+        if isinstance(answer, Unable):
+            raise _no_version(answer.versions)
+        if answer.version not in messages.VERSIONS:
+            raise PairingError(f"the other machine chose version {answer.version}, which was not offered")
+        key = self._exchange.finish(answer.spake)
+        tag = self._secret.tag
+        self._channel = channel = Channel("joiner", key, tag=tag, hello=self._hello, answer=data)
+        signature = self._key.sign(channel.to_sign("joiner", self._unsigned))
+        proof = msgspec.structs.replace(self._proof, signature=signature)
+        return Step(send=channel.seal(messages.encode(proof, messages.PROOF_BYTES - TAG_OVERHEAD)))
+
+    def _finish(self, data: bytes, channel: Channel) -> Step:
+        plain = channel.open(data)
+        if plain is None:
+            raise PairingError(
+                "the other machine's answer cannot be opened: it does not know the code",
+                hint="Somebody else may be answering. Run `barnraise pair` again and use `--at HOST`.",
+            )
+        grant = messages.decode(plain, Grant, Refusal, limit=messages.GRANT_BYTES)
+        if isinstance(grant, Refusal):
+            raise PairingError(f"the other machine refused: {grant.reason}")
+        _check_signature(channel, "offerer", grant, grant.node, self._key.id.raw)
+        log = self._checked_log(grant)
+        members = log.members
+        self._over = True
+        done = messages.encode(Done(head=log.head), messages.DONE_BYTES - TAG_OVERHEAD)
+        return Step(
+            send=channel.seal(done),
+            done=Joined(
+                log=log,
+                role=grant.role,
+                offerer=NodeId(grant.node),
+                offerer_name=grant.name,
+                peers=tuple(peer for peer in grant.peers if peer.id in members),
+            ),
+        )
+
+    def _checked_log(self, grant: Grant) -> TrustLog:
+        try:
+            log = TrustLog.read(decode_entry(entry) for entry in grant.log)
+        except TrustError as error:
+            raise PairingError(f"the cluster's trust log is not valid: {error.message}") from error
+        if log.role(NodeId(grant.node)) != "owner":
+            raise PairingError("the other machine is no owner of the cluster that it offers")
+        if log.role(self._key.id) != grant.role:
+            raise PairingError("the trust log does not admit this machine in the role that was granted")
+        if self._wanted is not None and grant.role != self._wanted:
+            raise PairingError(f"the other machine grants the role {grant.role}, not {self._wanted}")
+        return log
+
+
+class Offerer:
+    """The machine that lets somebody in; `Offer.take` makes it, one for each connection."""
+
+    def __init__(self, secret: Code | Psk, role: Role, key: NodeKey, name: str, guess: Guess) -> None:
+        self._secret = secret
+        self._role: Role = role
+        self._key = key
+        self._name = name
+        self._guess = guess
+        self._channel: Channel | None = None
+        self._proven: Proven | None = None
+        self._granted: bytes | None = None
+        self._over = False
+
+    @property
+    def limit(self) -> int:
+        """The most bytes that the next message may have."""
+        if self._channel is None:
+            return messages.HELLO_BYTES
+        return messages.PROOF_BYTES if self._proven is None else messages.DONE_BYTES
+
+    def begin(self) -> Step:
+        """The joiner speaks first."""
+        return Step()
+
+    def receive(self, data: bytes) -> Step:
+        if self._over:
+            raise PairingError("a message came after the end of the pairing")
+        try:
+            if len(data) > self.limit:
+                raise PairingError(f"a pairing message has {len(data)} bytes, at most {self.limit} fit here")
+            if self._channel is None:
+                return self._answer(data)
+            if self._proven is None:
+                return self._verify(data, self._channel)
+            return self._confirm(data, self._channel, self._proven)
+        except PairingError as error:
+            self._end(error.message)
+            raise
+
+    def grant(self, log: TrustLog, entry: SignedEntry | None, peers: Iterable[Peer]) -> bytes:
+        """The answer to a proven joiner, once the cluster has decided.
+
+        ``entry`` is the admission if it is next in ``log`` but not in it yet.
+        """
+        channel, proven = self._deciding()
+        if entry is not None and entry.index == len(log):
+            log = log.extended(entry)
+        if log.role(self._key.id) != "owner":
+            raise PairingError("this machine is no owner of the cluster any more and can let nobody in")
+        role = log.role(proven.node)
+        if role is None:
+            raise PairingError("the cluster's trust log does not admit the machine that joins")
+        if role != self._role:
+            raise PairingError(
+                f"{proven.name} is a member already, as {role}; the code is for the role {self._role}",
+                hint="A role is for good: unpair the machine and give it a new node key to change it.",
+            )
+        grant = Grant(
+            node=self._key.id.raw,
+            name=self._name,
+            role=role,
+            log=tuple(map(encode_entry, log.entries)),
+            peers=tuple(peers)[: messages.MOST_PEERS],
+            signature=messages.NO_SIGNATURE,
+        )
+        limit = messages.GRANT_BYTES - TAG_OVERHEAD
+        plain = messages.encode(grant, limit)
+        signature = self._key.sign(channel.to_sign("offerer", plain, proven.node.raw))
+        signed = messages.encode(msgspec.structs.replace(grant, signature=signature), limit)
+        self._granted = log.head
+        return channel.seal(signed)
+
+    def refuse(self, reason: str) -> bytes:
+        """Tell a proven joiner why it is not let in after all; the code stays spent."""
+        channel, _ = self._deciding()
+        self._over = True
+        shown = printable(reason, instead=" ")[: messages.LONGEST_TEXT]
+        refusal = Refusal(reason=shown)
+        return channel.seal(messages.encode(refusal, messages.GRANT_BYTES - TAG_OVERHEAD))
+
+    def lost(self) -> PairingError:
+        """What it means that the connection ended, or the deadline passed, at this point."""
+        proven, granted = self._proven, self._granted
+        self._end("the other machine left before it had proved that it knows the code")
+        if proven is None:
+            return PairingError("the other machine left before it had proved that it knows the code")
+        if granted is None:
+            return PairingError(f"{proven.name} left before the cluster had decided")
+        return PairingError(
+            f"{proven.name} is admitted, but did not say that it knows it",
+            hint=f"If {proven.name} does not show up, pair it again: it keeps its place.",
+        )
+
+    def _answer(self, data: bytes) -> Step:
+        self._guess.check()
+        try:
+            hello = messages.decode(data, Hello, limit=messages.HELLO_BYTES)
+            common = set(hello.versions) & set(messages.VERSIONS)
+            if not common:
+                self._over = True
+                unable = messages.encode(Unable(versions=messages.VERSIONS), messages.HELLO_BYTES)
+                return Step(send=unable, done=Unspoken(_no_version(hello.versions).message))
+            exchange = Exchange("offerer", self._secret.password, self._secret.tag)
+            key = exchange.finish(hello.spake)
+        except PairingError:
+            self._guess.spoil()
+            raise
+        answer = messages.encode(Answer(version=max(common), spake=exchange.message), messages.HELLO_BYTES)
+        self._guess.claim()
+        self._channel = Channel("offerer", key, tag=self._secret.tag, hello=data, answer=answer)
+        return Step(send=answer)
+
+    def _verify(self, data: bytes, channel: Channel) -> Step:
+        plain = channel.open(data)
+        if plain is None:
+            if isinstance(self._secret, Psk):
+                raise PairingError("a machine came with another pre-shared key")
+            raise PairingError(
+                "a machine tried a wrong code",
+                hint="If that was a typing error, run `barnraise pair` again; if not, somebody is guessing.",
+            )
+        proof = messages.decode(plain, Proof, limit=messages.PROOF_BYTES)
+        _check_signature(channel, "joiner", proof, proof.node)
+        if proof.node == self._key.id.raw:
+            raise PairingError(
+                f"{proof.name} has the same node key as this machine",
+                hint="Its disk was cloned. Run `barnraise leave` on one of the two: it gets a new node id.",
+            )
+        self._guess.use(proof.name)
+        self._proven = Proven(
+            node=NodeId(proof.node),
+            name=proof.name,
+            platform=proof.platform,
+            addresses=proof.addresses,
+            port=proof.port,
+            role=self._role,
+        )
+        return Step(done=self._proven)
+
+    def _confirm(self, data: bytes, channel: Channel, proven: Proven) -> Step:
+        if self._granted is None:
+            raise PairingError(f"{proven.name} spoke before it was answered")
+        plain = channel.open(data)
+        if plain is None:
+            raise PairingError(f"the last message of {proven.name} cannot be opened")
+        if messages.decode(plain, Done, limit=messages.DONE_BYTES).head != self._granted:
+            raise PairingError(f"{proven.name} confirms another trust log than it was sent")
+        self._over = True
+        return Step(done=Confirmed(proven.node))
+
+    def _deciding(self) -> tuple[Channel, Proven]:
+        """The pause between proof and grant; to grant or refuse at another time is our own bug."""
+        assert self._channel is not None, "nobody has spoken yet"
+        assert self._proven is not None, "nobody has proved anything yet"
+        assert self._granted is None, "it was granted already"
+        return self._channel, self._proven
+
+    def _end(self, why: str) -> None:
+        self._over = True
+        if self._channel is not None and self._proven is None:
+            self._guess.burn(why)
+
+
+def _check_signature(channel: Channel, by: Side, message: Proof | Grant, signer: bytes, *more: bytes) -> None:
+    """The node key's own word that it took part in this very exchange, and said this."""
+    unsigned = msgspec.structs.replace(message, signature=messages.NO_SIGNATURE)
+    plain = messages.encode(unsigned, messages.GRANT_BYTES)
+    try:
+        public = Ed25519PublicKey.from_public_bytes(signer)
+        public.verify(message.signature, channel.to_sign(by, plain, *more))
+    except (InvalidSignature, ValueError) as error:
+        raise PairingError("the other machine does not hold the node key that it names") from error
+
+
+def _no_version(theirs: Iterable[int]) -> PairingError:
+    return PairingError(
+        f"no pairing version is common: here {_listed(messages.VERSIONS)}, there {_listed(theirs)}",
+        hint="Install a newer Barnraise on the older machine. The code is still good until it expires.",
+    )
+
+
+def _listed(versions: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(set(versions))))

@@ -1,0 +1,106 @@
+"""How many local steps a round must have, and how it is shared between workers. Pure arithmetic.
+
+All workers take inner batches of one size; the faster ones take more of them, so that a round ends for all
+at about the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy
+
+from barnraise.planning.cost.quality_model import LONGEST_PERIOD
+from barnraise.planning.cost.work_split import deal
+from barnraise.planning.plan.calibration import exposed
+
+# A round of one step would be every step, with more to go wrong.
+SHORTEST_PERIOD = 2
+
+Times = numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.float64]]
+
+
+class Round(NamedTuple):
+    """A round's wall time in parts, and how many inner steps each worker takes."""
+
+    counts: list[int]
+    busy_s: float
+    ideal_s: float
+    visible_s: float
+    rest_s: float
+
+    @property
+    def utilisation(self) -> float:
+        return self.ideal_s / (self.busy_s + self.visible_s + self.rest_s)
+
+
+class Workers(NamedTuple):
+    """What a round depends on besides its length. ``transfer_s`` is calibrated, ``rest_s`` never hides."""
+
+    step_s: Sequence[float]
+    transfer_s: float
+    rest_s: float
+    overlapped: bool
+
+
+def needed_period(workers: Workers, target: float) -> int:
+    """The fewest steps of a round, if steps could be shared without remainder.
+
+    Overlapped, half of a round must be enough for the transfer; else computing, transfer and the rest come
+    one after the other, and computing must be the ``target`` share.
+    """
+    step = len(workers.step_s) / sum(1 / each for each in workers.step_s)
+    waiting = workers.rest_s if workers.overlapped else workers.transfer_s + workers.rest_s
+    steps = waiting * target / (1 - target) / step
+    if workers.overlapped:
+        steps = max(steps, 2 * workers.transfer_s / step)
+    # Figures that are a whole number but for rounding need no further step.
+    return max(1, math.ceil(steps * (1 - 1e-12)))
+
+
+def round_of(workers: Workers, period: int) -> Round | None:
+    """A round of ``period`` steps for each worker on average; None if somebody would take none at all."""
+    speeds = [1 / step for step in workers.step_s]
+    counts = deal(period * len(speeds), speeds)
+    if min(counts) < 1:
+        return None
+    busy = max(count * step for count, step in zip(counts, workers.step_s, strict=True))
+    hideable = busy / 2 if workers.overlapped else 0.0
+    visible = exposed(workers.transfer_s, hideable, 0.0)
+    return Round(counts, busy, period * len(speeds) / sum(speeds), visible, workers.rest_s)
+
+
+def busy_times(step_s: Sequence[float]) -> Times:
+    """How long the last worker computes in rounds of 1, 2, ... steps: when that many steps are done."""
+    total = sum(1 / step for step in step_s)
+    pieces = LONGEST_PERIOD * len(step_s)
+    done = [step * numpy.arange(1, math.ceil(pieces / step / total) + 2) for step in step_s]
+    finished: Times = numpy.sort(numpy.concatenate(done))[len(step_s) - 1 : pieces : len(step_s)]
+    return finished
+
+
+def smallest_period(workers: Workers, target: float, busy: Times) -> int | None:
+    """The smallest that reaches the target with whole steps; None if none up to the longest does.
+
+    ``busy`` are the `busy_times` of these workers.
+    """
+    if needed_period(workers, target) > LONGEST_PERIOD:
+        return None
+    periods = numpy.arange(1, LONGEST_PERIOD + 1)
+    visible = numpy.zeros_like(busy) if workers.overlapped else numpy.full_like(busy, workers.transfer_s)
+    ideal = periods * len(workers.step_s) / sum(1 / step for step in workers.step_s)
+    reached = ideal / (busy + visible + workers.rest_s) >= target * (1 - 1e-12)
+    for period in periods[reached & (periods >= SHORTEST_PERIOD)].tolist():
+        if is_enough(workers, period, target):
+            return int(period)
+    return None
+
+
+def is_enough(workers: Workers, period: int, target: float) -> bool:
+    """Whether a round of this length keeps the workers busy; overlapped, nothing may be left to see."""
+    found = round_of(workers, period)
+    if found is None or found.utilisation < target:
+        return False
+    return not workers.overlapped or found.visible_s <= 1e-9 * found.busy_s

@@ -1,0 +1,103 @@
+"""What local steps are expected to cost, how long a round may be, and how rounds are applied. Pure.
+
+Figures of others, mostly at small scale; see docs/plans.md for what they are worth.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from barnraise.planning.inputs.codecs import Codec, LossShare
+
+LONGEST_PERIOD = 500
+_LARGE_MODEL = 1_000_000_000
+_LARGEST_TESTED_GROUP = 16
+
+
+class LocalCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """The loss that rounds of so many steps cost, as a share, for a model of ``parameters``.
+
+    Larger models lose less, by the power ``shrinks`` of their size, down to ``least`` of the figure. For
+    smaller ones it is not believed to be better.
+    """
+
+    points: Annotated[tuple[tuple[int, LossShare], ...], Meta(min_length=1, max_length=64)] = (
+        (1, 0.0),
+        (25, 0.028),
+        (50, 0.047),
+        (100, 0.063),
+        (200, 0.074),
+        (500, 0.094),
+    )
+    parameters: Annotated[int, Meta(ge=1)] = 51_000_000
+    shrinks: Annotated[float, Meta(ge=0, le=1)] = 0.25
+    least: Annotated[float, Meta(ge=0, le=1)] = 0.375
+    source: Annotated[str, Meta(max_length=300)] = (
+        "public measurements of a model of 51 million parameters on 2 workers (Neumann-Labs/ft-diloco), "
+        "smaller for larger models as the 1.2 % at 2.4 billion (arXiv 2503.09799) suggest"
+    )
+
+    def __post_init__(self) -> None:
+        periods = [period for period, _ in self.points]
+        if periods != sorted(set(periods)) or periods[0] < 1:
+            raise ValueError("the points of a curve stand in order of their periods, from 1 on")
+
+
+class Quality(msgspec.Struct, frozen=True, kw_only=True):
+    """The loss that a plan is expected to cost, as a share of it, and who says so."""
+
+    cost: float = 0.0
+    source: str = "the same mathematics as on one machine"
+
+
+class Outer(msgspec.Struct, frozen=True, kw_only=True):
+    """How the mean change of a round is applied."""
+
+    learning_rate: float
+    momentum: float
+    error_feedback: float = 0.0
+
+
+def local_cost(curve: LocalCurve, period: int, parameters: int) -> float:
+    """Straight between the points over the logarithm of the period; flat beyond the last."""
+    shrunk: float = (parameters / curve.parameters) ** -curve.shrinks
+    scale = max(curve.least, min(1.0, shrunk))
+    points = curve.points
+    if period <= points[0][0]:
+        return points[0][1] * scale
+    for (shorter, less), (longer, more) in pairwise(points):
+        if period <= longer:
+            part = math.log(period / shorter) / math.log(longer / shorter)
+            return (less + part * (more - less)) * scale
+    return points[-1][1] * scale
+
+
+def local_quality(curve: LocalCurve, codec: Codec, period: int, parameters: int, workers: int) -> Quality:
+    source = curve.source
+    if codec.round_cost:
+        source += f"; {codec.name}: {codec.source}"
+    if workers > _LARGEST_TESTED_GROUP:
+        source += f"; more than {_LARGEST_TESTED_GROUP} workers were not tested by anybody we know of"
+    return Quality(cost=local_cost(curve, period, parameters) + codec.round_cost, source=source)
+
+
+def period_limit(parameters: int) -> int:
+    """A round longer than this is only for want of anything better."""
+    return 64 if parameters < _LARGE_MODEL else 128
+
+
+def outer_rule(codec: Codec, period: int, *, is_lora: bool) -> Outer:
+    """Sparse changes are added as they are; others carry momentum. Below 100 steps as we measured it."""
+    if codec.gathers:
+        return Outer(learning_rate=1.0, momentum=0.0, error_feedback=0.95)
+    if is_lora:
+        return Outer(learning_rate=0.7, momentum=0.0)
+    if period >= 100:
+        return Outer(learning_rate=0.7, momentum=0.9)
+    # In short rounds, whose mean comes late all the same, more momentum swings.
+    return Outer(learning_rate=1.0, momentum=0.5 if period < 8 else 0.7 if period < 32 else 0.6)

@@ -1,0 +1,146 @@
+"""What a step costs: one machine alone, or a group that sums its gradients at every step. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from barnraise.planning.cost.quality_model import Quality
+from barnraise.planning.cost.traffic_model import Route, seconds
+from barnraise.planning.inputs.codecs import Codec
+from barnraise.planning.inputs.problem import Group, Question
+from barnraise.planning.plan.calibration import Traffic, exposed
+
+Kind = Literal["alone", "every_step", "local_steps"]
+
+_ERROR_FEEDBACK_BYTES = 4.0
+
+
+class Price(NamedTuple):
+    """A plan as figures, before it is written out. Times are of one global batch.
+
+    ``counts``: samples of each member in a step, or its worker's inner steps in a round. Communication on the
+    wire takes ``transfer_s`` (before calibration), of which ``hideable_s`` of computing can hide all but
+    ``last_share``. ``is_fixed``: the user has set the period.
+    """
+
+    kind: Kind
+    group: Group
+    route: Route
+    codec: Codec
+    counts: tuple[int, ...]
+    compute_s: float
+    waiting_s: float
+    communication_s: float
+    overhead_s: float
+    transfer_s: float
+    hideable_s: float
+    last_share: float
+    codec_s: float
+    quality: Quality
+    batch: int
+    period: int = 1
+    overlapped: bool = False
+    inner: tuple[Price, ...] = ()
+    remark: str = ""
+    is_proposed: bool = True
+    is_fixed: bool = False
+
+    @property
+    def step_s(self) -> float:
+        return self.compute_s + self.waiting_s + self.communication_s + self.overhead_s
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.batch / self.step_s
+
+    @property
+    def is_exact(self) -> bool:
+        return self.kind != "local_steps" and self.codec.is_exact
+
+    @property
+    def shares_inside(self) -> bool:
+        """Whether workers of local steps are sites, whose machines share every step."""
+        return any(len(one.group) > 1 for one in self.inner)
+
+    @property
+    def traffic(self) -> Traffic | None:
+        if self.kind == "alone":
+            return None
+        if self.kind == "local_steps":
+            return "local_steps"
+        return "every_step" if self.codec.is_exact else "compressed"
+
+
+def score(price: Price, speed_per_loss: float) -> float:
+    """Samples per second, less where loss is expected: what plans are ranked by."""
+    return price.samples_per_s / (1 + speed_per_loss * price.quality.cost)
+
+
+def memory_needed(
+    question: Question, codec: Codec, *, local: bool = False, overlapped: bool = False
+) -> float:
+    """Bytes on each device: the model's state and one unit; what codecs and rounds keep besides."""
+    model = question.model
+    each = model.state_bytes
+    each += 0.0 if codec.is_exact else _ERROR_FEEDBACK_BYTES
+    # A round keeps the weights it began with and a momentum; overlapped, what is under way as well.
+    each += 8.0 if local else 0.0
+    each += 4.0 if overlapped else 0.0
+    return model.parameters * each + model.activation_bytes_per_sample * question.profile.unit_size
+
+
+def fits(question: Question, group: Group, needed: float) -> bool:
+    """Machines whose memory is not known are trusted."""
+    memories = (question.cluster.members[one].memory_bytes for one in group)
+    return all(memory == 0 or needed <= memory for memory in memories)
+
+
+def price_alone(question: Question, member: int, batch: int) -> Price:
+    return Price(
+        kind="alone",
+        group=(member,),
+        route=Route("none", (member,)),
+        codec=question.exact,
+        counts=(batch,),
+        compute_s=batch / question.speeds[member],
+        waiting_s=0.0,
+        communication_s=0.0,
+        overhead_s=question.profile.overhead_s,
+        transfer_s=0.0,
+        hideable_s=0.0,
+        last_share=0.0,
+        codec_s=0.0,
+        quality=Quality(),
+        batch=batch,
+    )
+
+
+def price_step(question: Question, group: Group, route: Route, codec: Codec, batch: int) -> Price | None:
+    """A group that sums at every step; None if somebody has no unit or no path to go."""
+    work = question.work(group, batch)
+    transfer = seconds(route, question.wires, question.payload(codec), question.model.gradient_bytes)
+    if work is None or transfer == float("inf"):
+        return None
+    compute = batch / question.speed(group)
+    last_share = min(1.0, question.profile.bucket_bytes / question.model.gradient_bytes)
+    factor = question.calibration.factor("every_step" if codec.is_exact else "compressed")
+    codec_s = question.codec_s(codec)
+    quality = Quality() if codec.is_exact else Quality(cost=codec.step_cost, source=codec.source)
+    hideable = work.hideable_s if codec.is_exact else 0.0  # what is encoded leaves when all of it is there
+    return Price(
+        kind="every_step",
+        group=group,
+        route=route,
+        codec=codec,
+        counts=tuple(work.samples),
+        compute_s=compute,
+        waiting_s=max(0.0, work.longest_s - compute),
+        communication_s=exposed(factor * transfer, hideable, last_share) + codec_s,
+        overhead_s=question.profile.overhead_s,
+        transfer_s=transfer,
+        hideable_s=hideable,
+        last_share=last_share,
+        codec_s=codec_s,
+        quality=quality,
+        batch=batch,
+    )

@@ -1,0 +1,195 @@
+"""The machines and the directed paths between them, as plans are made of them. Pure.
+
+A measured graph becomes a cluster by `cluster_of`. Names stand for machines, so they are unique.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from barnraise.core.errors import RunError
+from barnraise.core.units import format_rate
+from barnraise.planning.inputs.inputs import Model
+from barnraise.topology.devices import Bytes, Figure, Machine, Word, require_finite
+from barnraise.topology.graph import Graph, Seconds
+from barnraise.topology.render import main_device
+
+MOST_MEMBERS = 256
+# Of the speed of large matrix products, what a training usually reaches.
+EFFICIENCY = 0.35
+ASSUMED_MBPS = 100.0
+
+Speed = Annotated[float, Meta(gt=0, le=1e12)]
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine: how many samples of this model it trains in a second, alone, with all its devices.
+
+    ``memory_bytes``: of each device (0: not known). ``up_mbps`` and ``down_mbps``: what all its paths share
+    (None: as much as the fastest of them). ``site``: machines with the same word are at one place (empty:
+    find out). ``source`` says where the speed comes from, ``node`` is the machine's id if it exists.
+    """
+
+    name: Annotated[str, Meta(min_length=1, max_length=160)]
+    samples_per_s: Speed
+    memory_bytes: Bytes = 0
+    up_mbps: Figure | None = None
+    down_mbps: Figure | None = None
+    site: Word = ""
+    tflops: Figure | None = None
+    source: Annotated[str, Meta(max_length=300)] = "given"
+    node: Word = ""
+
+    def __post_init__(self) -> None:
+        require_finite(self.samples_per_s, self.up_mbps, self.down_mbps, self.tflops)
+
+
+class Path(msgspec.Struct, frozen=True, kw_only=True):
+    """One direction of a link: what one flow gets, and how long a byte is under way."""
+
+    source: str
+    target: str
+    mbps: Figure
+    latency_s: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        require_finite(self.mbps, self.latency_s)
+        if self.source == self.target:
+            raise ValueError("a path leads from one machine to another")
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """Members by name and paths by their ends; `build_cluster` puts them in order."""
+
+    members: Annotated[tuple[Member, ...], Meta(max_length=MOST_MEMBERS)]
+    paths: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [member.name for member in self.members]
+        ends = [(path.source, path.target) for path in self.paths]
+        if names != sorted(set(names)) or ends != sorted(set(ends)):
+            raise ValueError("the members and paths of a cluster are each there once and in order")
+        if not {end for pair in ends for end in pair} <= set(names):
+            raise ValueError("a path of a cluster ends at a machine that is not there")
+
+
+def build_cluster(
+    members: Iterable[Member], paths: Iterable[Path] = (), notes: Iterable[str] = ()
+) -> Cluster:
+    """A cluster in one order, whatever the order of its parts; paths to nobody are left out."""
+    known = {member.name: member for member in members}
+    ends = {(path.source, path.target): path for path in paths}
+    return Cluster(
+        members=tuple(known[name] for name in sorted(known)),
+        paths=tuple(ends[pair] for pair in sorted(ends) if set(pair) <= set(known)),
+        notes=tuple(notes),
+    )
+
+
+def both_ways(a: str, b: str, mbps: float, latency_s: float = 0.0) -> tuple[Path, Path]:
+    """A link that is the same in both directions."""
+    return (
+        Path(source=a, target=b, mbps=mbps, latency_s=latency_s),
+        Path(source=b, target=a, mbps=mbps, latency_s=latency_s),
+    )
+
+
+def without(cluster: Cluster, names: Collection[str]) -> Cluster:
+    """The others, and the paths between them."""
+    left = (member for member in cluster.members if member.name not in names)
+    return build_cluster(left, cluster.paths, cluster.notes)
+
+
+def cluster_of(
+    graph: Graph, model: Model, speeds: Mapping[str, float] | None = None, assumed_mbps: float = ASSUMED_MBPS
+) -> Cluster:
+    """The measured graph as a cluster.
+
+    ``speeds``: samples per second of this model, measured, by node id. The speed of another machine follows
+    from its figure of large matrix products: compared with the machines that were measured, or by the
+    model's ``flops_per_sample``. Who has neither is left out, and a note says so.
+    """
+    measured = dict(speeds or {})
+    figures = {facts.node: _tflops(facts.machine) for facts in graph.nodes}
+    per_tflop = samples_per_tflop(
+        model, ((speed, figures.get(node)) for node, speed in measured.items() if speed > 0)
+    )
+    names = _names(graph)
+    members, notes = [], []
+    for facts in graph.nodes:
+        speed, tflops = measured.get(facts.node, 0.0), figures[facts.node]
+        source = "measured with this model"
+        if speed <= 0 and tflops and per_tflop:
+            speed, source = tflops * per_tflop, f"estimated from {tflops:.3g} TFLOPS"
+        if speed <= 0:
+            notes.append(f"{names[facts.node]} is left out: nothing says how fast it would train this model.")
+            continue
+        members.append(
+            Member(
+                name=names[facts.node],
+                samples_per_s=speed,
+                memory_bytes=_memory(facts.machine),
+                tflops=tflops,
+                source=source,
+                node=facts.node,
+            )
+        )
+    paths: list[Path] = []
+    for link in graph.links:
+        mbps = link.mbps
+        if mbps is None:
+            mbps = assumed_mbps
+            notes.append(
+                f"The link between {names[link.a]} and {names[link.b]} was not measured; "
+                f"{format_rate(mbps * 1e6)} are assumed."
+            )
+        paths += both_ways(names[link.a], names[link.b], mbps, link.rtt_s / 2)
+    return build_cluster(members, paths, notes)
+
+
+def samples_per_tflop(model: Model, known: Iterable[tuple[float, float | None]]) -> float | None:
+    """Samples per second for each TFLOPS: of machines whose two figures are known, else by arithmetic."""
+    ratios = [speed / tflops for speed, tflops in known if tflops]
+    if ratios:
+        return statistics.median(ratios)
+    return None if model.flops_per_sample is None else 1e12 * EFFICIENCY / model.flops_per_sample
+
+
+def require_members(cluster: Cluster) -> None:
+    if not cluster.members:
+        raise RunError(
+            "there is no machine whose speed is known, so nothing can be planned",
+            hint="Measure the speed of one machine with this model, or say how many FLOPs a sample takes.",
+        )
+
+
+def _tflops(machine: Machine | None) -> float | None:
+    """Of all devices of the kind that a run would use."""
+    main = None if machine is None else main_device(machine)
+    if machine is None or main is None:
+        return None
+    return sum(one.tflops_fp32 or 0.0 for one in machine.devices if one.kind == main.kind) or None
+
+
+def _memory(machine: Machine | None) -> int:
+    main = None if machine is None else main_device(machine)
+    if machine is None or main is None:
+        return 0
+    return min(one.memory_bytes for one in machine.devices if one.kind == main.kind)
+
+
+def _names(graph: Graph) -> dict[str, str]:
+    """Each node's name, with the beginning of its id where it has none or two are called alike."""
+    called = [facts.name for facts in graph.nodes]
+    return {
+        facts.node: facts.name
+        if facts.name and called.count(facts.name) == 1
+        else f"{facts.name or 'node'} ({facts.node[:8]})"
+        for facts in graph.nodes
+    }

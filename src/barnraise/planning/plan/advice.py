@@ -1,0 +1,177 @@
+"""What would help: the same question asked again with another network, another setting or other machines.
+
+Pure. Each answer is a plan made for the changed cluster, compared with the one that is chosen now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from barnraise.planning.inputs.cluster import Cluster, Member, both_ways, build_cluster
+from barnraise.planning.inputs.inputs import Model, Options, StepProfile
+from barnraise.planning.plan.calibration import Calibration
+from barnraise.planning.plan.planner import make_plans
+from barnraise.planning.plan.plans import Ranking, listed
+
+What = Literal["switch", "cable", "leave_out", "sync", "batch", "units", "machine"]
+
+_LEAST_GAIN = 1.05
+_SWITCHES = (("2.5 Gbit/s", 2350.0), ("10 Gbit/s", 9400.0))
+# Slower than this, a path of a LAN is not a cable of 1 Gbit/s.
+_WIRED_MBPS = 500.0
+_CABLE_MBPS = 940.0
+_LAN_S = 0.005
+_WIRED_S = 0.0002
+_MOST_CABLES = 3
+_FINE_UNITS = 64
+_WAITING = 0.05
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """``times``: how many times as fast it would be, in samples per second."""
+
+    what: What
+    times: float
+    sentence: str
+
+
+class _Case(NamedTuple):
+    cluster: Cluster
+    model: Model
+    profile: StepProfile
+    options: Options
+    calibration: Calibration
+
+    def plans(self) -> Ranking:
+        return make_plans(*self)
+
+
+def advise(
+    cluster: Cluster,
+    model: Model,
+    profile: StepProfile,
+    options: Options | None = None,
+    calibration: Calibration | None = None,
+) -> tuple[Advice, ...]:
+    """What would make it at least 5 % faster, the most helpful first."""
+    case = _Case(cluster, model, profile, options or Options(), calibration or Calibration())
+    now = case.plans()
+    found = [*_left_out(now)]
+    for change in (*_networks(case), *_more_machines(case), *_settings(case, now)):
+        plan = change.case.plans().chosen
+        times = plan.samples_per_s / now.chosen.samples_per_s
+        if times >= _LEAST_GAIN:
+            sentence = f"{change.means} would make this {times:.1f} times as fast{change.but}"
+            if plan.quality.cost > now.chosen.quality.cost:
+                sentence += f", at an expected cost of {plan.quality.cost:.1%} of the loss"
+            found.append(Advice(what=change.what, times=times, sentence=f"{sentence}."))
+    return tuple(sorted(found, key=lambda advice: (-advice.times, advice.sentence)))
+
+
+class _Change(NamedTuple):
+    """Something to try; ``means`` and ``but`` are the ends of a sentence about it."""
+
+    what: What
+    case: _Case
+    means: str
+    but: str = ""
+
+
+def _networks(case: _Case) -> Iterator[_Change]:
+    for name, mbps in _SWITCHES:
+        wired = {(path.source, path.target): mbps for path in case.cluster.paths if path.mbps >= _WIRED_MBPS}
+        raised = _raised(case.cluster, wired)
+        if raised != case.cluster:
+            yield _Change("switch", case._replace(cluster=raised), f"A switch and ports of {name}")
+    best = {
+        member.name: max(
+            (path.mbps for path in case.cluster.paths if path.source == member.name), default=0.0
+        )
+        for member in case.cluster.members
+    }
+    slow = sorted((rate, name) for name, rate in best.items() if 0 < rate < _WIRED_MBPS)
+    for _, name in slow[:_MOST_CABLES]:
+        own = (path for path in case.cluster.paths if name in (path.source, path.target))
+        cable = {
+            (path.source, path.target): min(
+                _CABLE_MBPS, best[path.target if path.source == name else path.source]
+            )
+            for path in own
+        }
+        raised = _raised(case.cluster, cable)
+        if raised != case.cluster:
+            yield _Change("cable", case._replace(cluster=raised), f"A cable of 1 Gbit/s to {name}")
+
+
+def _more_machines(case: _Case) -> Iterator[_Change]:
+    """A second one of the fastest, beside it."""
+    fastest = max(case.cluster.members, key=lambda member: (member.samples_per_s, member.name))
+    near = max((path.mbps for path in case.cluster.paths if path.source == fastest.name), default=_CABLE_MBPS)
+    taken = {member.name for member in case.cluster.members}
+    name = next(name for number in range(len(taken) + 1) if (name := f"another {number}") not in taken)
+    twin = msgspec.structs.replace(fastest, name=name, node="")
+    paths = [*case.cluster.paths, *both_ways(fastest.name, name, near, _WIRED_S)]
+    for path in case.cluster.paths:
+        if path.source == fastest.name:
+            paths.append(msgspec.structs.replace(path, source=name))
+        elif path.target == fastest.name:
+            paths.append(msgspec.structs.replace(path, target=name))
+    changed = build_cluster((*case.cluster.members, twin), paths, case.cluster.notes)
+    yield _Change("machine", case._replace(cluster=changed), f"Another machine like {fastest.name}")
+
+
+def _settings(case: _Case, now: Ranking) -> Iterator[_Change]:
+    options, profile = case.options, case.profile
+    if options.sync == "exact":
+        allowed = msgspec.structs.replace(options, sync="auto")
+        yield _Change("sync", case._replace(options=allowed), "Sync 'auto'")
+    if len(case.cluster.members) < 2:
+        return
+    larger = msgspec.structs.replace(profile, batch=2 * profile.batch, unit=profile.unit_size)
+    yield _Change(
+        "batch",
+        case._replace(profile=larger),
+        f"A global batch of {larger.batch} instead of {profile.batch}",
+        " in samples per second; the learning rate then needs to be looked at again",
+    )
+    finer = max(1, profile.batch // _FINE_UNITS)
+    waits = now.chosen.phases.waiting_s > _WAITING * now.chosen.step_s
+    too_few = profile.batch < profile.unit_size * len(case.cluster.members)
+    if finer < profile.unit_size and (waits or too_few):
+        yield _Change(
+            "units",
+            case._replace(profile=msgspec.structs.replace(profile, unit=finer)),
+            f"Units of {finer} samples instead of {profile.unit_size}",
+            "; batch norms then see fewer samples at once",
+        )
+
+
+def _left_out(now: Ranking) -> Iterator[Advice]:
+    """What leaving machines out is worth, against training with everybody in the same exact way."""
+    everybody = max((plan for plan in now.plans if plan.is_exact), key=lambda plan: len(plan.parts))
+    used = {part.name for part in now.chosen.parts}
+    idle = [part.name for part in everybody.parts if part.name not in used]
+    times = now.chosen.samples_per_s / everybody.samples_per_s
+    if idle and now.chosen.is_exact and times >= _LEAST_GAIN:
+        sentence = f"Without {listed(idle)} it is {times:.1f} times as fast as with them; this plan does so."
+        yield Advice(what="leave_out", times=times, sentence=sentence)
+
+
+def _raised(cluster: Cluster, rates: Mapping[tuple[str, str], float]) -> Cluster:
+    """The cluster with these paths as fast as that, where it is more and they are of a LAN; ports follow."""
+    paths = []
+    for path in cluster.paths:
+        mbps = max(path.mbps, rates.get((path.source, path.target), 0.0))
+        paths.append(msgspec.structs.replace(path, mbps=mbps) if path.latency_s <= _LAN_S else path)
+
+    def widened(member: Member) -> Member:
+        out = max((path.mbps for path in paths if path.source == member.name), default=0.0)
+        into = max((path.mbps for path in paths if path.target == member.name), default=0.0)
+        up = None if member.up_mbps is None else max(member.up_mbps, out)
+        down = None if member.down_mbps is None else max(member.down_mbps, into)
+        return msgspec.structs.replace(member, up_mbps=up, down_mbps=down)
+
+    return build_cluster(map(widened, cluster.members), paths, cluster.notes)

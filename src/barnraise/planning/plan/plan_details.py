@@ -1,0 +1,101 @@
+"""A priced plan in parts: what each machine does and sends, and what each level of the network does. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from barnraise.planning.cost.step_cost import Price, memory_needed
+from barnraise.planning.cost.traffic_model import Flow, flows, round_flows
+from barnraise.planning.inputs.levels import Shape
+from barnraise.planning.inputs.problem import Question
+from barnraise.planning.plan.plans import LevelPlan, Part, SlowestLink
+
+
+def flows_of(question: Question, price: Price) -> list[Flow]:
+    """All bytes of a step; of local steps, a round's divided by its steps."""
+    raw = question.model.gradient_bytes
+    if price.kind != "local_steps":
+        return flows(price.route, question.payload(price.codec), raw)
+    payload = question.payload(price.codec)
+    changed = round_flows(price.route, payload, 0.0 if price.shares_inside else raw)
+    found = [flow._replace(size=flow.size / price.period) for flow in changed]
+    for count, inner in zip(price.counts, price.inner, strict=True):
+        for flow in flows(inner.route, question.payload(question.exact), raw):
+            found.append(flow._replace(size=flow.size * count / price.period))
+    return found
+
+
+def slowest_link(question: Question, carried: Iterable[Flow]) -> SlowestLink | None:
+    totals: dict[tuple[int, int], float] = defaultdict(float)
+    for flow in carried:
+        totals[flow.source, flow.target] += flow.size
+    rate = question.wires.rate
+    slowest = max(totals, key=lambda pair: (totals[pair] / rate[pair[0]][pair[1]], pair), default=None)
+    if slowest is None:
+        return None
+    source, target = slowest
+    return SlowestLink(
+        source=question.names[source],
+        target=question.names[target],
+        mbps=rate[source][target] * 8 / 1e6,
+        bytes_per_step=totals[slowest],
+    )
+
+
+def parts_of(question: Question, price: Price, carried: Iterable[Flow]) -> tuple[Part, ...]:
+    sends: dict[int, float] = defaultdict(float)
+    receives: dict[int, float] = defaultdict(float)
+    for flow in carried:
+        sends[flow.source] += flow.size
+        receives[flow.target] += flow.size
+    samples: dict[int, float] = {}
+    steps: dict[int, int] = {}
+    local = price.kind == "local_steps"
+    if local:
+        for count, inner in zip(price.counts, price.inner, strict=True):
+            for one, each in zip(inner.group, inner.counts, strict=True):
+                samples[one], steps[one] = each * count / price.period, count
+    else:
+        samples = dict(zip(price.group, map(float, price.counts), strict=True))
+    memory = memory_needed(question, price.codec, local=local, overlapped=price.overlapped)
+    return tuple(
+        Part(
+            name=question.names[one],
+            samples=samples[one],
+            compute_s=samples[one] / question.speeds[one],
+            sends_bytes=sends[one],
+            receives_bytes=receives[one],
+            memory_bytes=memory,
+            inner_steps=steps.get(one),
+        )
+        for one in price.group
+    )
+
+
+def levels_of(price: Price) -> tuple[LevelPlan, ...]:
+    route, codec = price.route, price.codec.name
+    if route.way == "none":
+        return ()
+    if route.way != "sites":
+        return (LevelPlan(level="inside", codec=codec, period=price.period, all_reduce=route.way),)
+    shared = price.shares_inside
+    return (
+        LevelPlan(
+            level="inside",
+            codec="exact",
+            period=1 if shared else price.period,
+            all_reduce=_inner_way(price) if shared else None,
+            reduce=None if shared else route.reduce,
+            broadcast=route.broadcast,
+        ),
+        LevelPlan(level="across", codec=codec, period=price.period, all_reduce=route.across),
+    )
+
+
+def _inner_way(price: Price) -> Shape | None:
+    """How the machines of a site sum in an inner step; what most of the sites do."""
+    ways: list[Shape] = [
+        one.route.way for one in price.inner if one.route.way != "none" and one.route.way != "sites"
+    ]
+    return max(ways, key=ways.count, default=None)

@@ -1,0 +1,207 @@
+"""The graph as text for people: a picture for a few machines, a matrix for many, and a table. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from barnraise.core.sanitize import printable
+from barnraise.core.units import format_duration, format_rate, format_size
+from barnraise.topology.devices import Device, Machine
+from barnraise.topology.graph import Graph, LinkFacts, NodeFacts, Pair
+
+_MOST_DRAWN = 8
+_LEAST_STEP = 5
+_WIDTH = 24
+_NAME = 24
+_FAST_MBPS = 800.0
+_SLOW_MBPS = 50.0
+_LETTERS = "ABCDEFGH"
+
+
+@dataclass(frozen=True)
+class _Pen:
+    """The signs of a picture: (line, crossing) for each kind of link."""
+
+    end: str
+    post: str
+    gap: str
+    fast: tuple[str, str]
+    medium: tuple[str, str]
+    slow: tuple[str, str]
+    unknown: tuple[str, str]
+
+
+_FINE = _Pen("●", "│", "○", ("═", "╪"), ("─", "┼"), ("╌", "┼"), ("·", "│"))
+_PLAIN = _Pen("o", "|", "x", ("=", "#"), ("-", "+"), ("~", "+"), (".", "|"))
+
+
+class LinkRow(NamedTuple):
+    """One link as a row of a table."""
+
+    a: str
+    b: str
+    rate: str
+    rtt: str
+    measured: str
+    address: str
+    reason: str
+
+
+def draw_graph(graph: Graph, *, plain: bool = False) -> str:
+    """A text picture. ``plain`` uses no signs beyond ASCII, for terminals that cannot show them."""
+    if not graph.nodes:
+        return "no machines"
+    names = _names(graph)
+    if len(graph.nodes) > _MOST_DRAWN:
+        text = _matrix(graph, names)
+    else:
+        text = _picture(graph, names, _PLAIN if plain else _FINE)
+    return text.encode("ascii", "replace").decode() if plain else text
+
+
+def link_table(graph: Graph) -> list[LinkRow]:
+    """A row for each link, the slowest first, then the pairs without one."""
+    names = _names(graph)
+    rows = []
+    for link in sorted(graph.links, key=_slowness):
+        rtt = format_duration(link.rtt_s)
+        if link.rtt_deviation_s:
+            rtt += f" ± {format_duration(link.rtt_deviation_s)}"
+        age = link.measured_s_ago
+        measured = "never" if age is None else f"{format_duration(round(age))} ago"
+        row = (_rate(link), rtt, measured, _clean(link.address), _clean(link.reason, 80))
+        rows.append(LinkRow(names[link.a], names[link.b], *row))
+    for a, b in graph.missing_pairs():
+        rows.append(LinkRow(names[a], names[b], "no link", "", "", "", ""))
+    return rows
+
+
+def describe_device(device: Device) -> str:
+    """``NVIDIA RTX 4090 (cuda), 24 GiB, 61 TFLOPS``."""
+    parts = [f"{_clean(device.name, 40) or 'unknown'} ({device.kind})"]
+    if device.memory_bytes:
+        parts.append(format_size(device.memory_bytes))
+    if device.tflops_fp32 is not None:
+        parts.append(f"{device.tflops_fp32:.3g} TFLOPS")
+    return ", ".join(parts)
+
+
+def main_device(machine: Machine) -> Device | None:
+    """The device that a run would use: the fastest one, an accelerator before the CPU."""
+    rank = {"cuda": 0, "xpu": 1, "mps": 1, "cpu": 2}
+    return min(
+        machine.devices,
+        key=lambda device: (rank[device.kind], -(device.tflops_fp32 or 0.0), device.index),
+        default=None,
+    )
+
+
+def _picture(graph: Graph, names: dict[str, str], pen: _Pen) -> str:
+    """A post for each machine, and a rung between two posts for each link, the fastest on top."""
+    posts = {facts.node: place for place, facts in enumerate(graph.nodes)}
+    width = max(len(name) for name in names.values())
+    lines = []
+    for facts in graph.nodes:
+        line = f"{_LETTERS[posts[facts.node]]}  {names[facts.node]:<{width}}  {_summary(facts)}"
+        lines.append(line.rstrip())
+    count = len(posts)
+    if count == 1:
+        return lines[0]
+    step = max(_LEAST_STEP, _WIDTH // count)
+    lines += ["", (" " * (step - 1)).join(_LETTERS[:count])]
+    slowest = graph.slowest() if len(graph.links) > 1 else None
+    fastest_first = sorted(graph.links, key=_slowness, reverse=True)
+    for link in sorted(fastest_first, key=lambda link: link.mbps is None):
+        line, crossing = _stroke(link, pen)
+        label = f"{_rate(link):>12}  {format_duration(link.rtt_s):>7}"
+        if slowest is link and link.mbps is not None:
+            label += "  slowest"
+        rung = _rung(posts[link.a], posts[link.b], count, (line, crossing, pen.end, pen.post), step)
+        lines.append(f"{rung}  {label}")
+    for a, b in graph.missing_pairs():
+        rung = _rung(posts[a], posts[b], count, (" ", pen.post, pen.gap, pen.post), step)
+        lines.append(f"{rung}  {'no link':>12}")
+    return "\n".join(lines)
+
+
+def _rung(first: int, last: int, count: int, signs: tuple[str, str, str, str], step: int) -> str:
+    line, crossing, end, post = signs
+    text = ""
+    for place in range(count):
+        text += end if place in (first, last) else crossing if first < place < last else post
+        if place + 1 < count:
+            text += (line if first <= place < last else " ") * (step - 1)
+    return text
+
+
+def _stroke(link: LinkFacts, pen: _Pen) -> tuple[str, str]:
+    if link.mbps is None:
+        return pen.unknown
+    if link.mbps >= _FAST_MBPS:
+        return pen.fast
+    return pen.medium if link.mbps >= _SLOW_MBPS else pen.slow
+
+
+def _matrix(graph: Graph, names: dict[str, str]) -> str:
+    """Mbit/s above the diagonal, milliseconds below it."""
+    facts = {(link.a, link.b): link for link in graph.links}
+    width = max(len(name) for name in names.values())
+    digits = len(str(len(graph.nodes)))
+    cell = 6
+    head = " " * (digits + 2 + width)
+    lines = ["Mbit/s above the diagonal, round trip in ms below; - no link, ? not measured", ""]
+    lines.append(head + "".join(f"{number + 1:>{cell}}" for number in range(len(graph.nodes))))
+    for row, down in enumerate(graph.nodes):
+        cells = []
+        for column, across in enumerate(graph.nodes):
+            pair: Pair = (down.node, across.node) if row < column else (across.node, down.node)
+            cells.append(f"{_cell(facts.get(pair), row, column):>{cell}}")
+        lines.append(f"{row + 1:>{digits}}  {names[down.node]:<{width}}" + "".join(cells))
+    slowest = graph.slowest()
+    if slowest is not None and slowest.mbps is not None:
+        lines += ["", f"slowest: {names[slowest.a]} and {names[slowest.b]}, {_rate(slowest)}"]
+    return "\n".join(lines)
+
+
+def _cell(link: LinkFacts | None, row: int, column: int) -> str:
+    if row == column:
+        return "\\"
+    if link is None:
+        return "-"
+    if row > column:
+        return _figure(link.rtt_s * 1000)
+    return "?" if link.mbps is None else _figure(link.mbps)
+
+
+def _figure(value: float) -> str:
+    """In at most five signs."""
+    if value >= 100_000:
+        return f"{value / 1000:.0f}k"[:5]
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 0.1 else f"{value:.2f}"
+
+
+def _names(graph: Graph) -> dict[str, str]:
+    """What to call each node: its name, with the beginning of its id where two are called alike."""
+    short = {facts.node: _clean(facts.name, _NAME) or facts.node[:8] for facts in graph.nodes}
+    called = list(short.values())
+    return {node: name if called.count(name) == 1 else f"{name} ({node[:8]})" for node, name in short.items()}
+
+
+def _summary(facts: NodeFacts) -> str:
+    device = None if facts.machine is None else main_device(facts.machine)
+    return "" if device is None else describe_device(device)
+
+
+def _rate(link: LinkFacts) -> str:
+    return "not measured" if link.mbps is None else format_rate(link.mbps * 1e6)
+
+
+def _slowness(link: LinkFacts) -> tuple[bool, float, float, str, str]:
+    return (link.mbps is None, link.mbps or 0.0, -link.rtt_s, link.a, link.b)
+
+
+def _clean(text: str, most: int = 60) -> str:
+    """What another machine says of itself must not steer this terminal."""
+    shown = printable(text)
+    return shown if len(shown) <= most else shown[: most - 1] + "…"

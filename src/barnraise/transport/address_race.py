@@ -1,0 +1,202 @@
+"""Which of a machine's addresses to use: all that are offered are tried, and the nearest one is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+from barnraise.core.errors import BarnraiseError, HandshakeError, TransportError
+from barnraise.identity import NodeId
+from barnraise.transport.control.connection import OnClosed, OnMessage
+from barnraise.transport.control.dial import (
+    HANDSHAKE_S,
+    AgentTls,
+    ControlLink,
+    dial_unopened,
+    was_refused,
+)
+
+MOST_ADDRESSES = 8
+_SAME_SHARE = 0.2  # a change must be worth it: figures of a home network wander by this much
+_SAME_S = 0.0002
+_STAGGER_S = 0.05
+_GRACE_S = 0.5  # what slower addresses get once one was measured
+_PINGS = 3
+
+
+class Tried(NamedTuple):
+    """One address and what came of it: a round trip, an error, or nothing."""
+
+    address: str
+    rtt_s: float | None = None
+    error: str | None = None
+
+
+class Choice(NamedTuple):
+    """The address to use, and why this one."""
+
+    address: str
+    reason: str
+
+
+def dialable(addresses: Iterable[str]) -> list[str]:
+    """What is worth dialling, in the given order. Pure.
+
+    Other machines' words: whatever is no address of one machine is left out. Never 127.0.1.1, which is what
+    some systems' host names resolve to; loopback only if nothing else is offered.
+    """
+    found: dict[str, bool] = {}
+    for text in addresses:
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            continue
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        if address.is_unspecified or address.is_multicast or str(address) == "127.0.1.1":
+            continue
+        found[str(address)] = address.is_loopback
+    outside = [address for address, is_loopback in found.items() if not is_loopback]
+    return (outside or list(found))[:MOST_ADDRESSES]
+
+
+def choose(tried: list[Tried], current: str | None = None) -> Choice:
+    """The address with the lowest round trip, or the current one if none is clearly nearer. Pure.
+
+    TransportError if none answered.
+    """
+    measured = [(one.rtt_s, one.address) for one in tried if one.rtt_s is not None]
+    if not measured:
+        problems = "; ".join(_problem(one) for one in tried) or "no address is known"
+        raise TransportError(f"none of its addresses can be used: {problems}")
+    rtt, address = min(measured, key=lambda entry: entry[0])
+    kept = False
+    for own, known in measured:
+        if known == current and known != address and not _is_clearly_less(rtt, own):
+            rtt, address, kept = own, known, True
+    parts = [f"{address}: {_show(rtt)}" + (", in use" if address == current else "")]
+    for one in tried:
+        if one.address == address:
+            continue
+        if one.rtt_s is None:
+            parts.append(_problem(one))
+        elif kept and one.rtt_s < rtt:
+            parts.append(f"{one.address} ({_show(one.rtt_s)}) is not enough faster to change")
+        else:
+            parts.append(f"{one.address} ({_show(one.rtt_s)}) is slower")
+    return Choice(address, "; ".join(parts))
+
+
+async def dial_best(
+    addresses: Iterable[str],
+    port: int,
+    *,
+    route: int,
+    target: bytes,
+    secret: bytes,
+    tls: AgentTls,
+    expect: NodeId | None,
+    timeout_s: float = HANDSHAKE_S,
+    on_message: OnMessage,
+    on_closed: OnClosed,
+    current: str | None = None,
+) -> tuple[ControlLink, Choice]:
+    """A link over the best of these addresses; the other side never sees those that were not chosen.
+
+    With ``current`` it is a new link all the same, maybe over the address in use. Errors as of `dial_agent`;
+    `was_refused` if an address was refused and none answered in another way.
+    """
+    dial = partial(
+        dial_unopened,
+        port=port,
+        route=route,
+        target=target,
+        secret=secret,
+        tls=tls,
+        expect=expect,
+        timeout_s=timeout_s,
+    )
+    wanted = dialable(addresses)
+    race = _Race(dial, timeout_s)
+    tasks = [
+        asyncio.create_task(race.enter(address, place * _STAGGER_S)) for place, address in enumerate(wanted)
+    ]
+    try:
+        await race.run(tasks)
+        try:
+            choice = choose(race.result(wanted), current)
+        except TransportError as error:
+            raise race.failure(error.message)  # noqa: B904  # it has a cause of its own
+        link = race.links.pop(choice.address)
+        link.begin(on_message, on_closed)
+        return link, choice
+    finally:
+        for task in tasks:
+            task.cancel()
+        for other in race.links.values():
+            other.close("another address was better")
+
+
+class _Race:
+    """Links to one agent over several addresses, until one is chosen."""
+
+    def __init__(self, dial: Callable[[str], Awaitable[ControlLink]], timeout_s: float) -> None:
+        self._dial = dial
+        self._timeout_s = timeout_s
+        self._rtts: dict[str, float] = {}
+        self._errors: dict[str, BarnraiseError] = {}
+        self.links: dict[str, ControlLink] = {}
+
+    async def enter(self, address: str, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        try:
+            link = self.links[address] = await self._dial(address)
+            self._rtts[address] = min([await link.ping(self._timeout_s) for _ in range(_PINGS)])
+        except BarnraiseError as error:
+            self._errors[address] = error
+
+    async def run(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Until all are measured or have failed; the rest get a little time after the first."""
+        pending: set[asyncio.Task[None]] = set(tasks)
+        while pending and not self._rtts:
+            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        if pending:
+            await asyncio.wait(pending, timeout=_GRACE_S)
+
+    def result(self, addresses: list[str]) -> list[Tried]:
+        return [Tried(one, self._rtts.get(one), self._problem(one)) for one in addresses]
+
+    def failure(self, message: str) -> TransportError:
+        """Who was heard tells more than who was not; a refusal is evidence only if nobody was heard."""
+        for error in self._errors.values():
+            if isinstance(error, HandshakeError):
+                return HandshakeError(message, hint=error.hint)
+        failure = TransportError(message)
+        for error in self._errors.values():
+            if was_refused(error):
+                failure = TransportError(message, hint=error.hint)
+                failure.__cause__ = error.__cause__
+        return failure
+
+    def _problem(self, address: str) -> str | None:
+        error = self._errors.get(address)
+        return None if error is None else error.message
+
+
+def _is_clearly_less(rtt_s: float, than_s: float) -> bool:
+    gain = than_s - rtt_s
+    return gain >= _SAME_S and gain >= _SAME_SHARE * than_s
+
+
+def _problem(one: Tried) -> str:
+    if one.error is None:
+        return f"{one.address} does not answer"
+    # Errors of a dial name the address themselves.
+    return one.error if one.address in one.error else f"{one.address}: {one.error}"
+
+
+def _show(seconds: float) -> str:
+    return f"{seconds * 1000:.2g} ms" if seconds < 0.01 else f"{seconds * 1000:.0f} ms"

@@ -1,0 +1,391 @@
+"""One link between two agents: messages in order, both ways, under TLS, on an asyncio selector loop.
+
+`dial_agent` and `accept_agent` make them. Nothing here blocks, and nothing that the other side does makes
+more than a bounded amount wait in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import ssl
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+from barnraise.core.errors import BarnraiseError, HandshakeError, ProtocolError, TransportError
+from barnraise.identity import WorkerIdentity
+from barnraise.transport.addresses import show_address
+from barnraise.transport.control.agent_tls import TlsSession, explain
+from barnraise.transport.control.framing import (
+    ControlFrame,
+    ControlFrames,
+    Kind,
+    encode_control,
+    encode_opening,
+)
+from barnraise.transport.listener.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP, Preface
+
+FLUSH_S = 0.2
+_DRAIN_S = 60.0
+_DRAINED = 1 << 20  # what may wait for a bulk sender to go on
+_PIECE = 64 << 10  # so much is encrypted at once; a ping never waits for more than one frame
+_MOST_PINGS = 64
+_FRAMES_AT_ONCE = 64
+
+_log = logging.getLogger(__name__)
+
+
+class Limits(NamedTuple):
+    """How much one message may hold, and how much may wait to be sent."""
+
+    message: int
+    queue: int
+
+
+LIMITS = {
+    ROUTE_AGENT: Limits(1 << 20, 4 << 20),
+    ROUTE_AGENT_BULK: Limits(8 << 20, 32 << 20),
+    ROUTE_AGENT_SHIP: Limits(8 << 20, 64 << 20),
+}
+
+OnMessage = Callable[["ControlLink", bytes], None]
+OnClosed = Callable[["ControlLink", str], None]
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What both sides know once TLS is done."""
+
+    session: TlsSession
+    preface: Preface
+    version: int
+    peer: WorkerIdentity
+    address: str
+    port: int
+    outbound: bool
+
+
+class ControlLink:
+    """One stream of messages to one incarnation of an agent.
+
+    ``on_message`` and ``on_closed`` run on the loop; the first comes on the loop's next turn at the earliest,
+    the second exactly once, and also after a `close` of our own. A BarnraiseError that ``on_message`` raises
+    closes the link with its words.
+    """
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.peer = meeting.peer
+        self.address = meeting.address
+        self.port = meeting.port
+        self.outbound = meeting.outbound
+        self.route = meeting.preface.route
+        self.version = meeting.version
+        self.closed: str | None = None
+        self._loop = asyncio.get_running_loop()
+        self.heard_at = self._loop.time()  # when bytes last came, also those of half a message
+        self._limits = LIMITS[self.route]
+        self._session = meeting.session
+        self._opening = encode_opening(meeting.preface, meeting.version)
+        self._frames = ControlFrames(self._limits.message)
+        self._transport: asyncio.Transport | None = None
+        self._paused = False
+        self._urgent: deque[bytes] = deque()  # pings and pongs overtake messages, never parts of one
+        self._waiting: deque[bytes] = deque()
+        self._rest = memoryview(b"")
+        self._waiting_bytes = 0
+        self._drained = asyncio.Event()
+        self._drained.set()
+        self._pings: dict[bytes, tuple[float, asyncio.Future[float]]] = {}
+        self._serials = itertools.count()
+        self._on_message: OnMessage | None = None
+        self._on_closed: OnClosed | None = None
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._held = False  # opened, but the owner does not have it yet
+        self._fault: BarnraiseError | None = None
+        self._flush: asyncio.TimerHandle | None = None
+        self._said_all = False
+
+    def __str__(self) -> str:
+        where = show_address(self.address, self.port)
+        return f"the agent of node {self.peer.node.short} at {where}"
+
+    @property
+    def queued(self) -> int:
+        """Bytes that were given to `send` and not yet to the system."""
+        return self._waiting_bytes + (self._transport.get_write_buffer_size() if self._transport else 0)
+
+    def send(self, message: bytes) -> None:
+        """Queue a message; on a closed link it is dropped. Who is too far behind is closed."""
+        if len(message) > self._limits.message:
+            raise ProtocolError(
+                f"a message of {len(message)} bytes is too long for its link, at most {self._limits.message}",
+                hint="Send it in parts, on the bulk route.",
+            )
+        self._queue(self._waiting, encode_control(Kind.MESSAGE, message))
+
+    async def drain(self, timeout_s: float = _DRAIN_S) -> None:
+        """Wait until a sender of much may go on; TransportError if the link closes or it takes too long."""
+        try:
+            await asyncio.wait_for(self._drained.wait(), timeout_s)
+        except TimeoutError as error:
+            raise TransportError(f"{self} took too little within {timeout_s:g} s") from error
+        if self.closed is not None:
+            raise self._gone()
+
+    async def ping(self, timeout_s: float) -> float:
+        """Seconds until the other side's loop has answered; TransportError if it does not in time."""
+        if self.closed is not None:
+            raise self._gone()
+        if len(self._pings) >= _MOST_PINGS:
+            raise TransportError(f"{self} has not answered {_MOST_PINGS} pings")
+        payload = struct.pack("<Q", next(self._serials))
+        answered: asyncio.Future[float] = self._loop.create_future()
+        self._pings[payload] = (self._loop.time(), answered)
+        try:
+            self._queue(self._urgent, encode_control(Kind.PING, payload))
+            return await asyncio.wait_for(answered, timeout_s)
+        except TimeoutError as error:
+            raise TransportError(f"{self} did not answer a ping within {timeout_s:g} s") from error
+        finally:
+            self._pings.pop(payload, None)
+
+    def close(self, why: str, *, flush: bool = False) -> None:
+        """End the link; ``flush`` first sends what is queued, for a fifth of a second at most."""
+        if self.closed is not None:
+            return
+        self.closed = why
+        self._drained.set()
+        for _, answered in self._pings.values():
+            if not answered.done():
+                answered.set_exception(self._gone())
+        if self._on_closed is not None:
+            self._loop.call_soon(self._on_closed, self, why)
+        elif not self._opened.done():
+            self._opened.set_exception(self._gone())
+            self._opened.exception()  # read by whoever waits; nobody may
+        if self._transport is None:
+            return
+        if flush:
+            self._flush = self._loop.call_later(FLUSH_S, self._transport.abort)
+            self._pump()
+        else:
+            self._transport.write(self._session.goodbye())  # leaves only if nothing is before it
+            self._transport.abort()
+
+    # What dialling and accepting do with a link.
+
+    @property
+    def attached(self) -> bool:
+        return self._transport is not None
+
+    async def attach(self, connection: socket.socket) -> None:
+        """Take over the connected socket; it is closed with the link."""
+        await self._loop.create_connection(lambda: _Plug(self), sock=connection)
+        self._digest()
+
+    async def opened(self) -> None:
+        """For the side that was dialled: wait for OPEN."""
+        await self._opened
+
+    def begin(self, on_message: OnMessage, on_closed: OnClosed) -> None:
+        """From now on it is the owner's; the dialling side says OPEN."""
+        if self.closed is not None:
+            raise self._gone()
+        self._on_message, self._on_closed = on_message, on_closed
+        if self.outbound:
+            self._opened.set_result(None)
+            self._queue(self._waiting, self._opening)
+        else:
+            self._loop.call_soon(self._release)
+
+    def fail(self, error: BarnraiseError) -> None:
+        # Its words only: where it was raised, what the other side sent is still at hand, and would stay.
+        self._fault = error.with_traceback(None)
+        error.__cause__ = error.__context__ = None
+        self.close(error.message)
+
+    # Sending.
+
+    def _queue(self, queue: deque[bytes], frame: bytes) -> None:
+        if self.closed is not None:
+            return
+        if self.queued + len(frame) > self._limits.queue:
+            self.close("does not take what we send")
+            return
+        queue.append(frame)
+        self._waiting_bytes += len(frame)
+        self._pump()
+
+    def _pump(self) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        while not self._paused and not transport.is_closing() and (piece := self._next_piece()):
+            transport.write(self._session.encrypt(piece))
+        if self._waiting_bytes <= _DRAINED:
+            self._drained.set()
+        elif self.closed is None:
+            self._drained.clear()
+        if self._flush is not None and not self._waiting_bytes and not self._said_all:
+            self._said_all = True
+            transport.write(self._session.goodbye())
+            # We go on reading until the other side has closed too: a reset could overtake our last words.
+            transport.write_eof()
+
+    def _next_piece(self) -> memoryview:
+        if not self._rest:
+            queue = self._urgent or self._waiting
+            if not queue:
+                return self._rest
+            self._rest = memoryview(queue.popleft())
+        piece, self._rest = self._rest[:_PIECE], self._rest[_PIECE:]
+        self._waiting_bytes -= len(piece)
+        return piece
+
+    # Receiving.
+
+    def _received(self, data: bytes) -> None:
+        if self.closed is not None:
+            return
+        self.heard_at = self._loop.time()
+        self._session.feed(data)
+        self._digest()
+
+    def _digest(self) -> None:
+        try:
+            self._read_frames()
+        except ProtocolError as error:
+            self.fail(ProtocolError(f"{self}: {error.message}", hint=error.hint))
+        except ssl.SSLError as error:
+            self.fail(self._explain(error))
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(self._session.outgoing())  # key updates of TLS
+
+    def _read_frames(self) -> None:
+        turn = 0
+        while self.closed is None and not self._held:
+            if turn >= _FRAMES_AT_ONCE:
+                self._pause_for_others()
+                return
+            frame = self._frames.next()
+            if frame is not None:
+                turn += 1
+                self._handle(frame)
+                continue
+            plain = self._session.decrypt()
+            if plain is None:
+                return
+            if not plain:
+                self._end("the other side closed the link")
+                return
+            self._frames.feed(plain)
+
+    def _pause_for_others(self) -> None:
+        """Many small messages must not keep the loop from everybody else's heartbeats."""
+        self._held = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+        self._loop.call_soon(self._release)
+
+    def _handle(self, frame: ControlFrame) -> None:
+        if frame.kind is Kind.PING:
+            self._queue(self._urgent, encode_control(Kind.PONG, frame.payload))
+        elif frame.kind is Kind.PONG:
+            sent, answered = self._pings.pop(frame.payload, (0.0, None))
+            if answered is not None and not answered.done():
+                answered.set_result(self._loop.time() - sent)
+        elif frame.kind is Kind.OPEN:
+            self._open(frame)
+        elif self._on_message is None:
+            raise ProtocolError("a message came before the link was open")
+        else:
+            self._hand_over(self._on_message, frame.payload)
+
+    def _open(self, frame: ControlFrame) -> None:
+        if self.outbound or self._opened.done():
+            raise ProtocolError("a link was opened twice")
+        if encode_control(Kind.OPEN, frame.payload) != self._opening:
+            raise ProtocolError("the two sides understood different prefaces")
+        self._opened.set_result(None)
+        self._held = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def _release(self) -> None:
+        self._held = False
+        if self.closed is None and self._transport is not None:
+            self._transport.resume_reading()
+            self._digest()
+
+    def _hand_over(self, on_message: OnMessage, payload: bytes) -> None:
+        try:
+            on_message(self, payload)
+        except BarnraiseError as error:
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001  # our own fault; the other side must see an end, not silence
+            _log.exception("a message from %s could not be handled", self)
+            self.close(f"our side failed at a message: {type(error).__name__}")
+
+    # The end.
+
+    def _explain(self, error: ssl.SSLError) -> BarnraiseError:
+        if self._opened.done():
+            return ProtocolError(f"{self} sent bytes that its TLS does not allow")
+        found = explain(error)
+        return HandshakeError(f"{self}: {found.message}", hint=found.hint)
+
+    def _gone(self) -> BarnraiseError:
+        if self._fault is not None:
+            return self._fault
+        return TransportError(f"{self} is not connected: {self.closed}")
+
+    def _end(self, why: str) -> None:
+        if self.closed is None and not self._opened.done():
+            if self.outbound:
+                self._fault = HandshakeError(f"{self} did not let us finish: {why}")
+            else:  # no fault of anybody's if it dialled several addresses
+                self._fault = TransportError(f"{self} left before it opened the link: {why}")
+        self.close(why)
+
+    def _lost(self, error: Exception | None) -> None:
+        if isinstance(error, ConnectionResetError | BrokenPipeError):
+            self._end("the connection was reset")
+        else:
+            self._end(f"the connection broke ({error})" if error else "the connection has ended")
+        if self._flush is not None:
+            self._flush.cancel()
+        self._transport = None
+
+
+class _Plug(asyncio.Protocol):
+    """Connects a link with asyncio's transport."""
+
+    def __init__(self, link: ControlLink) -> None:
+        self._link = link
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = cast(asyncio.Transport, transport)
+        stream.set_write_buffer_limits(high=_PIECE, low=_PIECE // 4)
+        self._link._transport = stream
+
+    def data_received(self, data: bytes) -> None:
+        self._link._received(data)
+
+    def eof_received(self) -> None:
+        self._link._end("the other side ended the connection without a goodbye")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._link._lost(exc)
+
+    def pause_writing(self) -> None:
+        self._link._paused = True
+
+    def resume_writing(self) -> None:
+        self._link._paused = False
+        # Not from within the transport's own sending: if that fails, asyncio ends the connection twice.
+        self._link._loop.call_soon(self._link._pump)

@@ -1,0 +1,318 @@
+"""Control links between agents: how they are dialled and accepted.
+
+A link opens in three steps: the preface and TLS prove both nodes, the dialler pings to see that it was let
+in, and then it says OPEN. Only then is it a link for the other side, so that a dialler may try several
+addresses and keep one. Heartbeats and decisions have a route of their own; everything large takes the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from barnraise.core.errors import BarnraiseError, HandshakeError, ProtocolError, TransportError
+from barnraise.identity import NodeId
+from barnraise.transport.addresses import show_address, source_of
+from barnraise.transport.control.agent_tls import AGENT_RUN, AgentTls, Handshakes, TlsSession, explain
+from barnraise.transport.control.connection import LIMITS, ControlLink, Meeting, OnClosed, OnMessage
+from barnraise.transport.listener.preface import (
+    ANSWER_BYTES,
+    ROUTE_AGENT,
+    Answer,
+    Preface,
+    encode,
+    encode_answer,
+    negotiate,
+    parse_answer,
+    refuse_version,
+)
+
+__all__ = [
+    "AGENT_RUN",
+    "HANDSHAKE_S",
+    "LIMITS",
+    "AgentTls",
+    "ControlLink",
+    "Handshakes",
+    "accept_agent",
+    "dial_agent",
+    "dial_unopened",
+    "was_refused",
+]
+
+HANDSHAKE_S = 5.0
+_CONNECTION = "a connection"
+_LAST_WORDS_S = 0.2
+_CHUNK = 16 * 1024
+_LONGEST_ADDRESS = 100
+_EXPEDITED = 0xB8
+# A peer that vanished is noticed by its silence much earlier; this only frees what its links hold.
+_DEAD_S = 20
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+
+def was_refused(error: BarnraiseError) -> bool:
+    """Whether the machine itself answered that nobody listens: evidence that its agent is dead, not silent.
+
+    A firewall that rejects instead of dropping looks the same.
+    """
+    return isinstance(error.__cause__, ConnectionRefusedError)
+
+
+async def dial_agent(
+    address: str,
+    port: int,
+    *,
+    route: int,
+    target: bytes,
+    secret: bytes,
+    tls: AgentTls,
+    expect: NodeId | None,
+    timeout_s: float = HANDSHAKE_S,
+    on_message: OnMessage,
+    on_closed: OnClosed,
+) -> ControlLink:
+    """An open link; TransportError (see `was_refused`) or HandshakeError with the address in its words.
+
+    Register the link before you await anything else: messages may come on the loop's next turn.
+    """
+    link = await dial_unopened(
+        address, port, route=route, target=target, secret=secret, tls=tls, expect=expect, timeout_s=timeout_s
+    )
+    link.begin(on_message, on_closed)
+    return link
+
+
+async def dial_unopened(
+    address: str,
+    port: int,
+    *,
+    route: int,
+    target: bytes,
+    secret: bytes,
+    tls: AgentTls,
+    expect: NodeId | None,
+    timeout_s: float = HANDSHAKE_S,
+) -> ControlLink:
+    """A link that can only be pinged, until its ``begin`` opens it for the other side."""
+    sockaddr, family = _numeric(address, port)
+    knock = Preface(target, os.urandom(16), route)
+    step = _Step(show_address(address, port), timeout_s)
+    link: ControlLink | None = None
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        with step.in_words():
+            async with asyncio.timeout(timeout_s):
+                connection.setblocking(False)
+                _tune(connection, route)
+                await _connect(connection, sockaddr)
+                step.waits_for = "an answer to the preface"
+                answer = await _knock(connection, encode(knock, secret))
+                step.waits_for = "the end of the TLS handshake"
+                session = tls.session(server_side=False)
+                await _shake(connection, session)
+                peer = tls.peer(session, expect)
+                link = ControlLink(Meeting(session, knock, answer.version, peer, address, port, True))
+                await link.attach(connection)
+                step.waits_for = "a sign that we were let in"
+                await link.ping(timeout_s)
+        tls.check(peer.node)
+    except BaseException:
+        _give_up(connection, link)
+        raise
+    return link
+
+
+async def accept_agent(
+    connection: socket.socket,
+    preface: Preface,
+    address: str,
+    *,
+    tls: AgentTls,
+    timeout_s: float = HANDSHAKE_S,
+    on_message: OnMessage,
+    on_closed: OnClosed,
+) -> ControlLink:
+    """Serve a connection whose preface was checked; owns ``connection`` from the call on, whatever happens.
+
+    ``address`` is for people. An error means that there is no link: it was refused, or the dialler chose
+    another address. Register the link before you await anything else.
+    """
+    step = _Step(address, timeout_s)
+    link: ControlLink | None = None
+    try:
+        with step.in_words():
+            host, port = connection.getpeername()[:2]
+            source = source_of(host)
+            if not tls.handshakes.enter(source):
+                raise TransportError("too many handshakes are under way")
+            try:
+                async with asyncio.timeout(timeout_s):
+                    _tune(connection, preface.route)
+                    version = await _welcome(connection, preface)
+                    step.waits_for = "the end of the TLS handshake"
+                    session = tls.session(server_side=True)
+                    await _shake(connection, session)
+                    peer = tls.peer(session)
+                    plain = host.removeprefix("::ffff:")
+                    link = ControlLink(Meeting(session, preface, version, peer, plain, port, False))
+                    await link.attach(connection)
+                    step.waits_for = "the opening of the link"
+                    await link.opened()
+            finally:
+                tls.handshakes.leave(source)
+        tls.check(peer.node)
+        link.begin(on_message, on_closed)
+    except BaseException:
+        _give_up(connection, link)
+        raise
+    return link
+
+
+@dataclass
+class _Step:
+    """Where a handshake stands, for the words of its failure."""
+
+    where: str
+    timeout_s: float
+    waits_for: str = _CONNECTION
+
+    @contextlib.contextmanager
+    def in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except ConnectionRefusedError as error:
+            raise TransportError(
+                f"{self.where} refuses the connection: no agent listens there",
+                hint="Start the agent on that machine: barnraise up",
+            ) from error
+        except TimeoutError as error:
+            waited = f"waited {self.timeout_s:g} s for {self.waits_for}"
+            raise TransportError(f"{self.where} does not answer: {waited}") from error
+        except ssl.SSLError as error:
+            found = explain(error)
+            raise HandshakeError(f"{self.where}: {found.message}", hint=found.hint) from error
+        except OSError as error:
+            happened = "cannot be reached" if self.waits_for == _CONNECTION else "broke off"
+            # asyncio puts its own words over the system's.
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise TransportError(f"{self.where} {happened}: {reason}") from error
+        except BarnraiseError as error:
+            if self.where not in error.message:
+                error.message = f"{self.where}: {error.message}"
+            raise
+
+
+def _numeric(address: str, port: int) -> tuple[tuple[object, ...], int]:
+    """Addresses come from elsewhere and may be any text; a name would need a server to read it."""
+    try:
+        if len(address) > _LONGEST_ADDRESS:
+            raise ValueError("too long")
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, ValueError) as error:
+        shown = address[:_LONGEST_ADDRESS]
+        raise TransportError(f"{shown!r} is not an address", hint="Give the machine's IP address.") from error
+    family, _, _, _, sockaddr = found[0]
+    return sockaddr, family
+
+
+async def _connect(connection: socket.socket, sockaddr: tuple[object, ...]) -> None:
+    try:
+        await asyncio.get_running_loop().sock_connect(connection, sockaddr)
+    except TimeoutError as error:  # the system's own; ours arrives as a cancellation
+        raise TransportError("the system gave up connecting") from error
+
+
+async def _knock(connection: socket.socket, words: bytes) -> Answer:
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(connection, words)
+    received = b""
+    while len(received) < ANSWER_BYTES:
+        try:
+            data = await loop.sock_recv(connection, ANSWER_BYTES - len(received))
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise HandshakeError(
+                "it closed the connection without a word",
+                hint="It is of another cluster, does not know this machine yet, or is another machine now.",
+            )
+        received += data
+    answer = parse_answer(received)
+    if answer.refusal is not None:
+        raise HandshakeError(answer.refusal, hint="Install the same Barnraise version on both machines.")
+    if answer.plaintext or negotiate(answer.version, answer.version) is None:
+        raise ProtocolError("it chose what was not offered")
+    return answer
+
+
+async def _welcome(connection: socket.socket, preface: Preface) -> int:
+    """Answer a preface with the version to speak."""
+    loop = asyncio.get_running_loop()
+    version = negotiate(preface.version_min, preface.version_max)
+    if version is None:
+        await _last_words(connection, refuse_version())
+        raise HandshakeError("no protocol version is common to both")
+    if preface.plaintext or preface.route not in LIMITS:
+        raise ProtocolError(f"agents never speak in plaintext, nor on route {preface.route}")
+    await loop.sock_sendall(connection, encode_answer(version))
+    return version
+
+
+async def _shake(connection: socket.socket, session: TlsSession) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            done = session.shake()
+        except ssl.SSLError:
+            await _last_words(connection, session.outgoing())
+            raise
+        await loop.sock_sendall(connection, session.outgoing())
+        if done:
+            return
+        data = await loop.sock_recv(connection, _CHUNK)
+        if not data:
+            raise HandshakeError("it closed the connection during the TLS handshake")
+        session.feed(data)
+
+
+async def _last_words(connection: socket.socket, words: bytes) -> None:
+    """Say why, and stay until the other side has heard it: a reset would take the words away again."""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError):
+        async with asyncio.timeout(_LAST_WORDS_S):
+            await loop.sock_sendall(connection, words)
+            connection.shutdown(socket.SHUT_WR)
+            while await loop.sock_recv(connection, _CHUNK):
+                pass
+
+
+def _give_up(connection: socket.socket, link: ControlLink | None) -> None:
+    if link is None or not link.attached:
+        connection.close()
+    if link is not None:
+        link.close("it did not become a link")
+
+
+def _tune(connection: socket.socket, route: int) -> None:
+    """Small messages leave at once, dead peers are noticed, heartbeats go first where anybody cares."""
+    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
+    if sys.platform == "linux":
+        options.append((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_S * 1000))
+    if route == ROUTE_AGENT:
+        # Both, because a socket of IPv6 may carry IPv4.
+        options.append((socket.IPPROTO_IP, socket.IP_TOS, _EXPEDITED))
+        if hasattr(socket, "IPV6_TCLASS"):
+            options.append((socket.IPPROTO_IPV6, socket.IPV6_TCLASS, _EXPEDITED))
+    for level, option, value in options:
+        with contextlib.suppress(OSError):
+            connection.setsockopt(level, option, value)

@@ -1,0 +1,78 @@
+"""Frames between agents: how messages, pings and the opening of a link lie in its stream. Pure.
+
+Layout in ``docs/wire/control.md``, fixed by ``tests/vectors/control.json``.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from barnraise.core.errors import ProtocolError
+from barnraise.transport.listener.preface import Preface
+
+_HEADER = struct.Struct("<IB")
+_OPENING = struct.Struct("<BHHH")
+HEADER_BYTES = _HEADER.size
+PING_BYTES = 8
+
+
+class Kind(IntEnum):
+    """What a frame is for."""
+
+    MESSAGE = 0
+    PING = 1
+    PONG = 2
+    OPEN = 3
+
+
+_FIXED = {Kind.PING: PING_BYTES, Kind.PONG: PING_BYTES, Kind.OPEN: _OPENING.size}
+
+
+class ControlFrame(NamedTuple):
+    """One whole frame."""
+
+    kind: Kind
+    payload: bytes
+
+
+def encode_control(kind: Kind, payload: bytes) -> bytes:
+    return _HEADER.pack(len(payload), kind) + payload
+
+
+def encode_opening(preface: Preface, version: int) -> bytes:
+    """What the preface said and which version was understood: nobody between us has changed it."""
+    opening = _OPENING.pack(preface.route, preface.version_min, preface.version_max, version)
+    return encode_control(Kind.OPEN, opening)
+
+
+class ControlFrames:
+    """Cuts a byte stream into frames; holds at most one frame and what was fed last."""
+
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def next(self) -> ControlFrame | None:
+        """The next whole frame, None if more bytes are needed; ProtocolError once one is not allowed."""
+        if len(self._buffer) < HEADER_BYTES:
+            return None
+        length, number = _HEADER.unpack_from(self._buffer)
+        try:
+            kind = Kind(number)
+        except ValueError:
+            raise ProtocolError(f"there is no frame of kind {number}") from None
+        if length > self._largest:
+            raise ProtocolError(f"a frame claims {length} bytes, at most {self._largest} are allowed")
+        if length != _FIXED.get(kind, length):
+            raise ProtocolError(f"a {kind.name.lower()} of {length} bytes has a wrong form")
+        end = HEADER_BYTES + length
+        if len(self._buffer) < end:
+            return None
+        frame = ControlFrame(kind, bytes(memoryview(self._buffer)[HEADER_BYTES:end]))
+        del self._buffer[:end]
+        return frame

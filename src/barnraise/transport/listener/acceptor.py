@@ -1,0 +1,204 @@
+"""Receives strangers at the port: reads a preface from each, within bounds, and passes on who may enter.
+
+Nothing that a stranger does costs more than a bounded number of open sockets for a few seconds, and
+a wrong preface gets no answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from typing import NamedTuple
+
+from barnraise.core.errors import ProtocolError
+from barnraise.transport.addresses import show_address, source_of
+from barnraise.transport.listener.pending_connections import WaitingRoom
+from barnraise.transport.listener.preface import PREFACE_BYTES, ROUTE_PAIRING, KeyFor, Preface, Replays, parse
+
+PREFACE_DEADLINE_S = 3.0
+MOST_WAITING = 128
+MOST_WAITING_PER_SOURCE = 32
+_MOST_NAMED_SOURCES = 256
+_ACCEPTS_IN_A_ROW = 64
+_OUT_OF_MEANS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_PAUSE_S = 0.1
+_PAIRING_NONCES = 1024
+
+_log = logging.getLogger(__name__)
+
+
+class Refusal(NamedTuple):
+    """Why one who knew the secret is turned away all the same, and what it is told."""
+
+    why: str
+    last_words: bytes = b""
+
+
+# Hands a connection on, with the peer's address. The socket stays the caller's, who closes it afterwards
+# whatever the answer: who keeps the connection keeps a copy.
+Deliver = Callable[[Preface, socket.socket, str], Refusal | None]
+
+
+class _Knock:
+    """A connection whose preface is not complete yet."""
+
+    __slots__ = ("address", "deadline", "received", "socket", "source")
+
+    def __init__(self, connection: socket.socket, host: str, port: int) -> None:
+        self.socket = connection
+        self.address = show_address(host, port)
+        self.source = source_of(host)
+        self.received = bytearray()
+        self.deadline: asyncio.TimerHandle | None = None
+
+
+class Doorkeeper:
+    """Owns the listening port from ``open`` to ``close``."""
+
+    def __init__(self, port_socket: socket.socket, key_for: KeyFor, deliver: Deliver) -> None:
+        self._socket = port_socket
+        self._key_for = key_for
+        self._deliver = deliver
+        self._replays = Replays()
+        self._pairing_replays = Replays(_PAIRING_NONCES)
+        self._knocks = WaitingRoom[_Knock](total=MOST_WAITING, per_source=MOST_WAITING_PER_SOURCE)
+        self._named_sources: set[str] = set()
+        self._loop = asyncio.get_running_loop()
+        self.delivered = 0
+        self.refused = 0
+
+    @property
+    def port(self) -> int:
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    @property
+    def waiting(self) -> int:
+        return len(self._knocks)
+
+    def open(self) -> None:
+        self._loop.add_reader(self._socket, self._accept)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        for knock in self._knocks.everyone():
+            self._dismiss(knock)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_IN_A_ROW):
+            connection = accept_or_pause(self._loop, self._socket, self._accept)
+            if connection is None:
+                return
+            try:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                host, port = connection.getpeername()[:2]
+            except OSError:  # it has left already
+                connection.close()
+                continue
+            self._receive(_Knock(connection, host, port))
+
+    def _receive(self, knock: _Knock) -> None:
+        if self._read(knock):
+            return
+        while (oldest := self._knocks.oldest_in_the_way(knock.source)) is not None:
+            # Its preface may have come since we last looked: then it is not the one to turn away.
+            if not self._read(oldest):
+                self._dismiss(oldest, "too many connections wait without a preface")
+        self._knocks.enter(knock, knock.source)
+        self._loop.add_reader(knock.socket, self._read, knock)
+        knock.deadline = self._loop.call_later(PREFACE_DEADLINE_S, self._dismiss, knock, "no preface in time")
+
+    def _read(self, knock: _Knock) -> bool:
+        """Take what has come; True once the knock is settled, one way or the other."""
+        try:
+            # Never a byte more: what follows the preface belongs to whom it names.
+            data = knock.socket.recv(PREFACE_BYTES - len(knock.received))
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._dismiss(knock)
+            return True
+        knock.received += data
+        if len(knock.received) < PREFACE_BYTES:
+            return False
+        try:
+            preface = parse(bytes(knock.received), self._key_for)
+            replays = self._pairing_replays if preface.route == ROUTE_PAIRING else self._replays
+            if not replays.is_new(preface.nonce):
+                raise ProtocolError("the preface was shown before")
+        except ProtocolError as error:
+            self._dismiss(knock, error.message)
+            return True
+        self._enter(knock, preface)
+        return True
+
+    def _enter(self, knock: _Knock, preface: Preface) -> None:
+        try:
+            refusal = self._deliver(preface, knock.socket, knock.address)
+        except BaseException:
+            self._release(knock)
+            raise
+        if refusal is None:
+            self.delivered += 1
+            self._release(knock)
+            return
+        if refusal.last_words:
+            with contextlib.suppress(OSError):
+                knock.socket.send(refusal.last_words)
+        self._dismiss(knock, refusal.why)
+
+    def _dismiss(self, knock: _Knock, why: str | None = None) -> None:
+        if why is not None:
+            self.refused += 1
+            self._complain(knock.source, why)
+        self._release(knock)
+
+    def _release(self, knock: _Knock) -> None:
+        if knock in self._knocks:
+            self._knocks.leave(knock)
+            self._loop.remove_reader(knock.socket)
+        if knock.deadline is not None:
+            knock.deadline.cancel()
+        knock.socket.close()
+
+    def _complain(self, source: str, why: str) -> None:
+        """Once per source, and never more sources than a log can bear."""
+        if source in self._named_sources or len(self._named_sources) >= _MOST_NAMED_SOURCES:
+            return
+        self._named_sources.add(source)
+        _log.warning("turned away %s: %s (said once for this source)", source, why)
+        if len(self._named_sources) == _MOST_NAMED_SOURCES:
+            _log.warning("further sources are turned away without being named here")
+
+
+def accept_or_pause(
+    loop: asyncio.AbstractEventLoop, door: socket.socket, again: Callable[[], None]
+) -> socket.socket | None:
+    """One connection, not blocking; None if there is none, or if we must wait until descriptors are free."""
+    while True:
+        try:
+            connection, _ = door.accept()
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            if error.errno not in _OUT_OF_MEANS:  # it left before we got to it
+                continue
+            loop.remove_reader(door)
+            loop.call_later(_PAUSE_S, _resume, loop, door, again)
+            _log.warning("no connection can be taken for a moment: %s", error.strerror)
+            return None
+        connection.setblocking(False)
+        return connection
+
+
+def _resume(loop: asyncio.AbstractEventLoop, door: socket.socket, again: Callable[[], None]) -> None:
+    if door.fileno() >= 0:
+        loop.add_reader(door, again)

@@ -1,0 +1,407 @@
+"""The listener of a machine: one port for everybody outside, one local door for its own processes.
+
+Workers register at the local door and get their ticket there; they never open a port themselves. A
+connection with a right preface is handed to the mover of the worker that it names, or to the house if it
+is for no worker: the listener does no TLS for it and sees none of its bytes. What it knows of trust and
+secrets it asks of its house each time. Run it alone (``python -m barnraise.transport.listener.listener``) or
+inside a process with an asyncio selector loop (Windows cannot hand over the sockets of another loop).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections import deque
+
+import msgspec
+
+from barnraise import __version__
+from barnraise.core.config import Settings, load_settings, state_directory
+from barnraise.core.errors import BarnraiseError, IdentityError, ListenerError, ProtocolError
+from barnraise.core.file_lock import FileLock
+from barnraise.identity import WORKER_BYTES, NodeId, delegate
+from barnraise.identity.private_file import private_directory
+from barnraise.transport.addresses import own_addresses
+from barnraise.transport.ipc.fd_passing import Channel, encode_frame
+from barnraise.transport.ipc.local_socket import LocalDoor, is_same_user
+from barnraise.transport.ipc.messages import (
+    LARGEST_BODY,
+    Ask,
+    Incoming,
+    Refused,
+    Register,
+    Reply,
+    Request,
+    Standing,
+    Ticket,
+    Told,
+    decode_request,
+    encode_message,
+)
+from barnraise.transport.listener.acceptor import Doorkeeper, Refusal, accept_or_pause
+from barnraise.transport.listener.bind import open_port
+from barnraise.transport.listener.connection_policy import RESERVED, House, SettingsHouse
+from barnraise.transport.listener.preface import ROUTE_WORKER, Preface, refuse_route
+
+_MOST_LOCAL = 1024
+_PREDECESSOR_S = 3.0
+_FIRST_WORKER_S = 30.0
+_IDLE_S = 2.0
+_MOST_QUESTIONS = 4
+_LONGEST_ANSWER_S = 600.0
+_TELL_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class _Local:
+    """A process of this machine that talks to us; a worker once it is registered."""
+
+    __slots__ = ("channel", "pid", "requests", "run", "talk", "worker")
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.worker: bytes | None = None
+        self.run = ""
+        self.pid = 0
+        self.requests: deque[Request] = deque()  # waiting behind a question; the first is in work
+        self.talk: asyncio.Task[None] | None = None
+
+
+class Listener:
+    """Owns the port and the local door between ``start`` and ``stop``."""
+
+    def __init__(self, settings: Settings, *, any_port: bool = False, house: House | None = None) -> None:
+        """``any_port`` takes another port when the wanted one is taken, and says so.
+
+        An agent brings its ``house``; without one the settings say whom to trust.
+        """
+        self._settings = settings
+        self._any_port = any_port
+        self._directory = private_directory(state_directory(settings))
+        self._agent = house is not None
+        self._house: House = SettingsHouse(settings) if house is None else house
+        self._lock = FileLock(self._directory / "listener.lock")
+        self._locals: set[_Local] = set()
+        self._workers: dict[bytes, _Local] = {}
+        self._occupied, self._empty = asyncio.Event(), asyncio.Event()
+        self._empty.set()
+        self._keeper: Doorkeeper | None = None
+        self._door: LocalDoor | None = None
+
+    @property
+    def node(self) -> NodeId:
+        return self._house.key.id
+
+    @property
+    def keeper(self) -> Doorkeeper:
+        if self._keeper is None:
+            raise ListenerError("the listener has not been started")
+        return self._keeper
+
+    @property
+    def port(self) -> int:
+        return self.keeper.port
+
+    @property
+    def workers(self) -> int:
+        return len(self._workers)
+
+    async def start(self) -> None:
+        """Open the port and the local door; ListenerError if another listener has them."""
+        self._loop = asyncio.get_running_loop()
+        await self._succeed()
+        try:
+            port_socket = open_port(self._settings.network.port, any_port=self._any_port)
+            self._keeper = Doorkeeper(port_socket, self._house.key_for, self._deliver)
+            self._keeper.open()
+            self._door = LocalDoor(self._directory)
+            self._loop.add_reader(self._door.socket, self._accept_local)
+        except BaseException:
+            await self.stop()
+            raise
+        _log.info(
+            "node %s listens on port %d; trusted nodes: %d; encryption: %s",
+            *(self.node.short, self.port, len(self._house.trusted()), self._settings.network.encryption),
+        )
+
+    async def stop(self) -> None:
+        """Close everything; safe to call twice, or without a start."""
+        if self._door is not None:
+            self._loop.remove_reader(self._door.socket)
+            self._door.close()
+            self._door = None
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+        talks = [local.talk for local in self._locals if local.talk is not None]
+        for local in list(self._locals):
+            self._farewell(local)
+        if talks:
+            await asyncio.wait(talks, timeout=_PREDECESSOR_S)
+        self._lock.release()
+
+    async def wait_until_idle(self, *, first_s: float = _FIRST_WORKER_S, after_s: float = _IDLE_S) -> None:
+        """Return once no process of this machine has been connected for a while."""
+        patience = first_s
+        while True:
+            try:
+                await asyncio.wait_for(self._occupied.wait(), patience)
+            except TimeoutError:
+                return
+            await self._empty.wait()
+            patience = after_s
+
+    async def _succeed(self) -> None:
+        """Become the only listener of the state directory, after one that is just leaving."""
+        deadline = self._loop.time() + _PREDECESSOR_S
+        while not self._lock.try_acquire():
+            if self._loop.time() > deadline:
+                raise ListenerError(
+                    f"another listener is at work on the state directory {self._directory}",
+                    hint="Use that one, or stop it first.",
+                )
+            await asyncio.sleep(0.05)
+
+    def _deliver(self, preface: Preface, connection: socket.socket, address: str) -> Refusal | None:
+        if preface.route != ROUTE_WORKER:
+            return self._deliver_to_house(preface, connection, address)
+        local = self._workers.get(preface.target)
+        if local is None:
+            return Refusal(f"no worker {preface.target.hex()[:8]} is registered", refuse_route())
+        incoming = Incoming(
+            worker=preface.target,
+            peer_address=address,
+            version_min=preface.version_min,
+            version_max=preface.version_max,
+            plaintext=preface.plaintext,
+        )
+        try:
+            local.channel.send_socket(encode_message(incoming), connection, local.pid)
+        except ListenerError as error:
+            self._farewell(local)
+            return Refusal(error.message)
+        except OSError as error:
+            return Refusal(f"worker {preface.target.hex()[:8]} takes no connection now: {error}")
+        return None
+
+    def _deliver_to_house(self, preface: Preface, connection: socket.socket, address: str) -> Refusal | None:
+        try:
+            copy = connection.dup()
+        except OSError as error:
+            return Refusal(f"no connection can be taken now: {error.strerror}")
+        try:
+            copy.setblocking(False)
+            refusal = self._house.deliver(preface, copy, address)
+        except BaseException:
+            copy.close()
+            raise
+        if refusal is not None:
+            copy.close()
+        return refusal
+
+    def _accept_local(self) -> None:
+        assert self._door is not None
+        connection = accept_or_pause(self._loop, self._door.socket, self._accept_local)
+        if connection is None:
+            return
+        if len(self._locals) >= _MOST_LOCAL or not is_same_user(connection):
+            connection.close()
+            return
+        local = _Local(Channel(connection))
+        self._locals.add(local)
+        self._occupied.set()
+        self._empty.clear()
+        self._loop.add_reader(connection, self._read_local, local)
+
+    def _read_local(self, local: _Local) -> None:
+        try:
+            while (delivery := local.channel.receive()) is not None:
+                self._take(local, decode_request(delivery.message))
+        except (BarnraiseError, OSError) as error:
+            _log.warning("a local process is cut off: %s", error)
+            self._farewell(local)
+            return
+        if local.channel.closed:
+            self._farewell(local)
+
+    def _take(self, local: _Local, request: Request) -> None:
+        """Answer at once, or after the questions that came before it."""
+        assert self._door is not None
+        if not secrets.compare_digest(request.token.encode(), self._door.token.encode()):
+            raise ProtocolError("a local process showed a wrong token")
+        if local.talk is None and not isinstance(request, Ask):
+            local.channel.send(encode_message(self._reply(local, request)))
+            return
+        if len(local.requests) >= _MOST_QUESTIONS:
+            raise ProtocolError("a local process asks more than it waits for")
+        local.requests.append(request)
+        if local.talk is None:
+            local.talk = self._loop.create_task(self._converse(local))
+
+    async def _converse(self, local: _Local) -> None:
+        try:
+            while local.requests:
+                request = local.requests[0]
+                if isinstance(request, Ask) and local.worker is None:
+                    frame = encode_frame(encode_message(await self._tell(request)))
+                    sending = self._loop.sock_sendall(local.channel.connection, frame)
+                    await asyncio.wait_for(sending, _TELL_S)
+                else:
+                    local.channel.send(encode_message(self._reply(local, request)))
+                local.requests.popleft()
+            local.talk = None
+        except (BarnraiseError, OSError) as error:
+            _log.warning("a local process is cut off: %s", error)
+            self._farewell(local)
+
+    async def _tell(self, request: Ask) -> Reply:
+        try:
+            answer = await asyncio.wait_for(self._house.answer(request.question), _LONGEST_ANSWER_S)
+        except BarnraiseError as error:
+            return Refused(error.message, error.hint, error.code)
+        except TimeoutError:
+            return Refused(f"the agent found no answer within {_LONGEST_ANSWER_S:g} s", "Ask again.")
+        except Exception as error:  # noqa: BLE001  # our fault at one question must not end the agent
+            _log.exception("a question could not be answered")
+            return Refused(f"the agent failed at this: {type(error).__name__}", "Read the agent's log.")
+        if len(answer) > LARGEST_BODY:
+            return Refused(f"the answer has {len(answer)} bytes, too many to tell", "Ask for less.")
+        return Told(answer)
+
+    def _reply(self, local: _Local, request: Request) -> Reply:
+        if isinstance(request, Ask):
+            return Refused("this connection belongs to a worker", "Open another one for questions.")
+        if not isinstance(request, Register):
+            return self._standing()
+        if local.worker is not None:
+            return Refused("this connection has a worker already", "Open a connection for each worker.")
+        if request.run.startswith(RESERVED):
+            return Refused(f"a run's name cannot begin with {RESERVED}", "Choose another name for the run.")
+        why = self._house.refuse_run(request.run)
+        if why is not None:
+            return Refused(why, "See what runs are known here: barnraise status")
+        try:
+            return self._register(local, request)
+        except IdentityError as error:
+            return Refused(error.message, error.hint)
+
+    def _register(self, local: _Local, request: Register) -> Ticket:
+        worker = secrets.token_bytes(WORKER_BYTES)
+        ticket = Ticket(
+            credentials=delegate(self._house.key, run=request.run, worker=worker),
+            trusted=[node.raw for node in self._house.trusted()],
+            secret=self._house.secret(),
+            run=request.run,
+            generation=request.generation,
+            worker=worker,
+            port=self.port,
+            addresses=self._addresses(),
+            encryption=self._settings.network.encryption,
+            listener_version=__version__,
+        )
+        local.worker, local.run, local.pid = worker, request.run, request.pid
+        self._workers[worker] = local
+        _log.info("worker %s of run %r is registered (pid %d)", worker.hex()[:8], request.run, request.pid)
+        return ticket
+
+    def _standing(self) -> Standing:
+        return Standing(
+            node=self.node.raw,
+            port=self.port,
+            addresses=self._addresses(),
+            encryption=self._settings.network.encryption,
+            workers=len(self._workers),
+            pid=os.getpid(),
+            listener_version=__version__,
+            agent=self._agent,
+        )
+
+    def _addresses(self) -> list[str]:
+        # Asked anew each time: a laptop changes its network while the listener runs.
+        return list(self._settings.network.addresses) or own_addresses()
+
+    def _farewell(self, local: _Local) -> None:
+        if local not in self._locals:
+            return
+        self._locals.discard(local)
+        if not self._locals:
+            self._occupied.clear()
+            self._empty.set()
+        if local.worker is not None:
+            del self._workers[local.worker]
+            _log.info("worker %s of run %r has left", local.worker.hex()[:8], local.run)
+        self._loop.remove_reader(local.channel.fileno())
+        if local.talk is None:
+            local.channel.close()
+        else:
+            # The channel closes only when the loop has let go of what was being sent there.
+            local.talk.add_done_callback(lambda _: local.channel.close())
+            local.talk.cancel()
+
+
+def serve(settings: Settings, *, until_idle: bool = False) -> int:
+    """Listen until a signal, or until the last worker has left; returns the exit code."""
+
+    async def run() -> None:
+        listener = Listener(settings, any_port=until_idle)
+        await listener.start()
+        leave = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(NotImplementedError):  # Windows raises KeyboardInterrupt instead
+                asyncio.get_running_loop().add_signal_handler(number, leave.set)
+        waits: list[asyncio.Future[object]] = [asyncio.ensure_future(leave.wait())]
+        if until_idle:
+            waits.append(asyncio.ensure_future(listener.wait_until_idle()))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await listener.stop()
+            _log.info("the listener has ended")
+
+    # Not the default loop of Windows: a socket that it has touched cannot be handed over.
+    with (
+        asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        runner.run(run())
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """``python -m barnraise.transport.listener.listener``."""
+    parser = argparse.ArgumentParser(
+        prog="barnraise-listener", description="Listen for this machine's workers."
+    )
+    parser.add_argument("--state-directory", help="where the node key and the local socket are")
+    parser.add_argument("--port", type=int, help="TCP port (0: any free one)")
+    parser.add_argument("--until-idle", action="store_true", help="end soon after the last worker has left")
+    parser.add_argument("--settings", help="complete settings as JSON, instead of file and environment")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        if options.settings is not None:
+            settings = msgspec.json.decode(options.settings, type=Settings)
+        else:
+            given = {"state.directory": options.state_directory} if options.state_directory else {}
+            settings = load_settings(overrides=given)
+        if options.port is not None:
+            network = msgspec.structs.replace(settings.network, port=options.port)
+            settings = msgspec.structs.replace(settings, network=network)
+        return serve(settings, until_idle=options.until_idle)
+    except (BarnraiseError, msgspec.DecodeError) as error:
+        _log.error("%s", error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

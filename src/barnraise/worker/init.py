@@ -1,0 +1,94 @@
+"""``barnraise.init``: the session of this process, and the hub whose rounds it takes part in, if any."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from barnraise.core.errors import ConfigError, HubError
+from barnraise.core.installation import install_hint
+from barnraise.planning import Levels, read_levels
+from barnraise.planning.inputs.codecs import CHOOSABLE
+from barnraise.planning.inputs.levels import OPEN, VARIABLE
+from barnraise.training.autotune.profiler import is_dry_run
+from barnraise.training.autotune.tuner import Wish
+from barnraise.training.group.manager import AgentsCircle, Circle, Place
+from barnraise.training.group.single import Alone
+from barnraise.training.hub.port import Beyond
+from barnraise.training.session import Session
+from barnraise.training.state.checkpoint_manager import Saving, Shelves
+from barnraise.training.sync import Sync
+
+_WISHES: dict[str, Wish] = {"exact": "exact", "auto": "auto"}
+
+
+def init(
+    *,
+    seed: int = 0,
+    unit: int = 0,
+    checkpoint_s: float = 60.0,
+    copies: int = 2,
+    mixed: bool = False,
+    sync: Wish | Sync | None = None,
+) -> Session:
+    """The session of this process.
+
+    ``unit``: samples of a canonical micro-batch (0: an eighth of a batch). Every ``checkpoint_s`` seconds the
+    state is saved, on the disks of ``copies`` machines. Machines whose processors compute
+    differently are noticed; ``mixed`` says so where only the optimizer at hand does. ``sync``: "exact"; or
+    "auto", to let the planner choose codecs and local steps too; or a `Sync`. None: as the run was started.
+    In a process that ``barnraise join --invite`` started, the hub decides how all stay together.
+    """
+    place = Place.from_environment()
+    is_site = place is not None and bool(os.environ.get("BARNRAISE_SITE"))
+    beyond = _hub(is_site=is_site) if is_site or os.environ.get("BARNRAISE_HUB") else None
+    # The hub has what a site would begin with if all its machines were lost; a checkpoint would be older.
+    saving = Saving(None if is_site else Shelves.of(place), checkpoint_s, copies)
+    named = sync if sync is not None else os.environ.get("BARNRAISE_SYNC") or "exact"
+    wish = named if isinstance(named, Sync) else _WISHES.get(named)
+    if wish is None:
+        raise ConfigError(f"there is no sync {named!r}", hint="Take 'exact', 'auto' or a barnraise.Sync.")
+    wish = "exact" if is_dry_run() else wish
+    levels = _levels()
+    circle: Circle = Alone() if place is None else AgentsCircle(place, levels)
+    return Session(
+        circle,
+        seed=seed,
+        unit=unit,
+        saving=saving,
+        mixed=mixed,
+        sync=wish,
+        levels=levels,
+        beyond=beyond,
+        is_site=is_site,
+    )
+
+
+def _levels() -> Levels:
+    """What the run was started with; the command line has checked it against ``--sync``."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return OPEN
+    try:
+        document = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{VARIABLE} is no JSON object: {error}", hint="Use `barnraise run --levels levels.toml`."
+        ) from error
+    return read_levels(document, [codec.name for codec in CHOOSABLE], "auto")
+
+
+def _hub(*, is_site: bool) -> Beyond | None:
+    """None on a machine of a site that lacks what a hub needs: another one speaks."""
+    try:
+        from barnraise.worker.hub_adapter import rounds_from_environment, site_rounds_from_environment
+    except ModuleNotFoundError as error:
+        if is_site:
+            return None
+        raise HubError(
+            f"what a hub needs is not installed here: {error.name}",
+            hint=install_hint("hub"),
+        ) from error
+    return site_rounds_from_environment() if is_site else rounds_from_environment()
