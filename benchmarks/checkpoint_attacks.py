@@ -13,27 +13,27 @@ from barnraise.agent import protocol
 from barnraise.agent.runs import messages
 from barnraise.agent.runs.messages import (
     CheckpointRequest,
-    CopyOffered,
-    CopyTold,
-    FilesLent,
-    FilesWanted,
-    HeldTold,
-    HeldWanted,
+    CopyOffer,
+    CopyResult,
+    FilesRequest,
+    FilesResponse,
+    HeldCheckpointsRequest,
+    HeldCheckpointsResponse,
 )
 from barnraise.artifacts.store.manifest import FileEntry, make_manifest, manifest_id, piece_hash
 from barnraise.artifacts.transfer import messages as shipping
-from barnraise.artifacts.transfer.messages import ManifestIs, Piece, Pieces, Want, WantManifest
+from barnraise.artifacts.transfer.messages import ManifestIs, PieceData, PieceList, WantManifest, WantPieces
 from barnraise.identity import NodeId, NodeKey
 from barnraise.runs.checkpoint_manifest import (
     MANIFEST,
     SEAL,
     STATE,
-    Held,
+    HeldCheckpoint,
     encode,
     fingerprint,
     sign,
 )
-from barnraise.runs.checkpoint_manifest import Manifest as Checkpoint
+from barnraise.runs.checkpoint_manifest import CheckpointManifest as Checkpoint
 from barnraise.transport.listener.preface import ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
 from benchmarks.insider import Agents
 from benchmarks.run_insider import Insider, until_found
@@ -49,25 +49,29 @@ async def guest_wants_checkpoints(keep: str, agents: Agents, run: str, step: int
     guest = Insider(keep, agents)
     await guest.come()
     asked: list[CheckpointRequest] = [
-        HeldWanted(1, (run,), True),
-        HeldWanted(2, ("no-such-run", run), True),
-        FilesWanted(3, run, step),
-        FilesWanted(4, run, 0),
-        FilesWanted(5, "no-such-run", step),
-        CopyOffered(6, run, step),
-        CopyOffered(7, "no-such-run", step),
+        HeldCheckpointsRequest(1, (run,), True),
+        HeldCheckpointsRequest(2, ("no-such-run", run), True),
+        FilesRequest(3, run, step),
+        FilesRequest(4, run, 0),
+        FilesRequest(5, "no-such-run", step),
+        CopyOffer(6, run, step),
+        CopyOffer(7, "no-such-run", step),
     ]
     for question in asked:
         await guest.tell(messages.encode(question))
     # Answers that nobody asked for: another machine's question may have any of these numbers.
     for serial in range(200):
-        held = tuple(Held(run, 10**11 + number, True) for number in range(6))
-        for answer in (HeldTold(serial, held, True, 10**11), FilesLent(serial, bytes(32)), CopyTold(serial)):
+        held = tuple(HeldCheckpoint(run, 10**11 + number, True) for number in range(6))
+        for answer in (
+            HeldCheckpointsResponse(serial, held, True, 10**11),
+            FilesResponse(serial, bytes(32)),
+            CopyResult(serial),
+        ):
             await guest.tell(messages.encode(answer))
 
     def is_answered() -> bool:
         kinds = Counter(map(type, guest.told))
-        each = Counter({HeldTold: 2, FilesLent: 3, CopyTold: 2})
+        each = Counter({HeldCheckpointsResponse: 2, FilesResponse: 3, CopyResult: 2})
         return all(kinds[kind] >= count * len(guest.agents) for kind, count in each.items())
 
     with contextlib.suppress(TimeoutError):
@@ -75,9 +79,13 @@ async def guest_wants_checkpoints(keep: str, agents: Agents, run: str, step: int
     await asyncio.sleep(seconds)
     told = guest.told
     return {
-        "held": [[len(one.held), one.files, one.sharded] for one in told if isinstance(one, HeldTold)],
-        "lent": [len(one.manifest) for one in told if isinstance(one, FilesLent)],
-        "copies": [one.words for one in told if isinstance(one, CopyTold)],
+        "held": [
+            [len(one.held), one.files, one.sharded]
+            for one in told
+            if isinstance(one, HeldCheckpointsResponse)
+        ],
+        "lent": [len(one.manifest) for one in told if isinstance(one, FilesResponse)],
+        "copies": [one.words for one in told if isinstance(one, CopyResult)],
     }
 
 
@@ -93,21 +101,21 @@ async def owner_offers(keep: str, agents: Agents, run: str, lie: str, folder: st
 
     def answer(node: NodeId, message: object) -> None:
         link = owner.routes[node, ROUTE_AGENT_SHIP]
-        if isinstance(message, FilesWanted):
-            lent = FilesLent(message.serial, name)
+        if isinstance(message, FilesRequest):
+            lent = FilesResponse(message.serial, name)
             owner.routes[node, ROUTE_AGENT_BULK].send(messages.encode(lent))
         elif isinstance(message, WantManifest):
             link.send(protocol.SHIP + shipping.encode(ManifestIs(message.id, listed)))
-        elif isinstance(message, Want):
-            found = [Piece(one, memoryview(pieces.get(one.object, b"x"))) for one in message.names]
-            link.send(protocol.SHIP + shipping.encode(Pieces(tuple(found))))
+        elif isinstance(message, WantPieces):
+            found = [PieceData(one, memoryview(pieces.get(one.object, b"x"))) for one in message.names]
+            link.send(protocol.SHIP + shipping.encode(PieceList(tuple(found))))
 
     owner.on_told = answer
-    await owner.tell(messages.encode(CopyOffered(1, run, _STEP)))
+    await owner.tell(messages.encode(CopyOffer(1, run, _STEP)))
     end = asyncio.get_running_loop().time() + seconds
     words: list[str] = []
     while len(words) < len(owner.agents) and asyncio.get_running_loop().time() < end:
-        words = [one.words for one in owner.told if isinstance(one, CopyTold)]
+        words = [one.words for one in owner.told if isinstance(one, CopyResult)]
         await asyncio.sleep(0.05)
     return {"words": words}
 

@@ -30,7 +30,15 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_power
 
-from barnraise.compression import Codec, ErrorFeedback, Part, PowerSGD, Turn, codec_named, sum_over
+from barnraise.compression import (
+    Codec,
+    CodecRound,
+    ErrorFeedback,
+    FeedbackPart,
+    PowerSGD,
+    codec_named,
+    sum_over,
+)
 from barnraise.compression.codecs.powersgd import orthonormal, restore
 from benchmarks.hosts import PROCESS_ENVIRONMENT, identities, prepare_driver, working_directory
 from benchmarks.measure import CpuMeter
@@ -96,8 +104,8 @@ def real_gradients(count: int) -> list[Gradient]:
     return found[-count:]
 
 
-def flat_of(gradient: Gradient) -> tuple[torch.Tensor, list[Part]]:
-    parts = [Part(name, tuple(gradient[name].shape)) for name in sorted(gradient)]
+def flat_of(gradient: Gradient) -> tuple[torch.Tensor, list[FeedbackPart]]:
+    parts = [FeedbackPart(name, tuple(gradient[name].shape)) for name in sorted(gradient)]
     return torch.cat([gradient[part.name].reshape(-1) for part in parts]), parts
 
 
@@ -117,7 +125,7 @@ def time_of(call: Callable[[], object], rounds: int) -> float:
 class Alone:
     """One member's encoding and decoding, for codecs and for PowerSGD alike."""
 
-    def __init__(self, name: str, parts: Sequence[Part]) -> None:
+    def __init__(self, name: str, parts: Sequence[FeedbackPart]) -> None:
         self.codec = codec_named(name)
         self._parts = parts
         self.size = 0
@@ -125,13 +133,13 @@ class Alone:
     def encode(self, values: torch.Tensor, step: int) -> Any:
         if isinstance(self.codec, PowerSGD):
             return self._factors(self.codec, values, step)
-        payload = self.codec.encode(values, Turn("gradient", step))
+        payload = self.codec.encode(values, CodecRound("gradient", step))
         self.size = payload.numel()
         return payload
 
     def decode(self, encoded: Any, numel: int, step: int) -> torch.Tensor:
         if isinstance(self.codec, Codec):
-            return self.codec.decode(encoded, numel, Turn("gradient", step))
+            return self.codec.decode(encoded, numel, CodecRound("gradient", step))
         found = torch.empty(numel)
         split, bases, factors, whole = encoded
         for matrix, p, q in zip(split.matrices, bases, factors, strict=True):
@@ -155,7 +163,7 @@ def relative(found: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def measured_alone(
-    name: str, gradients: Sequence[torch.Tensor], parts: Sequence[Part], rounds: int
+    name: str, gradients: Sequence[torch.Tensor], parts: Sequence[FeedbackPart], rounds: int
 ) -> dict[str, float]:
     first = gradients[0]
     subject = Alone(name, parts)
@@ -168,7 +176,7 @@ def measured_alone(
     return found
 
 
-def error_of_many(name: str, gradients: Sequence[torch.Tensor], parts: Sequence[Part]) -> float:
+def error_of_many(name: str, gradients: Sequence[torch.Tensor], parts: Sequence[FeedbackPart]) -> float:
     """Of the sum of all steps, with error feedback."""
     subject, residual = Alone(name, parts), torch.zeros_like(gradients[0])
     sent, given = torch.zeros_like(residual), torch.zeros_like(residual)
@@ -274,7 +282,7 @@ def _put(path: Path, text: str) -> None:
 class Bucket:
     """What torch's hooks ask of a bucket of DDP."""
 
-    def __init__(self, buffer: torch.Tensor, parts: Sequence[Part]) -> None:
+    def __init__(self, buffer: torch.Tensor, parts: Sequence[FeedbackPart]) -> None:
         self._buffer, self._parts = buffer, parts
 
     def buffer(self) -> torch.Tensor:
@@ -291,7 +299,7 @@ class Bucket:
         return True
 
 
-def contenders(parts: Sequence[Part]) -> Iterator[tuple[str, Operation]]:
+def contenders(parts: Sequence[FeedbackPart]) -> Iterator[tuple[str, Operation]]:
     """By name: a sum over all members (torch's hooks give the mean), made anew for each rate."""
     limit = timedelta(seconds=WAIT_S)
     ours = dist.new_group(backend="barnraise", timeout=limit)
@@ -313,7 +321,9 @@ def contenders(parts: Sequence[Part]) -> Iterator[tuple[str, Operation]]:
         def run(values: torch.Tensor) -> torch.Tensor:
             nonlocal step
             step += 1
-            summed = sum_over(ours, values, codec, Turn("gradient", step), parts=parts, feedback=feedback)
+            summed = sum_over(
+                ours, values, codec, CodecRound("gradient", step), parts=parts, feedback=feedback
+            )
             summed.keep()
             return summed.values
 

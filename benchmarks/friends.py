@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from barnraise.hub.storage.log import Committed, Contribution, Log
+from barnraise.hub.storage.log import CommittedRound, Contribution, HubLog
 from benchmarks.report import REPOSITORY, environment_line, last_line, table
 from benchmarks.runs import figures_in
 from lab import Host, Lab, LabProcess
@@ -69,7 +69,7 @@ class Friend(NamedTuple):
 class Written(NamedTuple):
     """What the hub's log holds."""
 
-    versions: tuple[Committed, ...]
+    versions: tuple[CommittedRound, ...]
     parts: dict[int, tuple[Contribution, ...]]  # by version
     names: dict[str, str]  # by node
 
@@ -128,7 +128,7 @@ class Village:
         return friends
 
     def read(self) -> Written:
-        log = Log(self.directory)
+        log = HubLog(self.directory)
         try:
             told = log.read()
             parts = {version.number: log.contributions(version.number) for version in told.versions}

@@ -25,12 +25,12 @@ import psutil
 from barnraise.collectives.algorithms.cost_model import CostTable
 from barnraise.collectives.comm_process.decode import decoded
 from barnraise.collectives.comm_process.group import JoinBody
-from barnraise.collectives.comm_process.links.handshakes import Security, Steps, Want, accept
-from barnraise.collectives.messages import Failure, Specification, encode_specification
+from barnraise.collectives.comm_process.links.handshakes import HandshakeSecurity, LinkRequest, Steps, accept
+from barnraise.collectives.messages import Failure, OperationSpec, encode_specification
 from barnraise.core.errors import BarnraiseError, IdentityError, ProtocolError
 from barnraise.identity import NodeKey, delegate, read_worker
-from barnraise.transport.ipc.messages import Incoming
-from barnraise.transport.links.frames import BULK, HEADER_BYTES, Header, Kind, parse_header
+from barnraise.transport.ipc.messages import IncomingConnection
+from barnraise.transport.links.frames import BULK, HEADER_BYTES, FrameHeader, FrameKind, parse_header
 from barnraise.transport.links.memory import MemoryLink
 from barnraise.transport.listener import preface
 from benchmarks.hostile_peer import Session, mutated
@@ -41,7 +41,7 @@ _SECRET = bytes(range(32))
 
 
 def header_cases(random: Random) -> None:
-    good = Header(random.choice(list(Kind)), 100, 1, 2, 3, 4).encode()
+    good = FrameHeader(random.choice(list(FrameKind)), 100, 1, 2, 3, 4).encode()
     for _ in range(_GROUP):
         data = mutated(random, good) if random.random() < 0.5 else random.randbytes(HEADER_BYTES)
         with contextlib.suppress(ProtocolError):
@@ -50,10 +50,10 @@ def header_cases(random: Random) -> None:
 
 
 class _Taker:
-    def target(self, link: object, header: Header) -> memoryview | None:
+    def target(self, link: object, header: FrameHeader) -> memoryview | None:
         return None if header.first % 2 else memoryview(bytearray(header.length))
 
-    def frame(self, link: object, header: Header, payload: memoryview) -> None:
+    def frame(self, link: object, header: FrameHeader, payload: memoryview) -> None:
         assert len(payload) == header.length
 
     def sent(self, link: object, token: object) -> None: ...
@@ -64,9 +64,9 @@ def reader_cases(random: Random) -> None:
     for _ in range(_GROUP // 10):
         wire = b""
         for _ in range(10):
-            kind = random.choice(list(Kind))
+            kind = random.choice(list(FrameKind))
             length = random.choice((0, 1, 40, 2000, 20_000 if kind in BULK else 50))
-            wire += Header(kind, length, 1, 2, random.randrange(4), 0).encode() + bytes(length)
+            wire += FrameHeader(kind, length, 1, 2, random.randrange(4), 0).encode() + bytes(length)
         reader = MemoryLink(_Taker(), 0).reader
         data, at = mutated(random, wire), 0
         with contextlib.suppress(ProtocolError):
@@ -85,8 +85,8 @@ def body_cases(random: Random) -> None:
         (Failure, msgspec.msgpack.encode(Failure("peer-lost", "why", 2, (1, 2)))),
         (CostTable, msgspec.msgpack.encode(CostTable.default())),
         (
-            Specification,
-            encode_specification(Specification("all_reduce", 1, "sum", -1, "ring", (9,), 64, 2)),
+            OperationSpec,
+            encode_specification(OperationSpec("all_reduce", 1, "sum", -1, "ring", (9,), 64, 2)),
         ),
     ]
     for _ in range(_GROUP):
@@ -120,16 +120,16 @@ def certificate_cases(random: Random) -> None:
 
 
 def rendezvous_cases(random: Random) -> None:
-    from barnraise.collectives.messages import Member
+    from barnraise.collectives.messages import GroupMember
     from barnraise.collectives.rendezvous import _Entry, _read
 
-    good = msgspec.msgpack.encode(_Entry(Member(bytes(16), 52416, ("192.0.2.1",)), "fresh"))
+    good = msgspec.msgpack.encode(_Entry(GroupMember(bytes(16), 52416, ("192.0.2.1",)), "fresh"))
     for _ in range(_GROUP):
         with contextlib.suppress(ProtocolError):
             _read(mutated(random, good), 0)
 
 
-_SECURITIES: dict[bool, Security] = {}
+_SECURITIES: dict[bool, HandshakeSecurity] = {}
 
 
 def handshake_cases(random: Random) -> None:
@@ -137,16 +137,18 @@ def handshake_cases(random: Random) -> None:
     for _ in range(_GROUP // 10):
         plaintext = random.random() < 0.5
         if plaintext not in _SECURITIES:
-            _SECURITIES[plaintext] = Security.of(_CREDENTIALS, [_NODE.id], _SECRET, plaintext=plaintext)
+            _SECURITIES[plaintext] = HandshakeSecurity.of(
+                _CREDENTIALS, [_NODE.id], _SECRET, plaintext=plaintext
+            )
         ours, theirs = socket.socketpair()
-        hello = Header(Kind.HELLO, 16).encode() + b"X" * 16
+        hello = FrameHeader(FrameKind.HELLO, 16).encode() + b"X" * 16
         start = bytes.fromhex("160301") if random.random() < 0.5 else b""
         said = mutated(random, hello) if plaintext else start + random.randbytes(random.randrange(1, 300))
         theirs.sendall(said)
         if random.random() < 0.7:
             theirs.shutdown(socket.SHUT_WR)
         with theirs:
-            knock = Incoming(bytes(16), "192.0.2.1", 1, 1, plaintext)
+            knock = IncomingConnection(bytes(16), "192.0.2.1", 1, 1, plaintext)
             _drive(accept(ours, knock, _SECURITIES[plaintext]))
 
 
@@ -156,7 +158,7 @@ def _drive(steps: Steps) -> None:
     try:
         while reads < 3:
             _, want = next(steps)
-            reads += want is Want.READ
+            reads += want is LinkRequest.READ
         steps.close()
     except StopIteration as finished:
         finished.value.socket.close()

@@ -11,25 +11,25 @@ from random import Random
 import msgspec
 
 from barnraise.collectives.algorithms.cost_model import CostTable
-from barnraise.collectives.comm_process.engine import Engine
+from barnraise.collectives.comm_process.engine import CommEngine
 from barnraise.collectives.comm_process.group import JoinBody, group_tag, membership_digest
 from barnraise.collectives.comm_process.peers import Clocks
 from barnraise.collectives.messages import (
     CloseGroup,
-    Failed,
     Failure,
-    Finished,
-    Member,
-    Opened,
+    GroupMember,
+    GroupOpened,
     OpenGroup,
+    OperationFailed,
+    OperationFinished,
+    OperationSpec,
     ReceiveFrom,
     Reply,
     SendTo,
-    Specification,
-    Start,
+    StartOperation,
     encode_specification,
 )
-from barnraise.transport.links.frames import BULK, MAX_CONTROL, MAX_PAYLOAD, Header, Kind
+from barnraise.transport.links.frames import BULK, MAX_CONTROL, MAX_PAYLOAD, FrameHeader, FrameKind
 from barnraise.transport.links.memory import memory_pair
 
 VICTIM, FRIEND, HOSTILE = b"V" * 16, b"F" * 16, b"H" * 16
@@ -44,9 +44,9 @@ class Worker:
 
     def __init__(self, name: bytes) -> None:
         self.clock = 1000.0
-        self.engine = Engine(name, RUN, 2, Clocks(), self)
+        self.engine = CommEngine(name, RUN, 2, Clocks(), self)
         self.opened: set[int] = set()
-        self.ended: dict[int, Finished | Failed] = {}
+        self.ended: dict[int, OperationFinished | OperationFailed] = {}
         self.segments: dict[int, bytearray] = {}
 
     def now(self) -> float:
@@ -55,16 +55,16 @@ class Worker:
     def now_ns(self) -> int:
         return int(self.clock * 1e9)
 
-    def dial(self, member: Member) -> None:
+    def dial(self, member: GroupMember) -> None:
         """Links are made by the session."""
 
     def memory(self, segment: int, offset: int, size: int) -> memoryview:
         return memoryview(self.segments[segment])[offset : offset + size]
 
     def reply(self, message: Reply) -> None:
-        if isinstance(message, Opened):
+        if isinstance(message, GroupOpened):
             self.opened.add(message.group)
-        elif isinstance(message, Finished | Failed):
+        elif isinstance(message, OperationFinished | OperationFailed):
             assert message.operation not in self.ended, "an operation was reported twice"
             self.ended[message.operation] = message
 
@@ -72,10 +72,10 @@ class Worker:
 class Sink:
     """The hostile end takes nothing."""
 
-    def target(self, link: object, header: Header) -> memoryview | None:
+    def target(self, link: object, header: FrameHeader) -> memoryview | None:
         return None
 
-    def frame(self, link: object, header: Header, payload: memoryview) -> None: ...
+    def frame(self, link: object, header: FrameHeader, payload: memoryview) -> None: ...
 
     def sent(self, link: object, token: object) -> None: ...
 
@@ -96,7 +96,7 @@ class Session:
         self.links = (mine, theirs)
         self.victim.engine.link_up(FRIEND, mine)
         self.friend.engine.link_up(VICTIM, theirs)
-        members = (Member(VICTIM, 1, ()), Member(FRIEND, 1, ()))
+        members = (GroupMember(VICTIM, 1, ()), GroupMember(FRIEND, 1, ()))
         for rank, worker in enumerate((self.victim, self.friend)):
             command = OpenGroup(self._number(), 2, "good", rank, members, 60.0, CostTable.default())
             worker.engine.command(command)
@@ -137,17 +137,19 @@ class Session:
 
     def _good_round(self) -> None:
         size = self.random.choice((4, 400, _SIZE))
-        what = Specification("all_reduce", 8, "sum", -1, "ring", (size,), 16 << 10, 2)
+        what = OperationSpec("all_reduce", 8, "sum", -1, "ring", (size,), 16 << 10, 2)
         numbers = []
         for rank, worker in enumerate((self.victim, self.friend)):
             number = self._number()
             numbers.append(number)
             worker.segments = {number: bytearray((rank + 5).to_bytes(4, "little") * (size // 4))}
-            worker.engine.command(Start(number, self.good, self.rounds, what, number, 0, size, 600.0))
+            worker.engine.command(
+                StartOperation(number, self.good, self.rounds, what, number, 0, size, 600.0)
+            )
         self._pump()
         self.rounds += 1
         for worker, number in zip((self.victim, self.friend), numbers, strict=True):
-            assert isinstance(worker.ended.get(number), Finished), worker.ended.get(number)
+            assert isinstance(worker.ended.get(number), OperationFinished), worker.ended.get(number)
             assert worker.segments[number] == (11).to_bytes(4, "little") * (size // 4), "wrong sums"
             worker.ended.clear()
 
@@ -165,17 +167,17 @@ class Session:
         engine = self.victim.engine
         if self.bad_groups > 1:
             engine.command(CloseGroup(self.bad))
-        members = (Member(VICTIM, 1, ()), Member(HOSTILE, 1, ()))
+        members = (GroupMember(VICTIM, 1, ()), GroupMember(HOSTILE, 1, ()))
         self.bad = group_tag(RUN, 2, name)
         engine.command(OpenGroup(self._number(), 2, name, 0, members, 60.0, CostTable.default()))
         body = JoinBody(2, name, 1, 2, membership_digest((VICTIM, HOSTILE)))
-        self._deliver(Header(Kind.JOIN, group=self.bad), msgspec.msgpack.encode(body))
-        self.reduce = Specification("all_reduce", 8, "sum", -1, "ring", (4096,), 1024, 2)
+        self._deliver(FrameHeader(FrameKind.JOIN, group=self.bad), msgspec.msgpack.encode(body))
+        self.reduce = OperationSpec("all_reduce", 8, "sum", -1, "ring", (4096,), 1024, 2)
         segments = self.victim.segments
         for sequence in range(2):
             number = self._number()
             segments[number] = bytearray(4096)
-            engine.command(Start(number, self.bad, sequence, self.reduce, number, 0, 4096, 600.0))
+            engine.command(StartOperation(number, self.bad, sequence, self.reduce, number, 0, 4096, 600.0))
         for size in (100, _SIZE):
             send, receive = self._number(), self._number()
             segments[send], segments[receive] = bytearray(size), bytearray(size)
@@ -201,34 +203,34 @@ class Session:
         self.recent.append(raw[:400])
         self._push(raw)
 
-    def _plausible(self) -> tuple[Header, bytes]:
+    def _plausible(self) -> tuple[FrameHeader, bytes]:
         random = self.random
-        kind = random.choice(list(Kind))
+        kind = random.choice(list(FrameKind))
         group = random.choice((self.bad, self.bad, self.bad, self.good, 0, random.getrandbits(64)))
         sequence = random.choice((0, 1, 2, 3, self.rounds, random.choice(_EDGES)))
         first = random.choice((0, 1, 5, random.choice(_EDGES) & 0xFFFFFFFF))
         second = random.choice((0, 1, 8, random.choice(_EDGES) & 0xFFFFFFFF))
-        return Header(kind, 0, group, sequence, first, second), self._payload(kind)
+        return FrameHeader(kind, 0, group, sequence, first, second), self._payload(kind)
 
-    def _payload(self, kind: Kind) -> bytes:
+    def _payload(self, kind: FrameKind) -> bytes:
         random = self.random
-        bodies: dict[Kind, object] = {
-            Kind.JOIN: JoinBody(random.choice((0, 1, 2, 3)), "good", random.randrange(3), 2, bytes(16)),
-            Kind.FAIL: Failure(
+        bodies: dict[FrameKind, object] = {
+            FrameKind.JOIN: JoinBody(random.choice((0, 1, 2, 3)), "good", random.randrange(3), 2, bytes(16)),
+            FrameKind.FAIL: Failure(
                 random.choice(("peer-lost", "operation-timeout", "nonsense")),
                 "x" * random.choice((3, 30_000)),
                 random.choice((-1, 0, 1, 2, -7)),
                 tuple(random.choice(_EDGES) for _ in range(random.randrange(3))),
             ),
-            Kind.MEASURE: CostTable.default(),
-            Kind.TABLE: CostTable.default(),
+            FrameKind.MEASURE: CostTable.default(),
+            FrameKind.TABLE: CostTable.default(),
         }
         draw = random.random()
         if draw < 0.1:
             return random.randbytes(random.randrange(64))
         if draw < 0.15:
             return b"\x91" * random.choice((100, 30_000)) + b"\xc0"
-        if kind in (Kind.OPEN, Kind.TELL):
+        if kind in (FrameKind.OPEN, FrameKind.TELL):
             changed = msgspec.structs.replace(
                 self.reduce,
                 kind=random.choice(("all_reduce", "all_reduce", "k" * random.choice((1, 30_000)))),
@@ -238,9 +240,9 @@ class Session:
             good = encode_specification(changed)
         elif kind in bodies:
             good = msgspec.msgpack.encode(bodies[kind])
-        elif kind is Kind.OFFER:
+        elif kind is FrameKind.OFFER:
             good = random.choice(_EDGES).to_bytes(8, "little")
-        elif kind is Kind.PROBED:
+        elif kind is FrameKind.PROBED:
             good = random.randbytes(16)
         elif kind in BULK:
             good = bytes(random.choice((0, 0, 1, 512, 1024, 2048, 4096, 16 << 10, 17_000)))
@@ -249,7 +251,7 @@ class Session:
         good = good[:MAX_CONTROL] if kind not in BULK else good
         return good if draw < 0.8 else mutated(random, good)
 
-    def _deliver(self, header: Header, payload: bytes) -> None:
+    def _deliver(self, header: FrameHeader, payload: bytes) -> None:
         self._push(header._replace(length=len(payload)).encode() + payload)
 
     def _push(self, raw: bytes) -> None:

@@ -29,9 +29,16 @@ import torch
 
 from barnraise.core.errors import BarnraiseError
 from barnraise.hub.client.client import HubClient
-from barnraise.hub.protocol.messages import Description, Head, Join, Joined, Step, Terms
-from barnraise.hub.protocol.vector_file import Form, add_vector
-from barnraise.hub.storage.log import Log
+from barnraise.hub.protocol.messages import (
+    JoinRequest,
+    JoinResponse,
+    RoundConfig,
+    RunDescription,
+    UploadStep,
+    VersionHead,
+)
+from barnraise.hub.protocol.vector_file import VectorForm, add_vector
+from barnraise.hub.storage.log import HubLog
 from barnraise.identity.keys import NodeKey
 from benchmarks.hosts import prepare_driver, tail, working_directory
 from benchmarks.hub_crowd import Leaf, Round, found, play_round
@@ -40,9 +47,9 @@ from benchmarks.hub_workers import KINDS, Task, Worker, await_all
 from benchmarks.report import environment_line, last_line, table
 
 _MEGABYTE = 1_000_000
-_CROWD_TERMS = Terms(round_s=600.0)
-_KILL_TERMS = Terms(round_s=0.5, grace=0.5)
-_TRAIN_TERMS = Terms(round_s=2.0, grace=0.5)
+_CROWD_TERMS = RoundConfig(round_s=600.0)
+_KILL_TERMS = RoundConfig(round_s=0.5, grace=0.5)
+_TRAIN_TERMS = RoundConfig(round_s=2.0, grace=0.5)
 _WORKERS, _HOSTILE = 20, 5
 _SERVES_AGAIN_S = 5.0  # at most, after a kill
 _NEVER = ("updates_lost", "rounds_lost", "leases_counted_twice", "samples_counted_twice")
@@ -102,7 +109,7 @@ def tree(size: int, regions: int, rounds: int, plain: bool) -> dict[str, Any]:
 
 
 async def _play(
-    leaves: Sequence[Leaf], description: Description, rounds: int, hubs: Sequence[HubProcess]
+    leaves: Sequence[Leaf], description: RunDescription, rounds: int, hubs: Sequence[HubProcess]
 ) -> dict[str, Any]:
     begin = time.monotonic()
     await asyncio.gather(*[leaf.join() for leaf in leaves])
@@ -160,7 +167,7 @@ class Witness(threading.Thread):
         invite = hub.invite("friend")
         self._token = invite.token_text
         self.client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate(), say=lambda words: None)
-        self.told: dict[int, Step] = {}
+        self.told: dict[int, UploadStep] = {}
         self.times: list[float] = []
         self.changed: list[int] = []
         self.lost = 0
@@ -168,18 +175,20 @@ class Witness(threading.Thread):
 
     def run(self) -> None:
         with suppress(BarnraiseError):
-            self.client.patiently("POST", "/v1/members", Joined, Join(token=self._token, name="witness"))
+            self.client.patiently(
+                "POST", "/v1/members", JoinResponse, JoinRequest(token=self._token, name="witness")
+            )
         while not self.ended.is_set():
             newest = max(self.told, default=None)
             query: dict[str, str | int | float] = {} if newest is None else {"after": newest, "wait": 5}
             try:
-                head = self.client.ask("GET", "/v1/head", Head, query=query, wait_s=5.0)
+                head = self.client.ask("GET", "/v1/head", VersionHead, query=query, wait_s=5.0)
             except BarnraiseError:
                 time.sleep(0.05)
                 continue
             self.note(head, newest)
 
-    def note(self, head: Head, newest: int | None) -> None:
+    def note(self, head: VersionHead, newest: int | None) -> None:
         if newest is not None and head.version < newest:
             self.lost = max(self.lost, newest - head.version)
         for step in head.steps:
@@ -239,7 +248,7 @@ def _await_round(witness: Witness, longest_s: float) -> None:
 
 def _check_log(directory: Path, witness: Witness) -> dict[str, Any]:
     """The log at the end: every version told is there as it was told, and no sample counted twice."""
-    log = Log(directory)
+    log = HubLog(directory)
     try:
         versions = {one.number: one for one in log.read().versions}
         parts = [part for number in versions for part in log.contributions(number)]
@@ -316,7 +325,7 @@ def train(hostile: Sequence[tuple[str, ...]], samples: int) -> dict[str, Any]:
         took = time.monotonic() - begin
         state, version = _head_state(hub, task)
         hub.kill()
-        log = Log(hub.directory)
+        log = HubLog(hub.directory)
         told = log.read()
         log.close()
     kinds: dict[str, int] = {}
@@ -337,14 +346,14 @@ def _head_state(hub: HubProcess, task: Task) -> tuple[torch.Tensor, int]:
     """From nothing, by the chain alone."""
     invite = hub.invite("friend")
     client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate())
-    client.ask("POST", "/v1/members", Joined, Join(token=invite.token_text, name="judge"))
-    description = client.ask("GET", "/v1/run", Description)
+    client.ask("POST", "/v1/members", JoinResponse, JoinRequest(token=invite.token_text, name="judge"))
+    description = client.ask("GET", "/v1/run", RunDescription)
     state = torch.zeros(task.layout.numel)
     head = client.head(None)
     with working_directory() as room:
         for step in head.steps:
             client.fetch(step.sha256, room / step.sha256, size=step.size)
-            form = Form(state.numel(), description.terms.chunk, step.codec, step.version)
+            form = VectorForm(state.numel(), description.terms.chunk, step.codec, step.version)
             add_vector(room / step.sha256, form, state, is_base=step.kind == "base")
     client.close()
     return state, head.version

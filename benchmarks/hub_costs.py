@@ -23,18 +23,18 @@ import psutil
 import torch
 
 from barnraise.core.files import sync
-from barnraise.hub.aggregation.aggregate import Input, merged_chunk
-from barnraise.hub.protocol.messages import Span, Step, Terms
-from barnraise.hub.protocol.vector_file import Form, VectorFile
-from barnraise.hub.storage.log import Committed as Version
-from barnraise.hub.storage.log import Contribution, Log, change
+from barnraise.hub.aggregation.aggregate import MergeInput, merged_chunk
+from barnraise.hub.protocol.messages import RoundConfig, SampleSpan, UploadStep
+from barnraise.hub.protocol.vector_file import VectorFile, VectorForm
+from barnraise.hub.storage.log import CommittedRound as Version
+from barnraise.hub.storage.log import Contribution, HubLog, change
 from benchmarks.hosts import working_directory
 from benchmarks.hub_crowd import Leaf, Payloads, Round, found, play_round
 from benchmarks.hub_process import UNVERIFIED, HubProcess
 from benchmarks.simulation.hub_worlds import CrowdCosts
 from benchmarks.simulation.hubs import Costs, Sizes
 
-_TERMS = Terms(round_s=600.0)
+_TERMS = RoundConfig(round_s=600.0)
 _PHASES = ("ask", "push", "pull")
 LARGE, SMALL = 1_000_000, 400_000  # parameters, a byte each
 _HANDSHAKES = 60
@@ -163,7 +163,7 @@ def _handshake_s(hub: HubProcess) -> float:
 
 def merge_mb_s(updates: int = 16) -> float:
     """Seconds of a core for a megabyte of one update of a round, by the hub's own mean."""
-    form = Form(LARGE, _TERMS.chunk, _TERMS.codec, 0)
+    form = VectorForm(LARGE, _TERMS.chunk, _TERMS.codec, 0)
     payloads, source = Payloads(form, 1), random.Random(1)
     torch.set_num_threads(1)
     with working_directory() as room:
@@ -171,7 +171,7 @@ def merge_mb_s(updates: int = 16) -> float:
         for number in range(updates):
             path = room / f"update{number}"
             path.write_bytes(payloads.draw(source))
-            inputs.append(Input(VectorFile(path, form), 1.0))
+            inputs.append(MergeInput(VectorFile(path, form), 1.0))
         begin = time.process_time()
         for index in range(form.count):
             merged_chunk(inputs, index, None)
@@ -220,16 +220,16 @@ class Logged(NamedTuple):
 
 def logged(updates: int = 2000) -> Logged:
     with working_directory() as room:
-        log = Log(room)
+        log = HubLog(room)
         before = _size(room)
         versions = 5
         for number in range(versions):
-            step = Step("delta", number, f"{number:064x}", 1, "int8")
+            step = UploadStep("delta", number, f"{number:064x}", 1, "int8")
             parts = [_contribution(number, one) for one in range(updates)]
-            log.transact([change(Log.put_version, Version(number=number, step=step), parts)])
+            log.transact([change(HubLog.put_version, Version(number=number, step=step), parts)])
         log.close()
         grown = (_size(room) - before) / versions / updates
-        log = Log(room)
+        log = HubLog(room)
         begin = time.perf_counter()
         log.read()
         read_s = time.perf_counter() - begin
@@ -244,7 +244,7 @@ def _contribution(number: int, one: int) -> Contribution:
         node=node,
         lease=f"{number * 10_000 + one:032x}",
         samples=300,
-        spans=(Span(0, first, first + 300),),
+        spans=(SampleSpan(0, first, first + 300),),
         behind=0,
         weight=300.0,
         scale=1.0,

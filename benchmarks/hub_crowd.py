@@ -22,23 +22,23 @@ import torch
 from barnraise.core.errors import HubRefused
 from barnraise.hub.protocol.invites import Invite
 from barnraise.hub.protocol.messages import (
-    Course,
-    Declaration,
-    Description,
-    Entry,
-    Head,
-    Join,
-    Joined,
-    Layout,
+    HubDataOrder,
+    HubProgress,
+    JoinRequest,
+    JoinResponse,
     Lease,
     LeaseRequest,
     Problem,
-    Progress,
+    RunDescription,
+    UpdateDeclaration,
+    VectorEntry,
+    VectorLayout,
+    VersionHead,
     decode_message,
     encode_message,
 )
 from barnraise.hub.protocol.signatures import sign_request, verify_response
-from barnraise.hub.protocol.vector_file import MAGIC, Form
+from barnraise.hub.protocol.vector_file import MAGIC, VectorForm
 from barnraise.identity.keys import NodeKey
 from benchmarks.hub_process import UNVERIFIED
 
@@ -109,7 +109,7 @@ class Wire:
 class Payloads:
     """Updates of one form that differ from leaf to leaf."""
 
-    def __init__(self, form: Form, seed: int) -> None:
+    def __init__(self, form: VectorForm, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         self._chunks = [
             [
@@ -151,12 +151,12 @@ class Leaf:
             )
         return decode_message(kind, answer.body)
 
-    async def join(self) -> Description:
+    async def join(self) -> RunDescription:
         """A hub lets in so many strangers a second; a leaf comes again when it is told to."""
-        asked = Join(token=self.invite.token_text, name=self.name)
+        asked = JoinRequest(token=self.invite.token_text, name=self.name)
         while True:
             try:
-                return (await self.ask("POST", "/v1/members", Joined, asked)).description
+                return (await self.ask("POST", "/v1/members", JoinResponse, asked)).description
             except HubRefused as error:
                 if error.status != 429:
                     raise
@@ -167,18 +167,18 @@ class Leaf:
         request = LeaseRequest(samples_per_s=_CLAIMED, version=self.version)
         self.lease = await self.ask("POST", "/v1/leases", Lease, request)
 
-    async def upload(self, declaration: Declaration, data: bytes) -> Progress:
-        progress = await self.ask("POST", "/v1/uploads", Progress, declaration)
+    async def upload(self, declaration: UpdateDeclaration, data: bytes) -> HubProgress:
+        progress = await self.ask("POST", "/v1/uploads", HubProgress, declaration)
         while not progress.accepted:
             piece = data[progress.offset : progress.offset + progress.piece]
             where, query = f"/v1/uploads/{progress.id}", f"offset={progress.offset}"
-            progress = await self.ask("PATCH", where, Progress, piece, query)
+            progress = await self.ask("PATCH", where, HubProgress, piece, query)
         return progress
 
-    async def push(self, data: bytes) -> Progress:
+    async def push(self, data: bytes) -> HubProgress:
         assert self.lease is not None
         begin, lease = time.monotonic(), self.lease
-        declaration = Declaration(
+        declaration = UpdateDeclaration(
             sha256=hashlib.sha256(data).hexdigest(),
             size=len(data),
             lease=lease.id,
@@ -194,7 +194,7 @@ class Leaf:
     async def pull(self) -> bool:
         """Waits for a newer version and fetches what brings it; False if there is none yet."""
         query = f"wait={_WAIT_S:g}" if self.version is None else f"after={self.version}&wait={_WAIT_S:g}"
-        head = await self.ask("GET", "/v1/head", Head, query=query)
+        head = await self.ask("GET", "/v1/head", VersionHead, query=query)
         begin = time.monotonic()
         for step in head.steps:
             answer = await self.wire.call("GET", f"/v1/blobs/{step.sha256}", {}, b"")
@@ -207,24 +207,24 @@ class Leaf:
         return True
 
 
-def layout_of(numel: int) -> Layout:
-    return Layout((Entry("w", (numel,), "float32"),))
+def layout_of(numel: int) -> VectorLayout:
+    return VectorLayout((VectorEntry("w", (numel,), "float32"),))
 
 
-async def found(owner: Leaf, numel: int, batch: int = 32) -> Description:
+async def found(owner: Leaf, numel: int, batch: int = 32) -> RunDescription:
     """The owner joins and pushes the base."""
     description = await owner.join()
     layout, terms = layout_of(numel), description.terms
-    form = Form(numel, terms.chunk, terms.base_codec, 0)
+    form = VectorForm(numel, terms.chunk, terms.base_codec, 0)
     generator = torch.Generator().manual_seed(1)
     data = MAGIC + b"".join(
         form.encode(torch.randn(form.sizes(index), generator=generator), index) for index in range(form.count)
     )
-    course = Course(samples=1 << 40, batch=batch, epochs=1 << 10)
+    course = HubDataOrder(samples=1 << 40, batch=batch, epochs=1 << 10)
     sha256 = hashlib.sha256(data).hexdigest()
-    declaration = Declaration(kind="base", sha256=sha256, size=len(data), layout=layout, course=course)
+    declaration = UpdateDeclaration(kind="base", sha256=sha256, size=len(data), layout=layout, course=course)
     await owner.upload(declaration, data)
-    return await owner.ask("GET", "/v1/run", Description)
+    return await owner.ask("GET", "/v1/run", RunDescription)
 
 
 class Round(NamedTuple):
@@ -243,7 +243,7 @@ class Round(NamedTuple):
 
 async def play_round(
     leaves: Sequence[Leaf],
-    description: Description,
+    description: RunDescription,
     numel: int,
     seed: int,
     mark: Callable[[], None] = lambda: None,
@@ -258,7 +258,7 @@ async def play_round(
     mark()
     source = random.Random(seed)
     some = next(leaf.lease for leaf in leaves if leaf.lease is not None)
-    form = Form(numel, description.terms.chunk, description.terms.codec, some.version)
+    form = VectorForm(numel, description.terms.chunk, description.terms.codec, some.version)
     payloads = Payloads(form, seed)
     mark()
     ready = time.monotonic()

@@ -20,7 +20,7 @@ from types import TracebackType
 import psutil
 
 from barnraise.hub.protocol.invites import Invite, invite_text
-from barnraise.hub.protocol.messages import Role, Terms
+from barnraise.hub.protocol.messages import Role, RoundConfig
 from barnraise.hub.storage.create import found_hub, invite_to
 from barnraise.identity.keys import NodeKey
 from benchmarks.hosts import PROCESS_ENVIRONMENT, tail
@@ -40,7 +40,7 @@ class HubProcess:
     def __init__(
         self,
         directory: Path,
-        terms: Terms | None,
+        terms: RoundConfig | None,
         *,
         name: str = "load",
         plain: bool = False,

@@ -22,8 +22,17 @@ from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.contributor import Contributor
 from barnraise.hub.client.upload import push
 from barnraise.hub.protocol.invites import Invite
-from barnraise.hub.protocol.messages import Course, Declaration, Entry, Join, Joined, Layout, Lease, Span
-from barnraise.hub.protocol.vector_file import MAGIC, Form, encode_vector, flatten, spread
+from barnraise.hub.protocol.messages import (
+    HubDataOrder,
+    JoinRequest,
+    JoinResponse,
+    Lease,
+    SampleSpan,
+    UpdateDeclaration,
+    VectorEntry,
+    VectorLayout,
+)
+from barnraise.hub.protocol.vector_file import MAGIC, VectorForm, encode_vector, flatten, spread
 from barnraise.identity.keys import NodeKey
 
 KINDS = ("nan", "sign-flip", "x100", "copied", "stale", "random", "oversize", "malformed")
@@ -45,9 +54,9 @@ class Task:
         self.labels = (scores + noise).argmax(dim=1)
         self.seed = seed
         model = self.model()
-        entries = [Entry(name, tuple(one.shape), "float32") for name, one in model.named_parameters()]
-        self.layout = Layout(tuple(entries))
-        self.course = Course(samples=_TRAIN, batch=_BATCH, seed=seed, epochs=1 << 10)
+        entries = [VectorEntry(name, tuple(one.shape), "float32") for name, one in model.named_parameters()]
+        self.layout = VectorLayout(tuple(entries))
+        self.course = HubDataOrder(samples=_TRAIN, batch=_BATCH, seed=seed, epochs=1 << 10)
 
     def model(self) -> nn.Module:
         torch.manual_seed(self.seed)
@@ -56,7 +65,7 @@ class Task:
     def flat(self, model: nn.Module) -> torch.Tensor:
         return flatten(self.layout, dict(model.named_parameters()))
 
-    def train(self, model: nn.Module, spans: Sequence[Span]) -> float:
+    def train(self, model: nn.Module, spans: Sequence[SampleSpan]) -> float:
         """One pass over the samples of a lease; the mean loss."""
         losses = []
         for span in spans:
@@ -105,7 +114,7 @@ class Rogue(Contributor):
         assert self._description is not None
         terms = self._description.terms
         version = max(0, lease.version - 5) if kind == "stale" else lease.version
-        form = Form(change.numel(), terms.chunk, terms.codec, version)
+        form = VectorForm(change.numel(), terms.chunk, terms.codec, version)
         with tempfile.TemporaryDirectory(dir=self._folder) as room:
             path = Path(room) / "update"
             with path.open("wb") as file:
@@ -120,7 +129,7 @@ class Rogue(Contributor):
                 data[:start] = b"\xff" * start
             path.write_bytes(data)
             sha256 = hashlib.sha256(data).hexdigest()
-            declaration = Declaration(
+            declaration = UpdateDeclaration(
                 sha256=sha256, size=len(data), lease=lease.id, version=version, samples=samples
             )
             try:
@@ -176,8 +185,8 @@ class Worker(threading.Thread):
             self.client.close()
 
     def _work(self) -> None:
-        asked = Join(token=self._invite.token_text, name=self.name)
-        self.client.patiently("POST", "/v1/members", Joined, asked)
+        asked = JoinRequest(token=self._invite.token_text, name=self.name)
+        self.client.patiently("POST", "/v1/members", JoinResponse, asked)
         lease = self.contributor.begin(self.task.layout, self.task.course, self.state)
         if self._start is not None:
             self._start.wait(_START_S)

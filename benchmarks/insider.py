@@ -21,22 +21,29 @@ from barnraise.agent import protocol
 from barnraise.agent.cluster import link_probe
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId, NodeKey, delegate
-from barnraise.identity.trust import Admit, Revoke, TrustLog, _signed, decode_entry, encode_entry
-from barnraise.membership.messages import Beat, Behind, Decided, Goodbye, Message, Wish
-from barnraise.membership.paxos import (
-    Accept,
-    Accepted,
-    Ballot,
-    Decision,
-    Prepare,
-    Promise,
-    Refuse,
+from barnraise.identity.trust import AdmitMember, RevokeMember, TrustLog, _signed, decode_entry, encode_entry
+from barnraise.membership.messages import (
+    CatchUpRequest,
+    DecisionMessage,
+    Goodbye,
+    Heartbeat,
+    Message,
+    TrustProposal,
 )
-from barnraise.membership.view import Present, View, decide, read_view
+from barnraise.membership.paxos import (
+    PaxosAccept,
+    PaxosAccepted,
+    PaxosBallot,
+    PaxosDecision,
+    PaxosPrepare,
+    PaxosPromise,
+    PaxosReject,
+)
+from barnraise.membership.view import MembershipView, PresentMember, decide, read_view
 from barnraise.topology import LinkFacts
 from barnraise.transport.control.agent_tls import AGENT_RUN, AgentTls
-from barnraise.transport.control.dial import ControlLink, dial_agent
-from barnraise.transport.control.framing import Kind, encode_control
+from barnraise.transport.control.dial import ControlConnection, dial_agent
+from barnraise.transport.control.framing import ControlFrameKind, encode_control
 from barnraise.transport.listener.preface import ROUTE_AGENT, target_of
 from benchmarks.toolbox import READY, Result, attack
 
@@ -59,8 +66,8 @@ class Guest:
         self.log = TrustLog.read(decode_entry(bytes.fromhex(line)) for line in lines)
         self.agents = {NodeId(bytes.fromhex(node)): (host, port) for host, port, node in agents}
         self.incarnation = os.urandom(16)
-        self.links: dict[NodeId, ControlLink] = {}
-        self.heard: dict[NodeId, Beat] = {}
+        self.links: dict[NodeId, ControlConnection] = {}
+        self.heard: dict[NodeId, Heartbeat] = {}
         self.members: tuple[bytes, ...] = ()
         credentials = delegate(self.key, run=AGENT_RUN, worker=self.incarnation)
         self.tls = AgentTls(credentials, lambda: self.agents)
@@ -71,10 +78,10 @@ class Guest:
         self._serials = itertools.count(1)
 
     @property
-    def me(self) -> Present:
-        return Present(self.key.id.raw, self.incarnation, votes=False)
+    def me(self) -> PresentMember:
+        return PresentMember(self.key.id.raw, self.incarnation, votes=False)
 
-    async def dial(self, node: NodeId, route: int = ROUTE_AGENT) -> ControlLink:
+    async def dial(self, node: NodeId, route: int = ROUTE_AGENT) -> ControlConnection:
         host, port = self.agents[node]
         self.dialled += 1
         return await dial_agent(
@@ -89,12 +96,12 @@ class Guest:
             on_closed=lambda link, why: None,
         )
 
-    def _received(self, link: ControlLink, message: bytes) -> None:
+    def _received(self, link: ControlConnection, message: bytes) -> None:
         if message[:1] == protocol.MEMBERSHIP:
             found = protocol.decode_membership(message[1:])
-            if isinstance(found, Beat):
+            if isinstance(found, Heartbeat):
                 self.heard[link.peer.node] = found
-            elif isinstance(found, Decided):
+            elif isinstance(found, DecisionMessage):
                 self.members = read_view(found.decision).nodes
 
     async def enter(self) -> None:
@@ -121,7 +128,7 @@ class Guest:
         heard = self.heard.get(node)
         if heard is None:
             return None
-        honest = Beat(
+        honest = Heartbeat(
             me=self.me,
             serial=next(self._serials),
             echo=heard.serial,
@@ -177,23 +184,25 @@ async def guest_decides(keep: str, agents: Agents, friend: str, times: int) -> R
 
 def _decisions(guest: Guest, node: NodeId, friend: bytes) -> list[Message]:
     heard, key, log = guest.heard[node], guest.key, guest.log
-    ballot = Ballot(_HUGE, key.id.raw)
-    alone = View((Present(key.id.raw, guest.incarnation, votes=True),), len(log), (), why="because I say so")
-    coup = decide(Decision(heard.branch, heard.number, bytes(32), (), b""), heard.view, alone)
+    ballot = PaxosBallot(_HUGE, key.id.raw)
+    alone = MembershipView(
+        (PresentMember(key.id.raw, guest.incarnation, votes=True),), len(log), (), why="because I say so"
+    )
+    coup = decide(PaxosDecision(heard.branch, heard.number, bytes(32), (), b""), heard.view, alone)
     branch = msgspec.structs.replace(coup, branch=heard.branch + 1)
-    admits = _signed(key, len(log), log.head, Admit(node=friend, role="owner", name="friend"))
-    removes = _signed(key, len(log), log.head, Revoke(node=node.raw, secret=os.urandom(32)))
+    admits = _signed(key, len(log), log.head, AdmitMember(node=friend, role="owner", name="friend"))
+    removes = _signed(key, len(log), log.head, RevokeMember(node=node.raw, secret=os.urandom(32)))
     return [
-        Prepare(heard.view, ballot),
-        Promise(heard.view, ballot, None),
-        Accept(ballot, coup),
-        Accepted(heard.view, ballot),
-        Refuse(heard.view, ballot, ballot),
-        Decided(coup),
-        Decided(branch, 0, tuple(map(encode_entry, log.entries))),
-        Behind(0),
-        Wish(encode_entry(admits)),
-        Wish(encode_entry(removes)),
+        PaxosPrepare(heard.view, ballot),
+        PaxosPromise(heard.view, ballot, None),
+        PaxosAccept(ballot, coup),
+        PaxosAccepted(heard.view, ballot),
+        PaxosReject(heard.view, ballot, ballot),
+        DecisionMessage(coup),
+        DecisionMessage(branch, 0, tuple(map(encode_entry, log.entries))),
+        CatchUpRequest(0),
+        TrustProposal(encode_entry(admits)),
+        TrustProposal(encode_entry(removes)),
     ]
 
 
@@ -219,9 +228,9 @@ async def guests_lie(keeps: Sequence[str], agents: Agents, away: str, lie: str, 
 
 def _lie(guest: Guest, away: bytes, lie: str) -> Lie:
     owners = tuple(node.raw for node in guest.agents)
-    nobody = Present(os.urandom(32), os.urandom(16))
-    again = tuple(Present(node, os.urandom(16)) for node in owners)
-    visitors = (nobody, Present(away, os.urandom(16)), *again)
+    nobody = PresentMember(os.urandom(32), os.urandom(16))
+    again = tuple(PresentMember(node, os.urandom(16)) for node in owners)
+    visitors = (nobody, PresentMember(away, os.urandom(16)), *again)
     turns = itertools.count()
     histories: list[dict[str, Any]] = [
         {"number": _HUGE, "view": os.urandom(32), "log_length": 4096},
@@ -243,7 +252,7 @@ def _lie(guest: Guest, away: bytes, lie: str) -> Lie:
         "all are dead": lambda: {"suspects": tuple(sorted(owners))},
         "visitors": lambda: {"visitors": visitors},
         "another history": lambda: histories[next(turns) % len(histories)],
-        "another name": lambda: {"me": Present(masks[next(turns) // 12 % len(masks)], os.urandom(16))},
+        "another name": lambda: {"me": PresentMember(masks[next(turns) // 12 % len(masks)], os.urandom(16))},
         "another self": other_self,
         "another time": lambda: {"held_us": _HUGE, "echo": _HUGE},
     }
@@ -258,9 +267,9 @@ async def guest_babbles(keep: str, agents: Agents, times: int) -> Result:
     kinds = (protocol.MEMBERSHIP, protocol.GREETING, protocol.TRAIN, protocol.SURVEY, protocol.BOARD)
     words = [b"", b"\x00", b"zzz", *(kind + deep for kind in kinds), *kinds]
     words += [kind + b"\xff" * 200 for kind in kinds]
-    frames = [encode_control(Kind.MESSAGE, word) for word in words]
+    frames = [encode_control(ControlFrameKind.MESSAGE, word) for word in words]
     frames += [struct.pack("<IB", 2**31, 0), struct.pack("<IB", 2**32 - 1, 1), struct.pack("<IB", 5, 77)]
-    frames += [encode_control(Kind.OPEN, bytes(7))]
+    frames += [encode_control(ControlFrameKind.OPEN, bytes(7))]
     left_open = 0
     for _ in range(times):
         for frame in frames:
@@ -279,7 +288,7 @@ async def _is_cut_for(guest: Guest, node: NodeId, frame: bytes) -> bool:
     return False
 
 
-async def is_closed(link: ControlLink) -> bool:
+async def is_closed(link: ControlConnection) -> bool:
     """Whether the other side ends it before long."""
     end = asyncio.get_running_loop().time() + _CUT_S
     while link.closed is None and asyncio.get_running_loop().time() < end:
@@ -292,7 +301,7 @@ async def guest_links(keep: str, agents: Agents, links: int) -> Result:
     """Open ever more links with one key."""
     guest = Guest(keep, agents)
     await guest.enter()
-    opened: list[ControlLink] = []
+    opened: list[ControlConnection] = []
     for _ in range(links):
         with contextlib.suppress(BarnraiseError):
             opened += await asyncio.gather(*map(guest.dial, guest.agents))
@@ -312,8 +321,11 @@ async def guest_measures(keep: str, agents: Agents, crumbs: int) -> Result:
     await guest.enter()
     victim, names = next(iter(guest.agents)), sorted(node.raw.hex() for node in guest.agents)
     facts = [LinkFacts(a=a, b=b, rtt_s=99.0, mbps=0.1) for a, b in itertools.combinations(names, 2)]
-    crumb = link_probe._encode(link_probe.Chunk(7, b"x"))
-    strange = [link_probe._encode(link_probe.Got(1, 1)), link_probe._encode(link_probe.Told(tuple(facts)))]
+    crumb = link_probe._encode(link_probe.ProbeChunk(7, b"x"))
+    strange = [
+        link_probe._encode(link_probe.ProbeReceipt(1, 1)),
+        link_probe._encode(link_probe.LinkReport(tuple(facts))),
+    ]
     for _ in range(crumbs // 500):
         await guest.say(victim, [crumb] * 500 + strange)
         with contextlib.suppress(BarnraiseError):
@@ -332,7 +344,7 @@ async def guest_greets(keep: str, agents: Agents, names: int) -> Result:
     addresses = tuple(f"192.0.2.{number}" for number in range(16))
     for number in range(names):
         name = f"\x1b[31mh{number}\x07" if number % 4 == 3 else f"guest {number}"
-        greeting = protocol.encode_greeting(protocol.Greeting(name, "9.9", addresses, 9, 4096))
+        greeting = protocol.encode_greeting(protocol.PeerHello(name, "9.9", addresses, 9, 4096))
         for node in guest.agents:
             await guest.say(node, [greeting])
         await guest.live(0.01, 0.01)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from barnraise.compression import Codec, ErrorFeedback, Part, Turn, codec_named
+from barnraise.compression import Codec, CodecRound, ErrorFeedback, FeedbackPart, codec_named
 from benchmarks.report import environment_line, last_line, table
 
 sys.path.append(str(Path(__file__).with_name("programs")))
@@ -59,11 +59,11 @@ class Sum:
         codec, total = self._codec, torch.zeros_like(vectors[0])
         if codec is None:
             return torch.stack(list(vectors)).sum(0)
-        there, back = Turn("there", step), Turn("back", step)
+        there, back = CodecRound("there", step), CodecRound("back", step)
         for vector, feedback in zip(vectors, self._feedback, strict=True):
             encoded = feedback.encode(codec, vector.clone(), there)
             codec.add(total, encoded.payload, there)
-            feedback.keep(encoded.residual, [Part(there.name, tuple(vector.shape))])
+            feedback.keep(encoded.residual, [FeedbackPart(there.name, tuple(vector.shape))])
         if codec.is_sparse:
             return total
         again = torch.zeros_like(total)

@@ -14,14 +14,14 @@ from typing import TypeVar
 
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import (
-    Done,
-    JoinAsk,
-    OfferTold,
-    PairAsk,
+    JoinClusterRequest,
+    OfferResponse,
+    PairRequest,
     Question,
-    RenameAsk,
-    StatusAsk,
-    StatusTold,
+    RenameRequest,
+    RequestDone,
+    StatusRequest,
+    StatusResponse,
     Told,
     decode_told,
     encode,
@@ -82,7 +82,7 @@ class Machines:
         self.launch(place, *options)
         self.await_answer(place)
 
-    def await_answer(self, place: int) -> StatusTold:
+    def await_answer(self, place: int) -> StatusResponse:
         deadline = time.monotonic() + _START_S
         while True:
             try:
@@ -126,18 +126,18 @@ class Machines:
         assert isinstance(told, expected)
         return told
 
-    def status(self, place: int) -> StatusTold:
-        return self.ask(place, StatusAsk(), StatusTold, _ANSWER_S)
+    def status(self, place: int) -> StatusResponse:
+        return self.ask(place, StatusRequest(), StatusResponse, _ANSWER_S)
 
     def pair(self, owner: int, joiner: int, *, guest: bool = False, at: str = "") -> float:
         """Pair two machines; returns the seconds from the joiner's command to its place in the view."""
-        code = self.ask(owner, PairAsk("guest" if guest else "owner"), OfferTold).code
+        code = self.ask(owner, PairRequest("guest" if guest else "owner"), OfferResponse).code
         begin = time.monotonic()
-        self.ask(joiner, JoinAsk(code, at=at), Done, 120.0)
+        self.ask(joiner, JoinClusterRequest(code, at=at), RequestDone, 120.0)
         return time.monotonic() - begin
 
     def rename(self, place: int, name: str) -> None:
-        self.ask(place, RenameAsk(name), Done)
+        self.ask(place, RenameRequest(name), RequestDone)
 
     def form(self) -> list[float]:
         """All up, named h0, h1 .., and paired with the first; returns the seconds that each join took."""
@@ -185,7 +185,7 @@ class Machines:
         return time.monotonic() - begin
 
 
-def named(told: StatusTold, name: str) -> str | None:
+def named(told: StatusResponse, name: str) -> str | None:
     """The state of a machine as another shows it."""
     return next((row.state for row in told.nodes if row.name == name), None)
 

@@ -31,21 +31,21 @@ from typing import Any, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from barnraise.agent_client.run_requests import GraphAsk, GraphTold
+from barnraise.agent_client.run_requests import GraphRequest, GraphResponse
 from barnraise.planning import (
     Calibration,
-    Cluster,
-    Codec,
-    Model,
-    Options,
+    ModelSize,
     Plan,
-    Ranking,
-    StepProfile,
+    PlanCluster,
+    PlanCodec,
+    PlanLimits,
+    PlanRanking,
+    StepTimes,
     make_plans,
     observation,
     refit,
 )
-from barnraise.topology.graph import Graph, decode_graph
+from barnraise.topology.graph import TopologyGraph, decode_graph
 from barnraise.training.autotune.codec_benchmark import measured as measured_codecs
 from barnraise.training.autotune.tuner import CODECS, cluster_at, sync_of
 from benchmarks import plot
@@ -58,9 +58,9 @@ PROGRAMS = Path(__file__).with_name("programs")
 PARAMETERS = 20_000_000
 BATCH = 32
 SAMPLE_S = 0.125  # of one host: a batch takes four hosts a second
-MODEL = Model(parameters=PARAMETERS)
+MODEL = ModelSize(parameters=PARAMETERS)
 # The timed wait is over when backward begins: gradients have nothing to hide behind.
-PROFILE = StepProfile(batch=BATCH, unit=BATCH // 4, backward_share=0.0)
+PROFILE = StepTimes(batch=BATCH, unit=BATCH // 4, backward_share=0.0)
 CHARACTERS = 400  # batches
 
 
@@ -92,7 +92,7 @@ class Tried(NamedTuple):
 class Measured(NamedTuple):
     """What was found on one network: plans as they were followed, the last of them by one host alone."""
 
-    ranking: Ranking
+    ranking: PlanRanking
     tried: list[Tried]
     gloo_s: float  # a step of DDP
     apart_s: float  # of the hosts, each with its part of a batch and by itself
@@ -106,28 +106,28 @@ class Bench:
         self._folder = room / "project"
         shutil.copytree(PROGRAMS, self._folder)
 
-    def cluster(self, speed: float) -> Cluster:
+    def cluster(self, speed: float) -> PlanCluster:
         """``speed``: samples per second of each host."""
         graph = self.graph()
         nodes = [facts.node for facts in graph.nodes]
         return cluster_at(graph, MODEL, nodes, [speed] * len(nodes))
 
-    def codecs(self, wanted: Sequence[Codec] = CODECS) -> tuple[Codec, ...]:
+    def codecs(self, wanted: Sequence[PlanCodec] = CODECS) -> tuple[PlanCodec, ...]:
         """As fast as they are here while all hosts encode at once."""
         torch.set_num_threads(1)
         share = min(1.0, (os.cpu_count() or 1) / len(self._machines.hosts))
         found = measured_codecs(wanted)
         return tuple(replace(one, mb_per_s=share * (one.mb_per_s or 1.0)) for one in found)
 
-    def graph(self) -> Graph:
+    def graph(self) -> TopologyGraph:
         """Once every link of it is measured."""
         count = len(self._machines.hosts)
         wanted = count * (count - 1) // 2
         self._machines.until(lambda: _measured(self._graph()) >= wanted, 300.0, "all links are measured")
         return self._graph()
 
-    def _graph(self) -> Graph:
-        return decode_graph(self._machines.ask(0, GraphAsk(), GraphTold).graph)
+    def _graph(self) -> TopologyGraph:
+        return decode_graph(self._machines.ask(0, GraphRequest(), GraphResponse).graph)
 
     def follow(self, plan: Plan) -> dict[str, Any]:
         """The session as a plan says it."""
@@ -180,11 +180,11 @@ def _batches(plan: Plan) -> int:
     return max(4, min(16, int(60 / plan.step_s)))
 
 
-def _measured(graph: Graph) -> int:
+def _measured(graph: TopologyGraph) -> int:
     return sum(link.mbps is not None for link in graph.links)
 
 
-def candidates(ranking: Ranking) -> list[Plan]:
+def candidates(ranking: PlanRanking) -> list[Plan]:
     """The chosen plan, and what else a session of all these hosts could do: the best of each kind."""
     everybody = len(ranking.chosen.order)
     found: dict[tuple[object, ...], Plan] = {}
@@ -205,7 +205,7 @@ def candidates(ranking: Ranking) -> list[Plan]:
 
 
 def measure(bench: Bench) -> Measured:
-    every_step = Options(is_given=True, is_flat=True)
+    every_step = PlanLimits(is_given=True, is_flat=True)
     exact = make_plans(bench.cluster(1 / SAMPLE_S), MODEL, PROFILE, every_step).chosen
     measured = bench.follow(exact)
     gloo_s, apart_s = bench.gloo(exact), bench.apart()
@@ -214,7 +214,7 @@ def measure(bench: Bench) -> Measured:
     cluster = bench.cluster(statistics.mean(measured["speeds"]))
     followed = make_plans(cluster, MODEL, PROFILE, every_step).chosen
     calibration = refit(Calibration(), observation(followed, cluster, measured["step_s"]))
-    options = Options(sync="auto", is_given=True, is_flat=True, overlaps=True, codecs=bench.codecs())
+    options = PlanLimits(sync="auto", is_given=True, is_flat=True, overlaps=True, codecs=bench.codecs())
     ranking = make_plans(cluster, MODEL, PROFILE, options, calibration)
     for plan in candidates(ranking):
         if plan.is_exact and len(plan.order) > 1:

@@ -19,40 +19,46 @@ import msgspec
 from msgspec.structs import replace
 
 from barnraise.agent import protocol
-from barnraise.agent.cluster.kv_proxy import Here, Please
+from barnraise.agent.cluster.kv_proxy import KvProxyReply, KvProxyRequest
 from barnraise.agent.runs import messages
-from barnraise.agent.runs.messages import HeldWanted, LogTold, LogWanted, RecordTold, ReportTold
+from barnraise.agent.runs.messages import (
+    HeldCheckpointsRequest,
+    LogRequest,
+    LogResponse,
+    RecordUpdate,
+    ReportUpdate,
+)
 from barnraise.agent_client.kv_messages import (
     LOBBY,
-    Count,
-    Denied,
-    Get,
-    MultiGet,
-    MultiSet,
+    CountResult,
+    GetKey,
+    GetKeys,
+    KvDenied,
+    Namespace,
     Operation,
-    Scope,
-    Set,
-    Watch,
+    SetKey,
+    SetKeys,
+    WatchKey,
 )
-from barnraise.artifacts.store.manifest import FileEntry, Manifest, manifest_id, piece_hash
+from barnraise.artifacts.store.manifest import FileEntry, FolderManifest, manifest_id, piece_hash
 from barnraise.artifacts.transfer import messages as shipping
 from barnraise.artifacts.transfer.messages import (
-    Lacks,
+    LacksPieces,
     ManifestIs,
-    Piece,
+    PieceData,
+    PieceList,
     PieceName,
-    Pieces,
-    Want,
     WantManifest,
+    WantPieces,
 )
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId, NodeKey
 from barnraise.runs.record import (
     _PURPOSE,
-    Order,
-    Report,
+    NodeReport,
     RunRecord,
-    Slot,
+    RunSpec,
+    WorkerSlot,
     WorkerState,
     decode_record,
     read_order,
@@ -82,7 +88,7 @@ async def guest_orders(keep: str, agents: Agents, record: str, canary: str) -> R
     await guest.come()
     theirs = read_order(real)
     own = _order(guest, "mallory", canary)
-    me = tuple(Slot(node.raw, 0, "cpu") for node in guest.agents)
+    me = tuple(WorkerSlot(node.raw, 0, "cpu") for node in guest.agents)
     later = real.version + 1000
     records = {
         "its own order": sign_order(own, guest.key),
@@ -117,12 +123,14 @@ async def owner_orders(keep: str, agents: Agents, record: str, guest: str, canar
 
 
 async def _tell_records(member: Insider, records: Mapping[str, RunRecord]) -> Result:
-    cut = {what: await member.are_cut_at(messages.encode(RecordTold(told))) for what, told in records.items()}
+    cut = {
+        what: await member.are_cut_at(messages.encode(RecordUpdate(told))) for what, told in records.items()
+    }
     return {"cut": cut, "told": len(records)}
 
 
-def _order(member: Insider, run: str, canary: str, folder: bytes = bytes(32)) -> Order:
-    return Order(
+def _order(member: Insider, run: str, canary: str, folder: bytes = bytes(32)) -> RunSpec:
+    return RunSpec(
         run=run,
         by=member.key.id.raw,
         at=0.0,
@@ -132,7 +140,7 @@ def _order(member: Insider, run: str, canary: str, folder: bytes = bytes(32)) ->
     )
 
 
-def _forged(order: Order, key: NodeKey) -> RunRecord:
+def _forged(order: RunSpec, key: NodeKey) -> RunRecord:
     encoded = _canonical(order)
     return RunRecord(order=encoded, signature=key.sign(_PURPOSE + encoded))
 
@@ -149,13 +157,22 @@ async def guest_asks(
     await guest.come()
     names = (PieceName(bytes.fromhex(content), 0), PieceName(os.urandom(32), 7))
     ours = (os.urandom(16), 1, b"")
-    scopes = [Scope(run, generation), Scope(run, LOBBY), Scope("@runs", LOBBY), Scope(run, generation + 1)]
-    pleas = [
-        protocol.GUEST_BOARD + _encode(Please(number, operation, 1.0))
-        for number, scope in enumerate(scopes)
-        for operation in (Count(scope, *ours), Get(scope, *ours, run), Set(scope, *ours, "key", FORGED))
+    scopes = [
+        Namespace(run, generation),
+        Namespace(run, LOBBY),
+        Namespace("@runs", LOBBY),
+        Namespace(run, generation + 1),
     ]
-    asked: list[shipping.Message] = [WantManifest(wanted), Want(names, False), Want(names, True)]
+    pleas = [
+        protocol.GUEST_BOARD + _encode(KvProxyRequest(number, operation, 1.0))
+        for number, scope in enumerate(scopes)
+        for operation in (
+            CountResult(scope, *ours),
+            GetKey(scope, *ours, run),
+            SetKey(scope, *ours, "key", FORGED),
+        )
+    ]
+    asked: list[shipping.Message] = [WantManifest(wanted), WantPieces(names, False), WantPieces(names, True)]
     for plea in pleas:
         await guest.tell(plea)
     for question in asked:
@@ -165,21 +182,25 @@ async def guest_asks(
         """As far as anything is answered; of what is not, something might come later."""
         kinds = Counter(map(type, guest.told))
         both = len(guest.agents)
-        return kinds[Here] >= len(pleas) * both and min(kinds[ManifestIs], kinds[Lacks]) >= both
+        return kinds[KvProxyReply] >= len(pleas) * both and min(kinds[ManifestIs], kinds[LacksPieces]) >= both
 
     with contextlib.suppress(TimeoutError):
         await until_found(is_answered)
     await asyncio.sleep(seconds)
     cut = 0
     for rank in range(2):
-        cut += await guest.are_cut_at(messages.encode(LogWanted(1, run, generation, rank, 0, 4096)))
+        cut += await guest.are_cut_at(messages.encode(LogRequest(1, run, generation, rank, 0, 4096)))
     return {
         "lists": [len(one.data) for one in guest.told if isinstance(one, ManifestIs)],
-        "pieces": sum(isinstance(one, Pieces) for one in guest.told),
-        "lacks": sum(isinstance(one, Lacks) for one in guest.told),
-        "denied": sum(isinstance(one, Here) and isinstance(one.result, Denied) for one in guest.told),
-        "allowed": sum(isinstance(one, Here) and not isinstance(one.result, Denied) for one in guest.told),
-        "output": sum(isinstance(one, LogTold) for one in guest.told),
+        "pieces": sum(isinstance(one, PieceList) for one in guest.told),
+        "lacks": sum(isinstance(one, LacksPieces) for one in guest.told),
+        "denied": sum(
+            isinstance(one, KvProxyReply) and isinstance(one.result, KvDenied) for one in guest.told
+        ),
+        "allowed": sum(
+            isinstance(one, KvProxyReply) and not isinstance(one.result, KvDenied) for one in guest.told
+        ),
+        "output": sum(isinstance(one, LogResponse) for one in guest.told),
         "records": len(guest.records),
         "reports": len(guest.reports),
         "pleas": len(pleas) * len(guest.agents),
@@ -197,7 +218,7 @@ async def guest_forges_output(keep: str, agents: Agents, serials: int, seconds: 
     end = loop.time() + seconds
     while loop.time() < end:
         for serial in range(serials):
-            await guest.tell(messages.encode(LogTold(serial, 0, FORGED, len(FORGED))))
+            await guest.tell(messages.encode(LogResponse(serial, 0, FORGED, len(FORGED))))
             sent += 1
         await asyncio.sleep(0.001)
     return {"sent": sent, "dialled": guest.dialled}
@@ -256,7 +277,7 @@ async def guest_works(keep: str, agents: Agents, lie: str, seconds: float) -> Re
             "phase": now.phase,
             "generation": now.generation,
             "sentence": (now.outcome.sentence if now.outcome is not None else now.why)[:200],
-            "answers": sum(isinstance(one, Here) for one in guest.told),
+            "answers": sum(isinstance(one, KvProxyReply) for one in guest.told),
             "dialled": guest.dialled,
             "stalled": guest.stalled,
         }
@@ -305,28 +326,28 @@ async def _flood_lists(guest: Insider, run: str, seconds: float) -> None:
 
 async def _strain_board(guest: Insider, run: str, seconds: float) -> None:
     """The board of its own run, within and beyond what a worker asks."""
-    scope = Scope(run, guest.records[run].generation)
+    scope = Namespace(run, guest.records[run].generation)
     client = os.urandom(16)
-    operations: list[Operation | Watch] = [
-        Set(scope, client, 2**63 - 1, b"", "k" * 1024, bytes(1 << 19)),
-        MultiSet(scope, client, 1, os.urandom(8), ("a", "b", "c"), (b"1",)),
-        MultiSet(scope, os.urandom(16), 1, b"", ("a", "b", "c"), (b"1",)),
-        MultiGet(scope, client, 2, b"", tuple(f"key {number}" for number in range(50_000))),
-        Watch(scope, client, 3, b"", ("never",), True),
+    operations: list[Operation | WatchKey] = [
+        SetKey(scope, client, 2**63 - 1, b"", "k" * 1024, bytes(1 << 19)),
+        SetKeys(scope, client, 1, os.urandom(8), ("a", "b", "c"), (b"1",)),
+        SetKeys(scope, os.urandom(16), 1, b"", ("a", "b", "c"), (b"1",)),
+        GetKeys(scope, client, 2, b"", tuple(f"key {number}" for number in range(50_000))),
+        WatchKey(scope, client, 3, b"", ("never",), True),
     ]
-    lawful = protocol.GUEST_BOARD + _encode(Please(99, Set(scope, client, 0, b"", "k", b"v"), 5.0))
+    lawful = protocol.GUEST_BOARD + _encode(KvProxyRequest(99, SetKey(scope, client, 0, b"", "k", b"v"), 5.0))
     for _ in range(10):  # again, as an agent would: a link may break
         await guest.tell(lawful)
         with contextlib.suppress(TimeoutError):
-            await until_found(lambda: any(isinstance(one, Here) for one in guest.told), 3.0)
+            await until_found(lambda: any(isinstance(one, KvProxyReply) for one in guest.told), 3.0)
             break
     for number, operation in enumerate(operations):
         for patience in (0.0, 1.0, float("nan")):
-            await guest.tell(protocol.GUEST_BOARD + _encode(Please(number, operation, patience)))
+            await guest.tell(protocol.GUEST_BOARD + _encode(KvProxyRequest(number, operation, patience)))
     await asyncio.sleep(seconds / 2)
     for number in range(2000):
-        watch = Watch(scope, client, number, b"", (f"never {number}",), True)
-        await guest.tell(protocol.GUEST_BOARD + _encode(Please(number, watch, 3600.0)))
+        watch = WatchKey(scope, client, number, b"", (f"never {number}",), True)
+        await guest.tell(protocol.GUEST_BOARD + _encode(KvProxyRequest(number, watch, 3600.0)))
     await asyncio.sleep(seconds / 2)
 
 
@@ -348,16 +369,16 @@ async def owner_ships(keep: str, agents: Agents, run: str, kind: str, canary: st
             served.append("list")
             with contextlib.suppress(BarnraiseError):
                 link.send(protocol.SHIP + shipping.encode(ManifestIs(message.id, listed)))
-        elif isinstance(message, Want):
+        elif isinstance(message, WantPieces):
             served.append("pieces")
             wrong = memoryview(content.swapcase())
-            pieces = tuple(Piece(name, wrong) for name in message.names)
-            link.send(protocol.SHIP + shipping.encode(Pieces(pieces)))
+            pieces = tuple(PieceData(name, wrong) for name in message.names)
+            link.send(protocol.SHIP + shipping.encode(PieceList(pieces)))
 
     owner.on_told = answer
     order = _order(owner, run, canary, manifest_id(listed))
     record = sign_order(order, owner.key)
-    await owner.tell(messages.encode(RecordTold(record)))
+    await owner.tell(messages.encode(RecordUpdate(record)))
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while loop.time() < end and owner.records.get(run, record).phase != "ended":
@@ -377,7 +398,7 @@ async def owner_ships(keep: str, agents: Agents, run: str, kind: str, canary: st
     }
 
 
-def _manifest(kind: str, content: bytes) -> Manifest:
+def _manifest(kind: str, content: bytes) -> FolderManifest:
     def entry(path: str, size: int = len(content)) -> FileEntry:
         return FileEntry(path, size, False, (piece_hash(content),))
 
@@ -397,16 +418,18 @@ def _manifest(kind: str, content: bytes) -> Manifest:
         "wrong bytes": ("train.py",),
     }
     if kind in names:
-        return Manifest(tuple(entry(path) for path in sorted(names[kind])))
+        return FolderManifest(tuple(entry(path) for path in sorted(names[kind])))
     match kind:
         case "a terabyte":
-            return Manifest((entry("data.bin", _TERABYTE),))
+            return FolderManifest((entry("data.bin", _TERABYTE),))
         case "many files":
-            return Manifest(tuple(entry(f"{number:06}") for number in range(120_000)))
+            return FolderManifest(tuple(entry(f"{number:06}") for number in range(120_000)))
         case "a million files":
-            return Manifest(tuple(FileEntry(f"{number:07}", 0, False, ()) for number in range(1_000_000)))
+            return FolderManifest(
+                tuple(FileEntry(f"{number:07}", 0, False, ()) for number in range(1_000_000))
+            )
         case "not in order":
-            return Manifest((entry("b"), entry("a")))
+            return FolderManifest((entry("b"), entry("a")))
     raise ValueError(kind)
 
 
@@ -444,7 +467,7 @@ async def guest_floods(keep: str, agents: Agents, kind: str, seconds: float, dea
 
 def _questions() -> dict[str, tuple[Callable[[], bytes], int]]:
     unknown = tuple(PieceName(os.urandom(32), number) for number in range(1024))
-    scope = Scope("mallory", 1)
+    scope = Namespace("mallory", 1)
 
     def fresh() -> tuple[PieceName, ...]:
         seed = os.urandom(28)
@@ -454,13 +477,15 @@ def _questions() -> dict[str, tuple[Callable[[], bytes], int]]:
         return protocol.SHIP + shipping.encode(message)
 
     def plea() -> bytes:
-        return protocol.GUEST_BOARD + _encode(Please(1, Count(scope, bytes(16), 1, b""), 3600.0))
+        return protocol.GUEST_BOARD + _encode(
+            KvProxyRequest(1, CountResult(scope, bytes(16), 1, b""), 3600.0)
+        )
 
-    held = messages.encode(HeldWanted(1, ("mallory",) * 16, True))
-    wanted_log = messages.encode(LogWanted(1, "mallory", 1, 0, 0, 1 << 18))
+    held = messages.encode(HeldCheckpointsRequest(1, ("mallory",) * 16, True))
+    wanted_log = messages.encode(LogRequest(1, "mallory", 1, 0, 0, 1 << 18))
     return {
-        "want": (lambda: ship(Want(unknown, False)), ROUTE_AGENT_SHIP),
-        "want and hold": (lambda: ship(Want(fresh(), True)), ROUTE_AGENT_SHIP),
+        "want": (lambda: ship(WantPieces(unknown, False)), ROUTE_AGENT_SHIP),
+        "want and hold": (lambda: ship(WantPieces(fresh(), True)), ROUTE_AGENT_SHIP),
         "lists": (lambda: ship(WantManifest(os.urandom(32))), ROUTE_AGENT_SHIP),
         "output": (lambda: wanted_log, ROUTE_AGENT_BULK),
         "board": (plea, ROUTE_AGENT_BULK),
@@ -469,8 +494,8 @@ def _questions() -> dict[str, tuple[Callable[[], bytes], int]]:
     }
 
 
-def _stranger_report() -> ReportTold:
-    return ReportTold(Report(run="mallory", incarnation=os.urandom(16), serial=1, stage="running"))
+def _stranger_report() -> ReportUpdate:
+    return ReportUpdate(NodeReport(run="mallory", incarnation=os.urandom(16), serial=1, stage="running"))
 
 
 if __name__ == "__main__":

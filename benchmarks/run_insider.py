@@ -11,19 +11,21 @@ import msgspec
 from msgspec.structs import replace
 
 from barnraise.agent import protocol
-from barnraise.agent.cluster.kv_proxy import Here, Please
+from barnraise.agent.cluster.kv_proxy import KvProxyReply, KvProxyRequest
 from barnraise.agent.runs import messages
-from barnraise.agent.runs.messages import RecordTold, ReportTold
+from barnraise.agent.runs.messages import RecordUpdate, ReportUpdate
 from barnraise.artifacts.transfer import messages as shipping
 from barnraise.core.errors import BarnraiseError
 from barnraise.environments.installed_packages import own_packages
 from barnraise.identity import NodeId
-from barnraise.runs.record import Report, RunRecord, read_order
-from barnraise.transport.control.dial import ControlLink
+from barnraise.runs.record import NodeReport, RunRecord, read_order
+from barnraise.transport.control.dial import ControlConnection
 from barnraise.transport.listener.preface import ROUTE_AGENT, ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP
 from benchmarks.insider import Agents, Guest, is_closed
 
-_answers: msgspec.msgpack.Decoder[Please | Here] = msgspec.msgpack.Decoder(Please | Here)
+_answers: msgspec.msgpack.Decoder[KvProxyRequest | KvProxyReply] = msgspec.msgpack.Decoder(
+    KvProxyRequest | KvProxyReply
+)
 T = TypeVar("T")
 
 
@@ -32,14 +34,14 @@ class Insider(Guest):
 
     def __init__(self, keep: str, agents: Agents) -> None:
         super().__init__(keep, agents)
-        self.routes: dict[tuple[NodeId, int], ControlLink] = {}
+        self.routes: dict[tuple[NodeId, int], ControlConnection] = {}
         self.records: dict[str, RunRecord] = {}
-        self.reports: dict[tuple[NodeId, str], Report] = {}
+        self.reports: dict[tuple[NodeId, str], NodeReport] = {}
         self.told: list[object] = []
         self.on_told: Callable[[NodeId, object], None] = self._lack
         self._serial = 0
 
-    def _received(self, link: ControlLink, message: bytes) -> None:
+    def _received(self, link: ControlConnection, message: bytes) -> None:
         super()._received(link, message)
         kind, body, node = message[:1], message[1:], link.peer.node
         found: object = None
@@ -49,9 +51,9 @@ class Insider(Guest):
             found = shipping.decode(body)
         elif kind == protocol.GUEST_BOARD:
             found = _answers.decode(body)
-        if isinstance(found, RecordTold):
+        if isinstance(found, RecordUpdate):
             self.records[read_order(found.record).run] = found.record
-        elif isinstance(found, ReportTold):
+        elif isinstance(found, ReportUpdate):
             self.reports[node, found.report.run] = found.report
         if found is not None:
             self.told.append(found)
@@ -60,10 +62,10 @@ class Insider(Guest):
     def _lack(self, node: NodeId, message: object) -> None:
         """It passes no files on, and says so: others would wait for it."""
         link = self.routes.get((node, ROUTE_AGENT_SHIP))
-        if isinstance(message, shipping.Want) and link is not None:
-            link.send(protocol.SHIP + shipping.encode(shipping.Lacks(message.names)))
+        if isinstance(message, shipping.WantPieces) and link is not None:
+            link.send(protocol.SHIP + shipping.encode(shipping.LacksPieces(message.names)))
 
-    async def call(self, node: NodeId, route: int) -> ControlLink:
+    async def call(self, node: NodeId, route: int) -> ControlConnection:
         """A link on this route; one that is there is used again."""
         link = self.routes.get((node, route))
         if link is None or link.closed is not None:
@@ -90,7 +92,7 @@ class Insider(Guest):
 
     def report(self, run: str, stage: str, **more: object) -> bytes:
         self._serial += 1
-        told = Report(
+        told = NodeReport(
             run=run,
             incarnation=self.incarnation,
             serial=self._serial,
@@ -98,7 +100,7 @@ class Insider(Guest):
             devices=("cpu",),
             packages=own_packages(()),
         )
-        return messages.encode(ReportTold(replace(told, **more)))
+        return messages.encode(ReportUpdate(replace(told, **more)))
 
     async def tell(self, message: bytes, route: int = ROUTE_AGENT_BULK) -> None:
         for node in self.agents:

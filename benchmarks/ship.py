@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from barnraise.agent_client.run_requests import RunsAsk, RunsTold, WatchAsk, WatchTold
+from barnraise.agent_client.run_requests import RunsRequest, RunsResponse, WatchRequest, WatchResponse
 from benchmarks.machines import Machines
 from benchmarks.report import environment_line, last_line, table
 from benchmarks.runs import CommandLine, write_folder
@@ -68,7 +68,7 @@ def _once(machines: Machines, room: Path, number: int) -> tuple[float, float, fl
         (data / f"part{part:03}.bin").write_bytes(os.urandom(FILE))
     write_folder(project, "print('here')\n")
     line = CommandLine(machines)
-    known = {row.run for row in machines.ask(0, RunsAsk(), RunsTold).runs}
+    known = {row.run for row in machines.ask(0, RunsRequest(), RunsResponse).runs}
     before = _sent(machines), _cpu(machines)
     running = line.start(0, "run", "--data", f"blob={data}", "--wait", "60s", "train.py", folder=project)
     run = _new_run(machines, known)
@@ -88,14 +88,14 @@ def _once(machines: Machines, room: Path, number: int) -> tuple[float, float, fl
 
 def _new_run(machines: Machines, known: set[str]) -> str:
     while True:
-        new = [row.run for row in machines.ask(0, RunsAsk(), RunsTold).runs if row.run not in known]
+        new = [row.run for row in machines.ask(0, RunsRequest(), RunsResponse).runs if row.run not in known]
         if new:
             return new[0]
         time.sleep(0.02)
 
 
 def _all_here(machines: Machines, run: str) -> bool:
-    told = machines.ask(0, WatchAsk(run=run, wait_s=0), WatchTold)
+    told = machines.ask(0, WatchRequest(run=run, wait_s=0), WatchResponse)
     stages = {part.stage for part in told.parts}
     return bool(told.workers) or stages <= {"ready", "running", "ended"}
 

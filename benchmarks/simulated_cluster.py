@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import Role, TrustLog, decode_entry, encode_entry
-from barnraise.membership.effects import Changed, Effect, Note, Save, Send
-from barnraise.membership.node import TICK_S, Member
-from barnraise.membership.paxos import Record, founded
-from barnraise.membership.view import Present, View, decide, first, nowhere
+from barnraise.membership.effects import Effect, LogNote, SaveState, SendMessage, ViewChanged
+from barnraise.membership.node import TICK_S, MembershipNode
+from barnraise.membership.paxos import AcceptorState, founded
+from barnraise.membership.view import MembershipView, PresentMember, decide, first, nowhere
 from benchmarks.fake_clock import FakeClock
 
 
@@ -52,13 +52,13 @@ def _incarnation(index: int, life: int) -> bytes:
 
 
 @lru_cache
-def _formed_record(count: int, guests: int) -> Record:
+def _formed_record(count: int, guests: int) -> AcceptorState:
     """The view of a cluster in which everybody is in its first life."""
     everyone = [
-        Present(key.id.raw, _incarnation(index, 1), votes=index < count - guests)
+        PresentMember(key.id.raw, _incarnation(index, 1), votes=index < count - guests)
         for index, key in enumerate(keys(count))
     ]
-    view = View(tuple(everyone), len(trust_log(count, guests).entries), ())
+    view = MembershipView(tuple(everyone), len(trust_log(count, guests).entries), ())
     return founded(decide(None, bytes(32), view))
 
 
@@ -66,7 +66,7 @@ def _formed_record(count: int, guests: int) -> Record:
 class Disk:
     """What a node has synced."""
 
-    record: Record
+    record: AcceptorState
     entries: list[bytes]
 
 
@@ -77,7 +77,7 @@ class Node:
     index: int
     raw: bytes
     disk: Disk
-    member: Member | None = None
+    member: MembershipNode | None = None
     life: int = 0
     asleep_until: float = 0.0
     waiting: list[tuple[Callable[..., list[Effect]], tuple[object, ...]]] = field(default_factory=list)
@@ -122,9 +122,9 @@ class Cluster(FakeClock):
             return
         node.life += 1
         log = _read_log(tuple(node.disk.entries))
-        me = Present(node.raw, _incarnation(node.index, node.life))
+        me = PresentMember(node.raw, _incarnation(node.index, node.life))
         rng = random.Random(self.rng.random())
-        node.member = Member(me, node.disk.record, log, rng, self.now)
+        node.member = MembershipNode(me, node.disk.record, log, rng, self.now)
         node.waiting = []
         self._tick(node, node.life)
         for other in self.nodes:
@@ -228,19 +228,19 @@ class Cluster(FakeClock):
                 self.crash(node)
                 return
             match effect:
-                case Save():
+                case SaveState():
                     node.disk.record = effect.record
                     if effect.log_from is not None:
                         del node.disk.entries[effect.log_from :]
                         node.disk.entries += effect.entries
-                case Send():
+                case SendMessage():
                     self._send(node, effect)
-                case Changed():
+                case ViewChanged():
                     self._changed(node, effect)
-                case Note():
+                case LogNote():
                     self.notes.append((self.now, node.index, effect.text))
 
-    def _send(self, node: Node, effect: Send) -> None:
+    def _send(self, node: Node, effect: SendMessage) -> None:
         other = self.by_raw[effect.to]
         self.messages[node.index] += 1
         if (node.index, other.index) in self.cut or other.member is None:
@@ -251,13 +251,13 @@ class Cluster(FakeClock):
         for _ in range(copies):
             self.later(self.rng.uniform(*self.delay), lambda: self._arrive(node, other, effect))
 
-    def _arrive(self, node: Node, other: Node, effect: Send) -> None:
+    def _arrive(self, node: Node, other: Node, effect: SendMessage) -> None:
         if other.member is not None and (node.index, other.index) not in self.cut:
             self._do(other, other.member.receive, node.raw, effect.message)
 
     # what must hold
 
-    def _changed(self, node: Node, effect: Changed) -> None:
+    def _changed(self, node: Node, effect: ViewChanged) -> None:
         assert node.member is not None
         record = node.member.record
         position = record.decided.position

@@ -22,9 +22,18 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from barnraise.hub.protocol.messages import Terms
-from barnraise.hub.rounds.leases import Delivered
-from barnraise.hub.rounds.state_machine import Arrived, Asked, Committed, Founded, Heard, Lend, State, decide
+from barnraise.hub.protocol.messages import RoundConfig
+from barnraise.hub.rounds.leases import PendingUpdate
+from barnraise.hub.rounds.state_machine import (
+    GrantLease,
+    LeaseRequested,
+    RoundCommitted,
+    RoundState,
+    RunFounded,
+    UpdateAccepted,
+    UploadProgressed,
+    decide,
+)
 from barnraise.hub.server.connection_limits import MOST as CONNECTIONS
 from benchmarks.hosts import prepare_driver
 from benchmarks.hub_costs import SMALL, Logged, Played, costs_of, logged, merge_mb_s, play, sync_s, trim_mb
@@ -230,20 +239,20 @@ def servers(figures: Figures, hubs: int, hub_mb: float) -> int:
 
 def decisions(members: int) -> float:
     """Microseconds of the hub's own decisions for each member in a round: flat if nothing is quadratic."""
-    state = decide(State(terms=Terms(round_s=60.0)), Founded(COURSE), 0.0).state
+    state = decide(RoundState(terms=RoundConfig(round_s=60.0)), RunFounded(COURSE), 0.0).state
     begin = time.process_time()
     leases = []
     for one in range(members):
-        decision = decide(state, Asked(f"leaf-{one}", f"{one:032x}", 0, 2.0), 0.0)
+        decision = decide(state, LeaseRequested(f"leaf-{one}", f"{one:032x}", 0, 2.0), 0.0)
         state = decision.state
-        leases += [effect.lease for effect in decision.effects if isinstance(effect, Lend)]
+        leases += [effect.lease for effect in decision.effects if isinstance(effect, GrantLease)]
     for lease in leases:
-        state = decide(state, Heard(lease.id), 60.0).state
+        state = decide(state, UploadProgressed(lease.id), 60.0).state
     for lease in leases:
-        update = Delivered(f"u{lease.id}", lease.node, lease.id, 0, lease.samples)
-        state = decide(state, Arrived(update), 61.0).state
+        update = PendingUpdate(f"u{lease.id}", lease.node, lease.id, 0, lease.samples)
+        state = decide(state, UpdateAccepted(update), 61.0).state
     assert len(state.closing) == members
-    state = decide(state, Committed(1), 62.0).state
+    state = decide(state, RoundCommitted(1), 62.0).state
     return 1e6 * (time.process_time() - begin) / members
 
 

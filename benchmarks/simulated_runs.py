@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from barnraise.planning import Codec, Level, Levels, Model, Options, Plan, StepProfile, make_plans
+from barnraise.planning import Level, Levels, ModelSize, Plan, PlanCodec, PlanLimits, StepTimes, make_plans
 from barnraise.planning.inputs.codecs import LOSSY
-from barnraise.runs.sharding import Course
+from barnraise.runs.sharding import DataOrder
 from barnraise.training.sync import Sync
 from benchmarks.report import REPOSITORY, environment_line, last_line, table
 from benchmarks.simulation.figures import (
@@ -43,11 +43,11 @@ from benchmarks.simulation.training import Costs, Training
 from benchmarks.simulation.worlds import Churn, World, homes, lab_world
 
 PARAMETERS = 20_000_000
-MODEL = Model(parameters=PARAMETERS)
+MODEL = ModelSize(parameters=PARAMETERS)
 BATCH, UNIT, SAMPLE_S = 32, 8, 0.125
 HOSTS = 4
-COURSE = Course(samples=BATCH << 20, batch=BATCH, unit=UNIT, seed=0)
-PROFILE = StepProfile(batch=BATCH, unit=UNIT)
+COURSE = DataOrder(samples=BATCH << 20, batch=BATCH, unit=UNIT, seed=0)
+PROFILE = StepTimes(batch=BATCH, unit=UNIT)
 # (Mbit/s of each host, way of staying together, batches). Rounds overlap: the line sets the time of those of
 # two batches in bf16, and of eight at 20 Mbit/s; computing that of the others.
 LAB = (
@@ -65,7 +65,7 @@ ALL_HIDES, NOTHING_HIDES = FITTED = ((200, "8:bf16"), (200, "1:int8"))
 MEASURED = REPOSITORY / "docs" / "benchmarks" / "simulation.json"
 SWEEP = REPOSITORY / "docs" / "benchmarks" / "strategies.json"
 ROUND, LONG_ROUND = 8, 16  # batches: of the first, a thousand machines compute less long than they sum
-_AS_THEY_ARE = Codec(name="fp32", bytes_per_parameter=4.0)
+_AS_THEY_ARE = PlanCodec(name="fp32", bytes_per_parameter=4.0)
 STATE_BYTES = 12.0  # of a parameter: weights and two moments
 SAMPLES_EACH = 8  # of a step, for each machine
 
@@ -91,7 +91,7 @@ class Machine(NamedTuple):
     """What a host of the lab does besides computing, and how fast."""
 
     costs: Costs = Costs()
-    codecs: tuple[Codec, ...] = LOSSY
+    codecs: tuple[PlanCodec, ...] = LOSSY
     copying: float = 0.0
 
 
@@ -119,7 +119,7 @@ def compare(measured: Measurement) -> list[Compared]:
     ]
 
 
-def fitted(known: Mapping[tuple[int, str], float], codecs: tuple[Codec, ...]) -> Machine:
+def fitted(known: Mapping[tuple[int, str], float], codecs: tuple[PlanCodec, ...]) -> Machine:
     """What is missing in two of the measurements is the machines' own work: the same for each unit, and
     before each encoded sum as much longer as its codec takes longer."""
     machine = Machine(codecs=codecs)
@@ -137,7 +137,7 @@ def _missing(way: tuple[int, str], known: Mapping[tuple[int, str], float], machi
 def planned_s(mbps: int, sync: Sync) -> float:
     """What the planner predicts for it, before it has learnt anything."""
     level = Level(codec=sync.codec, period=sync.period)
-    options = Options(sync="auto", is_given=True, is_flat=True, overlaps=True, levels=Levels(inside=level))
+    options = PlanLimits(sync="auto", is_given=True, is_flat=True, overlaps=True, levels=Levels(inside=level))
     return make_plans(lab_world(HOSTS, mbps, 0, 1 / SAMPLE_S).cluster, MODEL, PROFILE, options).chosen.step_s
 
 
@@ -186,7 +186,7 @@ class Measurement(NamedTuple):
     sessions: list[dict[str, Any]]
     mb_per_s: dict[str, float]
 
-    def codecs(self) -> tuple[Codec, ...]:
+    def codecs(self) -> tuple[PlanCodec, ...]:
         return tuple(replace(one, mb_per_s=self.mb_per_s.get(one.name, one.mb_per_s)) for one in LOSSY)
 
 
@@ -240,7 +240,7 @@ class Thousand:
 
     def _new(self) -> tuple[World, Training]:
         world = homes(self.sites, self.machines, seed=1)
-        course = Course(samples=self.batch << 20, batch=self.batch, unit=SAMPLES_EACH // 2, seed=0)
+        course = DataOrder(samples=self.batch << 20, batch=self.batch, unit=SAMPLES_EACH // 2, seed=0)
         return world, train(world, course, PARAMETERS, Costs())
 
     def plan(self, period: int = 1) -> Plan:
@@ -248,8 +248,8 @@ class Thousand:
 
         In rounds, changes are sent as they are: through sites nothing else can be.
         """
-        profile = StepProfile(batch=self.batch, unit=SAMPLES_EACH // 2)
-        options = Options(is_given=True, is_flat=True)
+        profile = StepTimes(batch=self.batch, unit=SAMPLES_EACH // 2)
+        options = PlanLimits(is_given=True, is_flat=True)
         if period > 1:
             level = Level(codec=_AS_THEY_ARE.name, period=period)
             options = replace(

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from barnraise.planning import Cluster, Model, Options, StepProfile, make_plans
+from barnraise.planning import ModelSize, PlanCluster, PlanLimits, StepTimes, make_plans
 from barnraise.planning.inputs.codecs import EXACT
 from barnraise.training.autotune.tuner import cluster_at
 from benchmarks.machines import Machines
@@ -39,9 +39,9 @@ class Found(NamedTuple):
     crossing: float  # bytes of a step on the line between the sites, both ways
 
 
-def predicted(cluster: Cluster, way: str, codec: str) -> float:
-    model, profile = Model(parameters=PARAMETERS), StepProfile(batch=BATCH, unit=BATCH // 4)
-    plans = make_plans(cluster, model, profile, Options(is_given=True)).plans
+def predicted(cluster: PlanCluster, way: str, codec: str) -> float:
+    model, profile = ModelSize(parameters=PARAMETERS), StepTimes(batch=BATCH, unit=BATCH // 4)
+    plans = make_plans(cluster, model, profile, PlanLimits(is_given=True)).plans
     everybody = len(cluster.members)
     same = [one for one in plans if (one.kind, one.codec, one.way) == ("every_step", codec, way)]
     return next(one.step_s for one in same if len(one.order) == everybody)
@@ -59,7 +59,7 @@ def measure(hosts: int, codec: str) -> list[Found]:
         bench = Bench(machines, Path(room))
         graph = bench.graph()
         nodes = [facts.node for facts in graph.nodes]
-        cluster = cluster_at(graph, Model(parameters=PARAMETERS), nodes, [1 / SAMPLE_S] * len(nodes))
+        cluster = cluster_at(graph, ModelSize(parameters=PARAMETERS), nodes, [1 / SAMPLE_S] * len(nodes))
         everybody = ",".join(f"h{one}" for one in range(2 * hosts))
 
         def run(strategy: str, batches: int) -> tuple[float, int]:

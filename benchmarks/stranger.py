@@ -21,7 +21,7 @@ from barnraise.discovery.datagrams import Datagram, encode_datagram
 from barnraise.discovery.mdns import MdnsFinder
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.trust import encode_entry
-from barnraise.pairing import Introduction, Joiner, offer_tag, parse_code
+from barnraise.pairing import Joiner, PeerIntroduction, offer_tag, parse_code
 from barnraise.transport.control.agent_tls import AGENT_RUN, AgentTls, TlsSession
 from barnraise.transport.control.dial import dial_agent
 from barnraise.transport.listener.preface import (
@@ -50,7 +50,7 @@ async def join(code: str, host: str, port: int, keep: str = "", name: str = "fri
     if keep:
         Path(keep).mkdir(mode=0o700)
         key = NodeKey.load_or_create(Path(keep) / "key")
-    me = Introduction(name=name, platform="Linux x86_64", addresses=("192.0.2.9",), port=9)
+    me = PeerIntroduction(name=name, platform="Linux x86_64", addresses=("192.0.2.9",), port=9)
     begin = time.monotonic()
     try:
         joined = await join_by(Joiner(secret, key, me), secret, host, port)

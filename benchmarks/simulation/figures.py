@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import NamedTuple
 from unittest import mock
 
-from barnraise.planning import Model, StepProfile
+from barnraise.planning import ModelSize, StepTimes
 from barnraise.planning.cost.quality_model import outer_rule
 from barnraise.planning.inputs.codecs import LOSSY
-from barnraise.runs.sharding import Course
-from barnraise.topology.graph import Graph, LinkFacts, NodeFacts, build_graph
+from barnraise.runs.sharding import DataOrder
+from barnraise.topology.graph import LinkFacts, NodeFacts, TopologyGraph, build_graph
 from barnraise.training.autotune import tuner
-from barnraise.training.autotune.tuner import Chooser, Seen, Wish
+from barnraise.training.autotune.tuner import GroupSample, SyncTuner, Wish
 from barnraise.training.sync import Sync
 from benchmarks.simulation.network import Link
 from benchmarks.simulation.training import Committed, Costs, Training
@@ -43,7 +43,7 @@ def sync_named(text: str) -> Sync:
     return Sync(period=int(period), codec=codec, rate=outer.learning_rate, momentum=outer.momentum)
 
 
-def train(world: World, course: Course, numbers: int, costs: Costs, sync: Sync | None = None) -> Training:
+def train(world: World, course: DataOrder, numbers: int, costs: Costs, sync: Sync | None = None) -> Training:
     """Not yet begun; with a ``sync`` the first member asks for it from the beginning."""
     training = Training(world.clock, world.network, world.links, world.speeds, course, numbers, costs)
     training.wanted = sync if sync is not None and sync != Sync() else None
@@ -74,17 +74,17 @@ def fullest(wires: Sequence[Link], carried: Sequence[float], seconds: float) -> 
     return link, loads[link] / seconds
 
 
-class PlanningAtOnce(Chooser):
+class PlanningAtOnce(SyncTuner):
     """The session's own, without a thread: on a fake clock planning takes no time."""
 
-    def _begin(self, seen: Seen, step_s: float, *, is_first: bool) -> None:
+    def _begin(self, seen: GroupSample, step_s: float, *, is_first: bool) -> None:
         self._known = frozenset(seen.nodes)
         self._plan_again(seen, step_s, is_first)
 
 
 @contextmanager
 def chosen_while_training(
-    training: Training, model: Model, profile: StepProfile, wish: Wish, graph: Graph
+    training: Training, model: ModelSize, profile: StepTimes, wish: Wish, graph: TopologyGraph
 ) -> Iterator[None]:
     """The first member plans after commits, as `Session` has it do."""
     nodes = [facts.node for facts in graph.nodes]
@@ -101,7 +101,9 @@ def chosen_while_training(
     def note(made: Committed) -> None:
         speeds = tuple(training.pace.shares) if training.pace.is_known else ()
         machines = tuple(nodes[one] for one in training.members)
-        chooser.note(Seen(training.generation, training.sync, speeds, machines, made.seconds / made.batches))
+        chooser.note(
+            GroupSample(training.generation, training.sync, speeds, machines, made.seconds / made.batches)
+        )
 
     training.on_commit.append(note)
     # Codecs are as fast on simulated machines as the planner believes at first, whatever this one does.
@@ -112,7 +114,7 @@ def chosen_while_training(
         yield
 
 
-def graph_of(world: World) -> Graph:
+def graph_of(world: World) -> TopologyGraph:
     """What agents would have measured of a flat world."""
     ids = [f"{number + 1:064x}" for number in range(len(world.cluster.members))]
     names = [member.name for member in world.cluster.members]

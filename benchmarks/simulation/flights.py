@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from barnraise.runs.sharding import Unit, fingerprint
-from barnraise.training.steps.commit_vote import Held, read_held
+from barnraise.runs.sharding import MicroBatch, fingerprint
+from barnraise.training.steps.commit_vote import CommitVote, read_held
 from barnraise.training.sync import Sync
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.network import Network
@@ -22,7 +22,7 @@ class Flight:
     """Of one member: it has ended once the member has heard all words, or the group has broken."""
 
     def __init__(self) -> None:
-        self.words: list[Held] = []
+        self.words: list[CommitVote] = []
         self.has_failed = False
 
     @property
@@ -48,7 +48,7 @@ class StepSum:
         self,
         setting: Setting,
         step: int,
-        units: tuple[Unit, ...],
+        units: tuple[MicroBatch, ...],
         sync: Sync,
         numbers: int,
         held: Callable[[StepSum, int], None],
@@ -63,7 +63,7 @@ class StepSum:
         self._speeds: dict[int, float] = {}
         self._samples = sum(unit.size for unit in units)
         self._said: dict[int, bytes] = {}
-        self._words: list[Held] = []
+        self._words: list[CommitVote] = []
         clock, network, links, owner, members = setting
         self._sum = make_sum(sync, clock, network, owner, members, self._hold, links, numbers)
         self._gathering: Operation | None = None
@@ -82,7 +82,7 @@ class StepSum:
         """That this member holds the result, and more."""
         mine = fingerprint(self.parts[self._setting.members[rank]])
         speed = self._speeds[rank]
-        word = Held(self.step, self.digest, newest, speed, {}, samples=self._samples, units=mine)
+        word = CommitVote(self.step, self.digest, newest, speed, {}, samples=self._samples, units=mine)
         self._said[rank] = msgspec.msgpack.encode(word)
 
     def _hold(self, rank: int) -> None:
@@ -105,7 +105,7 @@ class StepSum:
             flight.words = self._read()
             self._landed(rank)
 
-    def _read(self) -> list[Held]:
+    def _read(self) -> list[CommitVote]:
         """As every member reads them: RunError unless each unit was in just one part."""
         if not self._words:
             said = [self._said[rank] for rank in range(len(self._setting.members))]

@@ -10,26 +10,26 @@ from collections.abc import Callable
 from functools import partial
 
 from barnraise.core.errors import ProtocolError
-from barnraise.core.flow.backoff import Waiting
+from barnraise.core.flow.backoff import ReportedBackoff
 from barnraise.hub.protocol.messages import (
-    Course,
-    Declaration,
+    HubDataOrder,
     Lease,
-    Step,
-    Terms,
+    RoundConfig,
+    UpdateDeclaration,
+    UploadStep,
     decode_message,
     encode_message,
 )
 from barnraise.hub.region.region import GATHER_S, declared, regional_terms
-from barnraise.hub.rounds.leases import Delivered, Lent
-from barnraise.hub.rounds.state_machine import Committed, Ended, Refuse, Supplied
+from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate
+from barnraise.hub.rounds.state_machine import ParentFinished, RefuseRequest, RoundCommitted, SamplesSupplied
 from barnraise.hub.storage.log import Contribution
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.hubs import Costs, Reach, Server, SimulatedHub, Sizes
 
 _POLL_S = 20.0
 _MOST_DELTAS = 5  # beyond them the whole state is smaller
-_TOO_LONG = Refuse("message", "more spans than a message may have", "Deal out fewer samples.")
+_TOO_LONG = RefuseRequest("message", "more spans than a message may have", "Deal out fewer samples.")
 
 
 class Habits:
@@ -58,16 +58,16 @@ class Leaf:
     def __init__(self, hub: SimulatedHub, name: str, speed: float, reach: Reach, habits: Habits) -> None:
         self.hub, self.name, self.speed, self.reach, self.habits = hub, name, speed, reach, habits
         self.version = 0
-        self.lease: Lent | None = None
-        self.pauses: Waiting | None = None
+        self.lease: ActiveLease | None = None
+        self.pauses: ReportedBackoff | None = None
         self.questions = self.sent = self.received = 0
 
     def ask(self) -> None:
         self.questions += 1
         self.hub.ask(self.name, self.version, self.speed, self.reach.delay_s, self._answered)
 
-    def _answered(self, found: Lent | Refuse) -> None:
-        if isinstance(found, Lent):
+    def _answered(self, found: ActiveLease | RefuseRequest) -> None:
+        if isinstance(found, ActiveLease):
             self.lease, self.pauses = found, None
             self._train(found)
         elif found.kind == "delivered":
@@ -77,13 +77,13 @@ class Leaf:
         elif found.kind != "finished":
             if self.pauses is None:
                 clock = self.hub.clock
-                self.pauses = Waiting("samples", _silent, self._sleep, lambda: clock.now)
+                self.pauses = ReportedBackoff("samples", _silent, self._sleep, lambda: clock.now)
             self.pauses.pause(found.message, found.retry_s)
 
     def _sleep(self, seconds: float) -> None:
         self.hub.clock.later(seconds, partial(self._look, 0.0))
 
-    def _train(self, lease: Lent) -> None:
+    def _train(self, lease: ActiveLease) -> None:
         habits = self.habits
         if habits.vanish and habits.source.random() < habits.vanish:
             habits.vanished += 1
@@ -97,10 +97,10 @@ class Leaf:
         self.questions += 2
         self.sent += self.hub.sizes.update
         name = f"{lease.id}-{self.name}"
-        update = Delivered(name, self.name, lease.id, lease.version, lease.samples)
+        update = PendingUpdate(name, self.name, lease.id, lease.version, lease.samples)
         self.hub.push(update, self.reach, self._pushed)
 
-    def _pushed(self, refused: Refuse | None) -> None:
+    def _pushed(self, refused: RefuseRequest | None) -> None:
         self._look(0.0 if refused else _POLL_S)
 
     def _look(self, wait_s: float) -> None:
@@ -132,15 +132,15 @@ class Region(SimulatedHub):
         name: str,
         parent: SimulatedHub,
         reach: Reach,
-        course: Course,
+        course: HubDataOrder,
         costs: Costs,
         server: Server,
         sizes: Sizes,
     ) -> None:
-        terms: Terms = regional_terms(parent.terms)
+        terms: RoundConfig = regional_terms(parent.terms)
         super().__init__(clock, name, terms, course, costs, server, sizes)
         self.parent, self.reach = parent, reach
-        self.lease: Lent | None = None
+        self.lease: ActiveLease | None = None
         self.came_to_nothing = 0  # updates of rounds that the parent did not take
         self._watched: int | None = None
 
@@ -156,7 +156,7 @@ class Region(SimulatedHub):
             self._fetch(version, partial(self._adopt, version))
 
     def _adopt(self, version: int) -> None:
-        self.step(Committed(version))
+        self.step(RoundCommitted(version))
         self.announce()
         self._gather(None)
 
@@ -173,17 +173,17 @@ class Region(SimulatedHub):
         else:
             self.begin()
 
-    def _leased(self, found: Lent | Refuse) -> None:
-        if isinstance(found, Lent):
+    def _leased(self, found: ActiveLease | RefuseRequest) -> None:
+        if isinstance(found, ActiveLease):
             self.lease, self._watched = found, self.version
-            self.step(Supplied(found.spans))
+            self.step(SamplesSupplied(found.spans))
             self.clock.later(max(0.0, found.void - self.clock.now), partial(self._give_up, found))
         elif found.kind == "finished":
-            self.step(Ended())
+            self.step(ParentFinished())
         else:
             self.clock.later(max(found.retry_s, 0.1), self.begin)
 
-    def _give_up(self, lease: Lent) -> None:
+    def _give_up(self, lease: ActiveLease) -> None:
         if self.lease is lease and self._watched is not None:
             self.begin()
 
@@ -205,20 +205,20 @@ class Region(SimulatedHub):
         else:
             self.parent.push(update, self.reach, partial(self._passed, parts))
 
-    def _declared(self, lease: Lent, parts: list[Contribution]) -> Delivered | None:
+    def _declared(self, lease: ActiveLease, parts: list[Contribution]) -> PendingUpdate | None:
         """As the message says it; None if it may not say so much."""
         own = Lease(
             id=lease.id, version=lease.version, spans=lease.spans, steps=0, seconds=lease.seconds, void_s=0.0
         )
-        step = Step("delta", lease.version, f"{self.version:064x}", self.sizes.update, "int8")
+        step = UploadStep("delta", lease.version, f"{self.version:064x}", self.sizes.update, "int8")
         try:
-            said = decode_message(Declaration, encode_message(declared(step, own, parts)))
+            said = decode_message(UpdateDeclaration, encode_message(declared(step, own, parts)))
         except ProtocolError:
             return None
         name = f"{lease.id}-{self.name}"
-        return Delivered(name, self.name, lease.id, said.version, said.samples, said.trained)
+        return PendingUpdate(name, self.name, lease.id, said.version, said.samples, said.trained)
 
-    def _passed(self, parts: list[Contribution], refused: Refuse | None) -> None:
+    def _passed(self, parts: list[Contribution], refused: RefuseRequest | None) -> None:
         if refused is None:
             self._await(parts)
         else:

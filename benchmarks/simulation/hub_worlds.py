@@ -9,19 +9,19 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
-from barnraise.core.flow.backoff import Waiting
+from barnraise.core.flow.backoff import ReportedBackoff
 from barnraise.hub.client.client import CONNECT_S
-from barnraise.hub.protocol.messages import Course, Terms
+from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig
 from barnraise.hub.region.region import regional_terms
-from barnraise.hub.rounds.leases import Delivered, Lent
+from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate
 from barnraise.hub.rounds.portions import rounded
-from barnraise.hub.rounds.state_machine import Refuse
+from barnraise.hub.rounds.state_machine import RefuseRequest
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.hub_members import Habits, Leaf, Region
 from benchmarks.simulation.hubs import Costs, Reach, Server, SimulatedHub, Sizes, begun_with
 from benchmarks.simulation.queues import Processor
 
-COURSE = Course(samples=1 << 40, batch=32, epochs=1 << 9)
+COURSE = HubDataOrder(samples=1 << 40, batch=32, epochs=1 << 9)
 TRAINED_S = 60.0  # of a leaf, in a round
 _RACK = Reach(1000.0, 1000.0, 0.01)  # a region's way to its parent
 _LOOPBACK = Reach(1e6, 1e6, 0.0)
@@ -65,8 +65,10 @@ def tree(
     run is new."""
     random.seed(seed)  # the client draws its pauses from it
     source, clock = random.Random(seed), FakeClock()
-    shorter = regional_terms(Terms(round_s=1.0)).round_s  # with each level, so that a round fits its parent's
-    terms = Terms(round_s=TRAINED_S / shorter ** len(regions))
+    shorter = regional_terms(
+        RoundConfig(round_s=1.0)
+    ).round_s  # with each level, so that a round fits its parent's
+    terms = RoundConfig(round_s=TRAINED_S / shorter ** len(regions))
     levels: list[list[SimulatedHub]] = [[SimulatedHub(clock, "hub", terms, COURSE, costs, server, sizes)]]
     for level, count in enumerate(regions):
         above = levels[-1]
@@ -268,15 +270,15 @@ class Member:
 
     def __init__(self, hub: SimulatedHub, name: str, crowd: Processor, costs: CrowdCosts) -> None:
         self.hub, self.name, self._crowd, self._costs = hub, name, crowd, costs
-        self._lease: Lent | None = None
+        self._lease: ActiveLease | None = None
         self.version = 0
 
     def ask(self, done: Callable[[], None]) -> None:
         asked = partial(self.hub.ask, self.name, self.version, 2.0, 0.0, partial(self._answered, done))
         self._crowd.loop(self._costs.ask_s, asked)
 
-    def _answered(self, done: Callable[[], None], found: Lent | Refuse) -> None:
-        if isinstance(found, Lent):
+    def _answered(self, done: Callable[[], None], found: ActiveLease | RefuseRequest) -> None:
+        if isinstance(found, ActiveLease):
             self._lease = found
             done()
         else:
@@ -285,7 +287,7 @@ class Member:
     def push(self, done: Callable[[], None]) -> None:
         lease = self._lease
         assert lease is not None
-        update = Delivered(f"{lease.id}-{self.name}", self.name, lease.id, lease.version, lease.samples)
+        update = PendingUpdate(f"{lease.id}-{self.name}", self.name, lease.id, lease.version, lease.samples)
         self._crowd.loop(self._costs.push_s, partial(self.hub.push, update, _LOOPBACK, lambda _: done()))
 
     def pull(self, done: Callable[[], None]) -> None:
@@ -309,7 +311,7 @@ def crowd_round_s(
     """
     random.seed(1)
     clock, shared = FakeClock(), [0.0] * cores
-    terms = Terms(round_s=600.0, first_batches=4 * members if regions else 4)
+    terms = RoundConfig(round_s=600.0, first_batches=4 * members if regions else 4)
     server = Server(cores=cores, mbps=1e6)
     root = SimulatedHub(clock, "hub", terms, COURSE, costs, server, sizes)
     hubs: list[SimulatedHub] = [
@@ -359,26 +361,26 @@ def herd(members: int, handshake_s: float, away_s: float, seed: int = 1) -> tupl
     cpu = Processor(clock, [0.0])
     left, tried = [members], [0]
 
-    def come(waiting: Waiting) -> None:
+    def come(waiting: ReportedBackoff) -> None:
         if clock.now < away_s:
             waiting.pause("the hub is away")
         else:
             tried[0] += 1
             cpu.loop(handshake_s, partial(served, waiting, clock.now))
 
-    def served(waiting: Waiting, began: float) -> None:
+    def served(waiting: ReportedBackoff, began: float) -> None:
         if clock.now - began <= CONNECT_S:
             left[0] -= 1
         else:
             waiting.pause("the hub did not answer in time")
 
     for _ in range(members):
-        later: list[Waiting] = []
+        later: list[ReportedBackoff] = []
 
-        def sleep(seconds: float, later: list[Waiting] = later) -> None:
+        def sleep(seconds: float, later: list[ReportedBackoff] = later) -> None:
             clock.later(seconds, lambda: come(later[0]))
 
-        later.append(Waiting("the hub", lambda words: None, sleep, lambda: clock.now))
+        later.append(ReportedBackoff("the hub", lambda words: None, sleep, lambda: clock.now))
         clock.later(random.uniform(0.0, 0.1), partial(come, later[0]))
     clock.run_until(lambda: not left[0])
     return clock.now - away_s, tried[0] / members

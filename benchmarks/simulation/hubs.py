@@ -14,24 +14,24 @@ from typing import NamedTuple
 
 import msgspec
 
-from barnraise.hub.protocol.messages import Course, Terms
-from barnraise.hub.rounds.leases import Delivered, Lent
-from barnraise.hub.rounds.persistent_map import Book
+from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig
+from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate
+from barnraise.hub.rounds.persistent_map import PersistentMap
 from barnraise.hub.rounds.sample_pool import trained
 from barnraise.hub.rounds.state_machine import (
-    Arrived,
-    Asked,
-    Close,
-    Committed,
-    Decision,
-    Discard,
+    ClockTick,
+    DropUpdate,
     Event,
-    Founded,
-    Heard,
-    Lend,
-    Refuse,
-    State,
-    Ticked,
+    GrantLease,
+    LeaseRequested,
+    MergeRound,
+    RefuseRequest,
+    RoundCommitted,
+    RoundDecision,
+    RoundState,
+    RunFounded,
+    UpdateAccepted,
+    UploadProgressed,
     behind,
     decide,
     lease_for,
@@ -107,8 +107,8 @@ class Tally:
         self.refused[kind] = self.refused.get(kind, 0) + 1
 
 
-Answer = Callable[[Lent | Refuse], None]
-Told = Callable[[Refuse | None], None]
+Answer = Callable[[ActiveLease | RefuseRequest], None]
+Told = Callable[[RefuseRequest | None], None]
 
 
 class SimulatedHub:
@@ -120,8 +120,8 @@ class SimulatedHub:
         self,
         clock: FakeClock,
         name: str,
-        terms: Terms,
-        course: Course,
+        terms: RoundConfig,
+        course: HubDataOrder,
         costs: Costs,
         server: Server,
         sizes: Sizes,
@@ -133,7 +133,7 @@ class SimulatedHub:
         self.places = Places(clock, AT_ONCE)
         self.journal = Journal(clock, costs.sync_s)
         self.tally = Tally()
-        self.state = State(terms=terms, is_region=self.is_region)
+        self.state = RoundState(terms=terms, is_region=self.is_region)
         self.arrivals: dict[str, Contribution] = {}
         self.parts: list[Contribution] = []  # of all rounds, in their order
         self._waiters: dict[int, Callable[[int | None], None]] = {}
@@ -141,7 +141,7 @@ class SimulatedHub:
         self._tick_at = float("inf")
 
     def found(self) -> None:
-        self.step(Founded(self.course))
+        self.step(RunFounded(self.course))
 
     @property
     def version(self) -> int:
@@ -154,30 +154,30 @@ class SimulatedHub:
         self.cpu.loop(self.costs.ask_s, partial(self._asked, node, version, rate, delay_s, answer))
 
     def _asked(self, node: str, version: int, rate: float, delay_s: float, answer: Answer) -> None:
-        decision = self.step(Asked(node, f"{next(self._names):032x}", version, rate))
+        decision = self.step(LeaseRequested(node, f"{next(self._names):032x}", version, rate))
         for effect in decision.effects:
-            if isinstance(effect, Lend):
+            if isinstance(effect, GrantLease):
                 told = partial(self.clock.later, 2 * delay_s, partial(answer, effect.lease))
                 self.journal.write(told)
                 return
-            if isinstance(effect, Refuse):
+            if isinstance(effect, RefuseRequest):
                 self.clock.later(2 * delay_s, partial(answer, effect))
                 return
 
-    def push(self, update: Delivered, reach: Reach, answer: Told) -> None:
+    def push(self, update: PendingUpdate, reach: Reach, answer: Told) -> None:
         """Declared; then its body, when there is a place for it."""
         refused = lease_for(self.state, update)
-        if isinstance(refused, Refuse):
+        if isinstance(refused, RefuseRequest):
             self.cpu.loop(self.costs.ask_s, partial(self._tell, refused, reach, answer))
             return
-        self.step(Heard(update.lease))
+        self.step(UploadProgressed(update.lease))
         self.places.enter(partial(self._receive, update, reach, answer))
 
-    def _receive(self, update: Delivered, reach: Reach, answer: Told) -> None:
+    def _receive(self, update: PendingUpdate, reach: Reach, answer: Told) -> None:
         received = partial(self._received, update, reach, answer)
         self.into.carry(self.sizes.update, reach.up_mbps, received)
 
-    def _received(self, update: Delivered, reach: Reach, answer: Told) -> None:
+    def _received(self, update: PendingUpdate, reach: Reach, answer: Told) -> None:
         megabytes = self.sizes.update / 1e6
         admit = partial(self._admit, update, reach, answer)
         synced = partial(self.clock.later, 2 * self.costs.sync_s, admit)  # the file, and its directory
@@ -185,15 +185,15 @@ class SimulatedHub:
         thread = partial(self.cpu.thread, thread_s, synced)
         self.cpu.loop(self.costs.push_s + self.costs.push_mb_s * megabytes, thread)
 
-    def _admit(self, update: Delivered, reach: Reach, answer: Told) -> None:
-        self.step(Heard(update.lease))
+    def _admit(self, update: PendingUpdate, reach: Reach, answer: Told) -> None:
+        self.step(UploadProgressed(update.lease))
         lent = lease_for(self.state, update)
-        if isinstance(lent, Refuse):
+        if isinstance(lent, RefuseRequest):
             self._leave(lent, reach, answer)
             return
         late = behind(self.state, update.version)
-        decision = self.step(Arrived(update), self._contribution(update, lent, late))
-        refused = next((one for one in decision.effects if isinstance(one, Refuse)), None)
+        decision = self.step(UpdateAccepted(update), self._contribution(update, lent, late))
+        refused = next((one for one in decision.effects if isinstance(one, RefuseRequest)), None)
         if refused is not None:
             self.arrivals.pop(update.id)
             self._leave(refused, reach, answer)
@@ -202,7 +202,7 @@ class SimulatedHub:
         self.tally.late += late > 0
         self.journal.write(partial(self._leave, None, reach, answer))
 
-    def _contribution(self, update: Delivered, lent: Lent, late: int) -> Contribution:
+    def _contribution(self, update: PendingUpdate, lent: ActiveLease, late: int) -> Contribution:
         spans = update.spans or trained(lent.spans, update.samples)
         weight = update.samples * weight_of(late)
         return Contribution(
@@ -216,11 +216,11 @@ class SimulatedHub:
             sha256=update.id,
         )
 
-    def _leave(self, refused: Refuse | None, reach: Reach, answer: Told) -> None:
+    def _leave(self, refused: RefuseRequest | None, reach: Reach, answer: Told) -> None:
         self.places.leave()
         self._tell(refused, reach, answer)
 
-    def _tell(self, refused: Refuse | None, reach: Reach, answer: Told) -> None:
+    def _tell(self, refused: RefuseRequest | None, reach: Reach, answer: Told) -> None:
         if refused is not None:
             self.tally.refuse(refused.kind)
         self.clock.later(4 * reach.delay_s, partial(answer, refused))  # declared, and sent
@@ -251,15 +251,15 @@ class SimulatedHub:
 
     # what it does by itself
 
-    def step(self, event: Event, arrival: Contribution | None = None) -> Decision:
-        if isinstance(event, Arrived) and arrival is not None:
+    def step(self, event: Event, arrival: Contribution | None = None) -> RoundDecision:
+        if isinstance(event, UpdateAccepted) and arrival is not None:
             self.arrivals[event.update.id] = arrival
         decision = decide(self.state, event, self.clock.now)
         self.state = decision.state
         for effect in decision.effects:
-            if isinstance(effect, Close):
+            if isinstance(effect, MergeRound):
                 self._merge(effect.updates)
-            elif isinstance(effect, Discard):
+            elif isinstance(effect, DropUpdate):
                 del self.arrivals[effect.update]
                 self.tally.counted -= 1
                 self.tally.refuse("discarded")
@@ -272,9 +272,9 @@ class SimulatedHub:
     def _tick(self, moment: float) -> None:
         if moment == self._tick_at:
             self._tick_at = float("inf")
-            self.step(Ticked())
+            self.step(ClockTick())
 
-    def _merge(self, updates: tuple[Delivered, ...]) -> None:
+    def _merge(self, updates: tuple[PendingUpdate, ...]) -> None:
         parts = [self.arrivals.pop(one.id) for one in updates]
         seconds = self.costs.merge_mb_s * self.sizes.update / 1e6 * len(parts)
         self.cpu.spread(seconds, partial(self.finish, parts))
@@ -289,7 +289,7 @@ class SimulatedHub:
             closed = Closed(self.clock.now, len(parts), sum(one.samples for one in parts))
             self.tally.rounds.append(closed)
             self.tally.samples += closed.samples
-        self.step(Committed(version))
+        self.step(RoundCommitted(version))
         self.announce()
 
     def announce(self) -> None:
@@ -301,4 +301,4 @@ class SimulatedHub:
 def begun_with(hub: SimulatedHub, usual: dict[str, int]) -> None:
     """As if the run had been going: everybody has delivered so many samples before."""
     standing = tuple(sorted(usual.values()))
-    hub.state = msgspec.structs.replace(hub.state, usual=Book(usual), standing=standing)
+    hub.state = msgspec.structs.replace(hub.state, usual=PersistentMap(usual), standing=standing)

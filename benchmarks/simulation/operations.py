@@ -6,12 +6,12 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 
 from barnraise.collectives.algorithms import compile_program
-from barnraise.collectives.algorithms.schedule import IndexedProgram, Layout
+from barnraise.collectives.algorithms.schedule import BufferLayout, IndexedSchedule
 from benchmarks.simulation.network import Network
 
 
 @lru_cache(maxsize=64)
-def compiled(kind: str, strategy: str, world: int, layout: Layout) -> tuple[IndexedProgram, ...]:
+def compiled(kind: str, strategy: str, world: int, layout: BufferLayout) -> tuple[IndexedSchedule, ...]:
     """Of every rank."""
     return tuple(compile_program(kind, strategy, rank, world, layout).index for rank in range(world))
 
@@ -24,7 +24,7 @@ class Operation:
         network: Network,
         owner: Hashable,
         hosts: Sequence[int],
-        programs: Sequence[IndexedProgram],
+        programs: Sequence[IndexedSchedule],
         done: Callable[[int], None],
     ) -> None:
         self._network, self._owner, self._hosts, self._done = network, owner, hosts, done
@@ -80,7 +80,7 @@ class Operation:
 
 
 class _Rank:
-    def __init__(self, program: IndexedProgram) -> None:
+    def __init__(self, program: IndexedSchedule) -> None:
         self.program = program
         self.send_waits = list(program.send_waits)
         self.receive_waits = list(program.receive_waits)

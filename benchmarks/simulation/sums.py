@@ -7,12 +7,17 @@ from functools import partial
 from typing import NamedTuple
 
 from barnraise.collectives.algorithms.cost_model import CostTable, choose
-from barnraise.collectives.algorithms.schedule import MAX_SEGMENT_BYTES, IndexedProgram, Kind, Layout
+from barnraise.collectives.algorithms.schedule import (
+    MAX_SEGMENT_BYTES,
+    BufferLayout,
+    IndexedSchedule,
+    StepKind,
+)
 from barnraise.compression import Codec
 from barnraise.compression.allreduce.sharded import PIECE, cut
 from barnraise.core.errors import ConfigError
 from barnraise.planning.inputs.codecs import LOSSY
-from barnraise.planning.inputs.codecs import Codec as Known
+from barnraise.planning.inputs.codecs import PlanCodec as Known
 from barnraise.planning.inputs.levels import Shape
 from barnraise.training.gradients.reducer import BUCKET_BYTES
 from barnraise.training.sync import Sync
@@ -60,7 +65,7 @@ class Summing:
         raise NotImplementedError
 
     def _operation(
-        self, programs: Sequence[IndexedProgram], done: Callable[[int], None] | None = None
+        self, programs: Sequence[IndexedSchedule], done: Callable[[int], None] | None = None
     ) -> Operation:
         return Operation(self._network, self._owner, self._hosts, programs, done or self._got)
 
@@ -94,14 +99,14 @@ class StagedSum(Summing):
         self._places = {
             rank: (site, place) for site, ranks in enumerate(sites) for place, rank in enumerate(ranks)
         }
-        chains = [_along(Kind.REDUCE, "ring", size, len(ranks)) for ranks in sites]
-        backwards = [_along(Kind.BROADCAST, "ring", size, len(ranks)) for ranks in sites]
+        chains = [_along(StepKind.REDUCE, "ring", size, len(ranks)) for ranks in sites]
+        backwards = [_along(StepKind.BROADCAST, "ring", size, len(ranks)) for ranks in sites]
         self._inward = [
             self._among(ranks, programs, partial(self._summed, site))
             for site, (ranks, programs) in enumerate(zip(sites, chains, strict=True))
         ]
         leaders = [ranks[0] for ranks in sites]
-        programs = _along(Kind.ALL_REDUCE, across, size, len(leaders))
+        programs = _along(StepKind.ALL_REDUCE, across, size, len(leaders))
         self._across = self._among(leaders, programs, lambda site: self._outward[site].begin(0))
         self._outward = [
             self._among(ranks, programs, partial(self._came_back, ranks))
@@ -122,7 +127,7 @@ class StagedSum(Summing):
         self._held(ranks[place])
 
     def _among(
-        self, ranks: Sequence[int], programs: Sequence[IndexedProgram], done: Callable[[int], None]
+        self, ranks: Sequence[int], programs: Sequence[IndexedSchedule], done: Callable[[int], None]
     ) -> Operation:
         hosts = [self._hosts[rank] for rank in ranks]
         return Operation(self._network, self._owner, hosts, programs, done)
@@ -190,11 +195,11 @@ def seconds_of(codec: str, codecs: Sequence[Known], numbers: int) -> float:
     return 0.0 if known.mb_per_s is None else numbers * _FLOAT / known.mb_per_s / 1e6
 
 
-def all_reduce(size: int, hosts: Sequence[int], links: Links) -> tuple[IndexedProgram, ...]:
+def all_reduce(size: int, hosts: Sequence[int], links: Links) -> tuple[IndexedSchedule, ...]:
     world = len(hosts)
     sites = _ranks_by_site(hosts, links)
     choice = choose(
-        Kind.ALL_REDUCE,
+        StepKind.ALL_REDUCE,
         size,
         world,
         links.table,
@@ -204,8 +209,8 @@ def all_reduce(size: int, hosts: Sequence[int], links: Links) -> tuple[IndexedPr
     )
     # Segments of a group this large would be tiny, and millions; what a link carries is the same.
     segment = MAX_SEGMENT_BYTES if sites and world > MANY else choice.segment
-    layout = Layout(sizes=(size,), item=_FLOAT, segment=segment, arity=choice.arity, sites=sites)
-    return compiled(Kind.ALL_REDUCE, choice.strategy, world, layout)
+    layout = BufferLayout(sizes=(size,), item=_FLOAT, segment=segment, arity=choice.arity, sites=sites)
+    return compiled(StepKind.ALL_REDUCE, choice.strategy, world, layout)
 
 
 def _ranks_by_site(hosts: Sequence[int], links: Links) -> tuple[tuple[int, ...], ...]:
@@ -215,18 +220,20 @@ def _ranks_by_site(hosts: Sequence[int], links: Links) -> tuple[tuple[int, ...],
     return tuple(site for site in here if site)
 
 
-def _along(kind: str, strategy: str, size: int, world: int) -> tuple[IndexedProgram, ...]:
+def _along(kind: str, strategy: str, size: int, world: int) -> tuple[IndexedSchedule, ...]:
     """From or to the first rank."""
-    return compiled(kind, strategy, world, Layout(sizes=(size,), item=_FLOAT, segment=MAX_SEGMENT_BYTES))
+    return compiled(
+        kind, strategy, world, BufferLayout(sizes=(size,), item=_FLOAT, segment=MAX_SEGMENT_BYTES)
+    )
 
 
-def all_gather(block: int, hosts: Sequence[int], links: Links) -> tuple[IndexedProgram, ...]:
+def all_gather(block: int, hosts: Sequence[int], links: Links) -> tuple[IndexedSchedule, ...]:
     world = len(hosts)
-    choice = choose(Kind.ALL_GATHER, block * world, world, links.table, limit=MAX_SEGMENT_BYTES)
-    layout = Layout(sizes=(block,) * world, segment=choice.segment)
-    return compiled(Kind.ALL_GATHER, choice.strategy, world, layout)
+    choice = choose(StepKind.ALL_GATHER, block * world, world, links.table, limit=MAX_SEGMENT_BYTES)
+    layout = BufferLayout(sizes=(block,) * world, segment=choice.segment)
+    return compiled(StepKind.ALL_GATHER, choice.strategy, world, layout)
 
 
-def _all_to_all(block: int, world: int) -> tuple[IndexedProgram, ...]:
-    layout = Layout(sizes=(block,) * (2 * world), segment=MAX_SEGMENT_BYTES)
-    return compiled(Kind.ALL_TO_ALL, "direct", world, layout)
+def _all_to_all(block: int, world: int) -> tuple[IndexedSchedule, ...]:
+    layout = BufferLayout(sizes=(block,) * (2 * world), segment=MAX_SEGMENT_BYTES)
+    return compiled(StepKind.ALL_TO_ALL, "direct", world, layout)

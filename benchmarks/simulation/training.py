@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from barnraise.runs.commit import Verdict, Word, conclude
-from barnraise.runs.sharding import Course, Unit, cut, lease
-from barnraise.training.steps.commit_vote import Held, is_outdated
+from barnraise.runs.commit import CommitDecision, MemberState, conclude
+from barnraise.runs.sharding import DataOrder, MicroBatch, cut, lease
+from barnraise.training.steps.commit_vote import CommitVote, is_outdated
 from barnraise.training.steps.load_balancing import Leased, deal_to_all
-from barnraise.training.steps.progress import AtHand, Deal, may_go_ahead
-from barnraise.training.steps.throughput import Pace
+from barnraise.training.steps.progress import Deal, StepProgress, may_go_ahead
+from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync, heard
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.flights import Flight, Setting, StepSum
@@ -57,7 +57,7 @@ class Ledger:
     def __init__(self) -> None:
         self.once = self.lost = self.doubled = self.computed = self.ahead = 0
 
-    def commit(self, units: tuple[Unit, ...], sums: Mapping[int, frozenset[int]]) -> None:
+    def commit(self, units: tuple[MicroBatch, ...], sums: Mapping[int, frozenset[int]]) -> None:
         counts = dict.fromkeys((unit.number for unit in units), 0)
         for numbers in sums.values():
             for number in numbers:
@@ -80,7 +80,7 @@ class _Member:
 
     def __init__(self, machine: int) -> None:
         self.machine = machine
-        self.at_hand = AtHand()
+        self.at_hand = StepProgress()
         self.is_alive = self.is_fresh = True
         self.done = 0
         self.flight: Flight | None = None
@@ -93,10 +93,10 @@ class _Member:
         """Without what adding up has rounded: steps that are dealt alike are dealt once."""
         return float(f"{self.samples / self.busy_s:.9g}") if self.busy_s else self.told
 
-    def word(self, done: int) -> Word:
+    def word(self, done: int) -> MemberState:
         """``done``: commits that a newcomer has followed."""
         hand = self.at_hand
-        return Word(
+        return MemberState(
             fresh=self.is_fresh,
             done=done if self.is_fresh else self.done,
             held=hand.held,
@@ -119,7 +119,7 @@ class Training:
         network: Network,
         links: Links,
         speeds: Mapping[int, float],
-        course: Course,
+        course: DataOrder,
         numbers: int,
         costs: Costs,
     ) -> None:
@@ -130,7 +130,7 @@ class Training:
         self.commits: list[Committed] = []
         self.ledger = Ledger()
         self.on_commit: list[Callable[[Committed], None]] = []
-        self.pace = Pace()
+        self.pace = Throughput()
         self.generation = 0
         self.members: list[int] = []
         self._machines = {machine: _Member(machine) for machine in speeds}
@@ -242,7 +242,7 @@ class Training:
         for one in self._group:
             self._go_on(one)
 
-    def _take_up(self, one: _Member, rank: int, verdict: Verdict) -> None:
+    def _take_up(self, one: _Member, rank: int, verdict: CommitDecision) -> None:
         one.is_fresh, one.done, one.at_hand.held = False, verdict.done, b""
         one.at_hand.take_up(verdict, rank)
         units = self._units(self._states[one.done])
@@ -250,12 +250,12 @@ class Training:
 
     # units
 
-    def _units(self, state: _State) -> tuple[Unit, ...]:
+    def _units(self, state: _State) -> tuple[MicroBatch, ...]:
         return _units(self.course, state.covered, state.sync.period)
 
     def _deal(
-        self, step: int, rank: int, units: Sequence[Unit], claimed: Mapping[int, frozenset[int]]
-    ) -> list[Unit]:
+        self, step: int, rank: int, units: Sequence[MicroBatch], claimed: Mapping[int, frozenset[int]]
+    ) -> list[MicroBatch]:
         """The same for all: whoever comes first has it found out."""
         if step not in self._dealt:
             world = len(self.members)
@@ -271,7 +271,7 @@ class Training:
         seconds = unit.size / self.speeds[one.machine] + self.costs.unit_s
         self.clock.later(seconds, partial(self._computed, one, unit, seconds))
 
-    def _computed(self, one: _Member, unit: Unit, seconds: float) -> None:
+    def _computed(self, one: _Member, unit: MicroBatch, seconds: float) -> None:
         if not one.is_alive:
             return
         self.ledger.computed += 1
@@ -361,7 +361,7 @@ class Training:
         one.told, one.busy_s, one.samples = flight.words[rank].speed, 0.0, 0
         self.clock.later(self.costs.commit_s, partial(self._follow_up, one, flight.words))
 
-    def _follow_up(self, one: _Member, words: Sequence[Held]) -> None:
+    def _follow_up(self, one: _Member, words: Sequence[CommitVote]) -> None:
         if not one.is_alive:
             return
         if is_outdated(words, self.generation):
@@ -369,14 +369,14 @@ class Training:
         else:
             self._go_on(one)
 
-    def _apply(self, one: _Member, words: Sequence[Held], deal: Deal) -> None:
+    def _apply(self, one: _Member, words: Sequence[CommitVote], deal: Deal) -> None:
         """``words``: as this member has heard them; none if its group broke before that."""
         if one.done + 1 not in self._states:
             self._count(self._sums[one.done], words)
         one.done += 1
         one.at_hand.commit(partial(self._units, self._states[one.done]), deal)
 
-    def _count(self, step_sum: StepSum, words: Sequence[Held]) -> None:
+    def _count(self, step_sum: StepSum, words: Sequence[CommitVote]) -> None:
         """The first member commits it: from here on the step counts."""
         self.ledger.commit(step_sum.units, step_sum.parts)
         if words:
@@ -395,12 +395,12 @@ class Training:
 
 
 @lru_cache(maxsize=4)
-def _units(course: Course, covered: int, period: int) -> tuple[Unit, ...]:
+def _units(course: DataOrder, covered: int, period: int) -> tuple[MicroBatch, ...]:
     return course.units(covered, period)
 
 
 def _remembered_lease(
-    units: Sequence[Unit],
+    units: Sequence[MicroBatch],
     claimed: Mapping[int, frozenset[int]],
     shares: Sequence[float],
     tried: frozenset[int],
@@ -421,6 +421,6 @@ def _leased(
     return lease(cut(0, span, unit), dict(claimed), shares, tried)
 
 
-def _nothing(units: Sequence[Unit], claimed: Mapping[int, frozenset[int]]) -> list[Unit]:
+def _nothing(units: Sequence[MicroBatch], claimed: Mapping[int, frozenset[int]]) -> list[MicroBatch]:
     """Dealt by a member that is between two groups: the next one deals."""
     return []

@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from barnraise.collectives.algorithms.cost_model import CostTable
-from barnraise.planning import Cluster, Member, Path, build_cluster
+from barnraise.planning import NetworkPath, PlanCluster, PlannedMachine, build_cluster
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.network import Link, Network, Way
 from benchmarks.simulation.sums import Links
@@ -33,7 +33,7 @@ class World(NamedTuple):
     network: Network
     links: Links
     speeds: Mapping[int, float]
-    cluster: Cluster
+    cluster: PlanCluster
     wires: tuple[Link, ...]  # that may be what limits, by name
 
 
@@ -57,8 +57,8 @@ def lab_world(hosts: int, mbps: float, delay_ms: float, speed: float) -> World:
     network = Network(clock, lambda a, b: Way((ups[a], downs[b]), delay))
     names = [f"h{one}" for one in range(hosts)]
     cluster = build_cluster(
-        (Member(name=name, samples_per_s=speed) for name in names),
-        (Path(source=a, target=b, mbps=rate, latency_s=delay) for a in names for b in names if a != b),
+        (PlannedMachine(name=name, samples_per_s=speed) for name in names),
+        (NetworkPath(source=a, target=b, mbps=rate, latency_s=delay) for a in names for b in names if a != b),
     )
     table = CostTable.measured(delay, 1 / (rate * _MBIT))
     speeds = dict.fromkeys(range(hosts), speed)
@@ -90,7 +90,7 @@ def homes(
     table = CostTable.measured(2 * max(delays), 1 / (min(rates) * _MBIT))
     cluster = build_cluster(
         (
-            Member(
+            PlannedMachine(
                 name=f"site {site:02}",
                 samples_per_s=sum(speeds[one] for one in group),
                 up_mbps=rates[site],
@@ -99,7 +99,7 @@ def homes(
             for site, group in enumerate(groups)
         ),
         (
-            Path(
+            NetworkPath(
                 source=f"site {a:02}",
                 target=f"site {b:02}",
                 mbps=min(rates[a], given.down_over_up * rates[b]),

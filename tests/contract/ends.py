@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from barnraise.core.errors import ProtocolError
 from barnraise.identity import NodeKey, delegate
-from barnraise.transport.links.link import Header, Link
+from barnraise.transport.links.link import FrameHeader, Link
 from barnraise.transport.links.memory import memory_pair
 from barnraise.transport.links.stream import StreamLink, tune
 from barnraise.transport.links.tls import client_context, server_context
@@ -21,17 +21,17 @@ class Owner:
     """Notes everything; ``places`` says where the payload of a message goes, by its ``first``."""
 
     places: dict[int, memoryview | None] = field(default_factory=dict)
-    frames: list[tuple[Header, bytes]] = field(default_factory=list)
+    frames: list[tuple[FrameHeader, bytes]] = field(default_factory=list)
     tokens: list[object] = field(default_factory=list)
     payloads: list[memoryview] = field(default_factory=list)
-    refuse: Callable[[Header], bool] = lambda header: False
+    refuse: Callable[[FrameHeader], bool] = lambda header: False
 
-    def target(self, link: Link, header: Header) -> memoryview | None:
+    def target(self, link: Link, header: FrameHeader) -> memoryview | None:
         if header.first in self.places:
             return self.places[header.first]
         return memoryview(bytearray(header.length))
 
-    def frame(self, link: Link, header: Header, payload: memoryview) -> None:
+    def frame(self, link: Link, header: FrameHeader, payload: memoryview) -> None:
         if self.refuse(header):
             raise ProtocolError("not this one")
         self.frames.append((header, bytes(payload)))

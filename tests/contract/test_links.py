@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from barnraise.transport.links.frames import HEADER_BYTES, MAX_PAYLOAD, Header, Kind
+from barnraise.transport.links.frames import HEADER_BYTES, MAX_PAYLOAD, FrameHeader, FrameKind
 from tests.contract.ends import KINDS, Pair
 
 MEBI = 1 << 20
@@ -22,7 +22,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 def bulk(pair: Pair, number: int, payload: bytes | bytearray, group: int = 1) -> None:
-    header = Header(Kind.DATA, group=group, sequence=7, first=number)
+    header = FrameHeader(FrameKind.DATA, group=group, sequence=7, first=number)
     pair.left.send_bulk(header, memoryview(payload), number)
 
 
@@ -43,18 +43,18 @@ def test_everything_arrives_once_in_order_both_ways(pair: Pair) -> None:
     payloads = [random_bytes.randbytes(size) for size in sizes]
     for number, payload in enumerate(payloads):
         bulk(pair, number, payload)
-        back = Header(Kind.PARCEL, group=2, first=number)
+        back = FrameHeader(FrameKind.PARCEL, group=2, first=number)
         pair.right.send_bulk(back, memoryview(payload), None)
     pair.pump(lambda: len(pair.receiver.frames) == len(pair.sender.frames) == len(sizes))
     for number, payload in enumerate(payloads):
         header, got = pair.receiver.frames[number]
-        assert header == Header(Kind.DATA, len(payload), 1, 7, number, 0)
+        assert header == FrameHeader(FrameKind.DATA, len(payload), 1, 7, number, 0)
         assert got == payload == pair.sender.frames[number][1]
 
 
 def test_control_frames_arrive_whole_and_in_order(pair: Pair) -> None:
     for number in range(300):
-        pair.left.send(Header(Kind.OPEN, group=number + 1, second=number), b"x" * number)
+        pair.left.send(FrameHeader(FrameKind.OPEN, group=number + 1, second=number), b"x" * number)
     pair.pump(lambda: len(pair.receiver.frames) == 300)
     for number, (header, payload) in enumerate(pair.receiver.frames):
         assert (header.group, header.second, payload) == (number + 1, number, b"x" * number)
@@ -64,7 +64,7 @@ def test_control_frames_pass_between_bulk_frames(pair: Pair) -> None:
     for number in range(8):
         bulk(pair, number, bytes(MEBI))
     fill(pair)
-    pair.left.send(Header(Kind.FAIL, group=1, first=99), b"now")
+    pair.left.send(FrameHeader(FrameKind.FAIL, group=1, first=99), b"now")
     pair.pump(lambda: len(pair.receiver.frames) == 9)
     order = arrived(pair)
     assert sorted(order) == [*range(8), 99]
@@ -116,11 +116,11 @@ def test_a_payload_without_a_place_is_thrown_away(pair: Pair) -> None:
         if number % 3:
             pair.receiver.places[number] = None
         bulk(pair, number, bytes([number]) * (number * 20_000))
-    pair.left.send(Header(Kind.PING, first=50))
+    pair.left.send(FrameHeader(FrameKind.PING, first=50))
     pair.pump(lambda: len(pair.receiver.frames) == 5)
     assert sorted(arrived(pair)) == [0, 3, 6, 9, 50]
     for header, payload in pair.receiver.frames:
-        assert header.kind is Kind.PING or payload == bytes([header.first]) * (header.first * 20_000)
+        assert header.kind is FrameKind.PING or payload == bytes([header.first]) * (header.first * 20_000)
 
 
 def test_tokens_come_back_once_and_only_when_handed_over(pair: Pair) -> None:
@@ -202,12 +202,12 @@ def test_closing_says_why(pair: Pair) -> None:
     pair.right.close("again")
     assert pair.right.closed == "it was time"
     assert pair.right.receive() is False
-    pair.right.send(Header(Kind.PING))
+    pair.right.send(FrameHeader(FrameKind.PING))
     assert pair.right.flush() is False
 
 
 def test_a_peer_that_vanishes_is_noticed_by_reading(pair: Pair) -> None:
-    pair.left.send(Header(Kind.PING, first=1))
+    pair.left.send(FrameHeader(FrameKind.PING, first=1))
     pair.left.flush()
     pair.left.close("gone")
     pair.pump(lambda: pair.right.closed is not None)
@@ -219,7 +219,9 @@ def test_a_peer_that_vanishes_is_noticed_by_reading(pair: Pair) -> None:
 def test_a_peer_that_vanishes_is_noticed_by_writing(pair: Pair) -> None:
     pair.left.close("gone")
     for number in range(40):
-        pair.right.send_bulk(Header(Kind.DATA, group=1, first=number), memoryview(bytes(MEBI)), number)
+        pair.right.send_bulk(
+            FrameHeader(FrameKind.DATA, group=1, first=number), memoryview(bytes(MEBI)), number
+        )
 
     def noticed() -> bool:
         pair.right.flush()
@@ -233,17 +235,17 @@ def test_a_peer_that_vanishes_is_noticed_by_writing(pair: Pair) -> None:
     "raw",
     [
         struct.pack("<BBHIQQII", 200, 0, 0, 0, 0, 0, 0, 0),
-        struct.pack("<BBHIQQII", Kind.PING, 1, 0, 0, 0, 0, 0, 0),
-        struct.pack("<BBHIQQII", Kind.PING, 0, 5, 0, 0, 0, 0, 0),
-        struct.pack("<BBHIQQII", Kind.DATA, 0, 0, MAX_PAYLOAD + 1, 1, 0, 0, 0),
-        struct.pack("<BBHIQQII", Kind.OPEN, 0, 0, 0xFFFFFFFF, 1, 0, 0, 0),
+        struct.pack("<BBHIQQII", FrameKind.PING, 1, 0, 0, 0, 0, 0, 0),
+        struct.pack("<BBHIQQII", FrameKind.PING, 0, 5, 0, 0, 0, 0, 0),
+        struct.pack("<BBHIQQII", FrameKind.DATA, 0, 0, MAX_PAYLOAD + 1, 1, 0, 0, 0),
+        struct.pack("<BBHIQQII", FrameKind.OPEN, 0, 0, 0xFFFFFFFF, 1, 0, 0, 0),
     ],
     ids=["unknown kind", "flags", "reserved", "bulk too long", "control too long"],
 )
 def test_a_peer_that_breaks_the_protocol_is_cut_off(pair: Pair, raw: bytes) -> None:
-    pair.left.send(Header(Kind.PING, first=1))
+    pair.left.send(FrameHeader(FrameKind.PING, first=1))
     pair.left.writer._control.append(raw)
-    pair.left.send(Header(Kind.PING, first=2))
+    pair.left.send(FrameHeader(FrameKind.PING, first=2))
     pair.pump(lambda: pair.right.closed is not None)
     assert pair.right.closed is not None
     assert pair.right.closed.startswith("it broke the protocol: ")

@@ -20,7 +20,7 @@ import psutil
 
 from barnraise.agent_client.client import ListenerClient
 from barnraise.identity import NodeKey
-from barnraise.transport.ipc.messages import Standing
+from barnraise.transport.ipc.messages import ListenerStanding
 from tests.failure.line import Line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -208,7 +208,7 @@ class Crew:
             worker.tell("all_reduces_until_error", elements=elements, begun=str(place))
         assert until(lambda: all(place.exists() for place in places), ANSWER_SECONDS), "they do not begin"
 
-    def standing(self) -> Standing:
+    def standing(self) -> ListenerStanding:
         with ListenerClient.connect(self.state, timeout=ANSWER_SECONDS) as client:
             return client.standing()
 

@@ -15,7 +15,7 @@ import msgspec
 
 from barnraise.identity import NodeKey, delegate
 from barnraise.transport.links import tls
-from barnraise.transport.links.frames import HEADER_BYTES, MAX_CONTROL, Header, Kind
+from barnraise.transport.links.frames import HEADER_BYTES, MAX_CONTROL, FrameHeader, FrameKind
 from barnraise.transport.listener import preface
 
 WAIT_S = 40.0  # much longer than every deadline that a stalled stranger can have
@@ -53,7 +53,7 @@ class Target:
         context = tls.client_context(delegate(key, run=run, worker=name), [self.key.id])
         wrapped = context.wrap_socket(sock)
         try:
-            wrapped.sendall(Header(Kind.HELLO, length=16, first=stream).encode() + name)
+            wrapped.sendall(FrameHeader(FrameKind.HELLO, length=16, first=stream).encode() + name)
         except OSError:
             pass  # the refusal was faster
         return wrapped
@@ -61,7 +61,7 @@ class Target:
     def enter(self) -> ssl.SSLSocket:
         """A link, as a trusted worker of the run that is in none of the groups."""
         sock = self.shake(self.key, self.run)
-        assert _take(sock, _HELLO_BYTES)[0] == Kind.HELLO
+        assert _take(sock, _HELLO_BYTES)[0] == FrameKind.HELLO
         return sock
 
 
@@ -168,7 +168,7 @@ def stalled_hello(target: Target) -> None:
 def silent_link(target: Target) -> None:
     """A whole handshake, half a header, and then nothing: the silence clock ends it."""
     sock = target.enter()
-    sock.sendall(Header(Kind.DATA, length=1 << 20, group=target.group).encode()[:10])
+    sock.sendall(FrameHeader(FrameKind.DATA, length=1 << 20, group=target.group).encode()[:10])
     _all_shut([sock])
 
 
@@ -181,14 +181,14 @@ def _raw(kind: int, length: int = 0, group: int = 0, sequence: int = 0, flags: i
 
 def huge_lengths(target: Target) -> None:
     """Lengths and numbers as large as their fields allow, in every kind of frame."""
-    for kind in Kind:
+    for kind in FrameKind:
         sock = target.enter()
         sock.sendall(_raw(kind, length=0xFFFFFFFF, group=target.group, sequence=1 << 60))
         _all_shut([sock])
 
 
 def unknown_kinds(target: Target) -> None:
-    for words in (_raw(0), _raw(99), _raw(255), _raw(Kind.PING, flags=1), _raw(Kind.OPEN, group=0)):
+    for words in (_raw(0), _raw(99), _raw(255), _raw(FrameKind.PING, flags=1), _raw(FrameKind.OPEN, group=0)):
         sock = target.enter()
         sock.sendall(words)
         _all_shut([sock])
@@ -197,15 +197,25 @@ def unknown_kinds(target: Target) -> None:
 def frames_for_a_group_of_others(target: Target) -> None:
     """It is in the run but not in the group: it may neither end it nor put a byte into it."""
     failure = msgspec.msgpack.encode(("peer-lost", "a lie", 0, ()))
-    for kind in (Kind.FAIL, Kind.LEAVE, Kind.OPEN, Kind.TABLE, Kind.OFFER, Kind.JOIN, Kind.TELL):
+    for kind in (
+        FrameKind.FAIL,
+        FrameKind.LEAVE,
+        FrameKind.OPEN,
+        FrameKind.TABLE,
+        FrameKind.OFFER,
+        FrameKind.JOIN,
+        FrameKind.TELL,
+    ):
         sock = target.enter()
-        sock.sendall(Header(kind, length=len(failure), group=target.group, sequence=1).encode() + failure)
+        sock.sendall(
+            FrameHeader(kind, length=len(failure), group=target.group, sequence=1).encode() + failure
+        )
         _all_shut([sock])
     sock = target.enter()
-    for kind in (Kind.DATA, Kind.PARCEL, Kind.EAGER):
+    for kind in (FrameKind.DATA, FrameKind.PARCEL, FrameKind.EAGER):
         try:
             sock.sendall(
-                Header(kind, length=100_000, group=target.group, sequence=5).encode() + bytes(100_000)
+                FrameHeader(kind, length=100_000, group=target.group, sequence=5).encode() + bytes(100_000)
             )
         except OSError:
             break  # it has had enough already
@@ -227,7 +237,7 @@ def old_generation(target: Target) -> None:
     """Answered with what generation it is now."""
     sock = target.enter()
     body = _join_body(target.generation - 1, "old")
-    sock.sendall(Header(Kind.JOIN, length=len(body), group=77).encode() + body)
+    sock.sendall(FrameHeader(FrameKind.JOIN, length=len(body), group=77).encode() + body)
     deadline = time.monotonic() + WAIT_S
     said = b""
     while b"is over" not in said:
@@ -240,7 +250,7 @@ def nested_joins(target: Target) -> None:
     """Deeper than any parser likes."""
     sock = target.enter()
     body = _join_body(target.generation, "deep", b"\x91" * 30_000 + b"\xc0")
-    sock.sendall(Header(Kind.JOIN, length=len(body), group=78).encode() + body)
+    sock.sendall(FrameHeader(FrameKind.JOIN, length=len(body), group=78).encode() + body)
     _all_shut([sock])
 
 
@@ -251,7 +261,7 @@ def endless_joins(target: Target) -> socket.socket:
     try:
         for number in range(3000):
             body = _join_body(target.generation, f"{number:08d}" + "x" * (MAX_CONTROL - 200))
-            sock.sendall(Header(Kind.JOIN, length=len(body), group=1000 + number).encode() + body)
+            sock.sendall(FrameHeader(FrameKind.JOIN, length=len(body), group=1000 + number).encode() + body)
     except OSError:
         pass  # it has had enough
     return sock
@@ -260,7 +270,7 @@ def endless_joins(target: Target) -> socket.socket:
 def questions_without_end(target: Target) -> socket.socket:
     """Asks and never listens: the answers must not pile up for ever."""
     sock = target.enter()
-    question = Header(Kind.PING).encode() * 2000
+    question = FrameHeader(FrameKind.PING).encode() * 2000
     sock.settimeout(2.0)
     try:
         for _ in range(200):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import psutil
 
-from barnraise.agent_client.cluster_requests import OfferAsk, OfferTold, PairAsk, StatusTold
+from barnraise.agent_client.cluster_requests import OfferRequest, OfferResponse, PairRequest, StatusResponse
 from barnraise.identity.trust import Role, TrustLog, decode_entry
 from benchmarks.attacks import LIMIT_S
 from benchmarks.machines import REPOSITORY, Machines
@@ -82,7 +82,7 @@ def stalls(machines: Machines, places: Iterable[int]) -> int:
 class Reading(NamedTuple):
     """What an attack could change in an agent."""
 
-    told: StatusTold
+    told: StatusResponse
     rss: int
     descriptors: int
     lines: int
@@ -174,10 +174,10 @@ class House:
     # people
 
     def code(self, role: Role = "owner") -> str:
-        return self.machines.ask(0, PairAsk(role), OfferTold).code
+        return self.machines.ask(0, PairRequest(role), OfferResponse).code
 
     def offer(self) -> str:
-        return self.machines.ask(0, OfferAsk(), OfferTold).state
+        return self.machines.ask(0, OfferRequest(), OfferResponse).state
 
     def until_burned(self) -> None:
         """The guesser may know before the agent has written it down."""

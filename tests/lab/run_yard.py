@@ -14,8 +14,14 @@ from typing import Any
 
 import psutil
 
-from barnraise.agent_client.cluster_requests import OfferTold, PairAsk
-from barnraise.agent_client.run_requests import Follow, RunsAsk, RunsTold, WatchAsk, WatchTold
+from barnraise.agent_client.cluster_requests import OfferResponse, PairRequest
+from barnraise.agent_client.run_requests import (
+    FollowPosition,
+    RunsRequest,
+    RunsResponse,
+    WatchRequest,
+    WatchResponse,
+)
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity.trust import Role, TrustLog, decode_entry
 from barnraise.runs.record import RunRecord, decode_record
@@ -64,7 +70,7 @@ class Yard:
         machines.until(lambda: self.alive() == 2, 90.0, "the run of the two owners is at work")
 
     def _join(self, role: Role, keep: str, name: str) -> str:
-        code = self.machines.ask(0, PairAsk(role), OfferTold).code
+        code = self.machines.ask(0, PairRequest(role), OfferResponse).code
         joined = self.attack("join", code=code, host=self.addresses[0], port=PORT, keep=keep, name=name)
         assert joined["joined"], joined
         return str(joined["node"])
@@ -103,18 +109,20 @@ class Yard:
         with contextlib.closing(base):
             return base.execute(query).fetchall()
 
-    def watch(self, run: str, place: int = 0, **more: Any) -> WatchTold:
-        return self.machines.ask(place, WatchAsk(run=run, wait_s=0, **more), WatchTold)
+    def watch(self, run: str, place: int = 0, **more: Any) -> WatchResponse:
+        return self.machines.ask(place, WatchRequest(run=run, wait_s=0, **more), WatchResponse)
 
     def said(self, run: str, rank: int) -> str:
         """What this worker printed, as far as its machine has answered."""
-        return "".join(one.data.decode() for one in self.watch(run, follow=(Follow(rank, 1, 0),)).heard)
+        return "".join(
+            one.data.decode() for one in self.watch(run, follow=(FollowPosition(rank, 1, 0),)).heard
+        )
 
     def phase(self, run: str, place: int = 0) -> str:
         return self.watch(run, place).row.phase
 
     def runs(self, place: int) -> list[str]:
-        return [row.run for row in self.machines.ask(place, RunsAsk(), RunsTold).runs]
+        return [row.run for row in self.machines.ask(place, RunsRequest(), RunsResponse).runs]
 
     def words(self, place: int, since: int = 0) -> list[str]:
         return self.machines.words(place).splitlines()[since:]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from barnraise.agent_client.cluster_requests import Done, UnpairAsk
+from barnraise.agent_client.cluster_requests import RequestDone, UnpairRequest
 from barnraise.discovery import namespace_tag
 from benchmarks.insider import SELVES
 from benchmarks.machines import Machines
@@ -129,7 +129,7 @@ def test_a_removed_member_stays_out(house: House) -> None:
     old = house.log().secret.hex()
     assert house.attack("come_as_member", secrets=[old], **known)["entered"] == 15, "as long as it is one"
     with house.undisturbed(decisions=1, views=2):
-        house.machines.ask(1, UnpairAsk("thief"), Done)
+        house.machines.ask(1, UnpairRequest("thief"), RequestDone)
     new = house.log().secret.hex()
     assert new != old
     with house.undisturbed():

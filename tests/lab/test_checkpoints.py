@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.agent_client.run_requests import RunsAsk, RunsTold
-from barnraise.checkpoint import AgentsNotary, Checkpoints, digest
+from barnraise.agent_client.run_requests import RunsRequest, RunsResponse
+from barnraise.checkpoint import AgentCheckpointSigner, Checkpoints, digest
 from barnraise.runs.checkpoint_manifest import step_of
 from benchmarks.commits import read_commits
 from benchmarks.machines import Machines
@@ -40,8 +40,8 @@ def test_the_third_machine_goes_on_alone_from_its_copy(machines: Machines, tmp_p
     options = {"MODEL": "images", "EPOCHS": "9"}
     more = {"HOLD": str(hold), "HOLD_S": "0.5", "CHECKPOINT_S": "0.5", "COPIES": "3"}
     start(line, tmp_path / "project", trace, "h0,h1", **options, **more)
-    machines.until(lambda: bool(machines.ask(2, RunsAsk(), RunsTold).runs), 90.0, "it is known")
-    run = machines.ask(2, RunsAsk(), RunsTold).runs[-1].run
+    machines.until(lambda: bool(machines.ask(2, RunsRequest(), RunsResponse).runs), 90.0, "it is known")
+    run = machines.ask(2, RunsRequest(), RunsResponse).runs[-1].run
     machines.until(lambda: bool(kept(machines, 2, run)), 60.0, "the third has a copy")
     for place in range(3):
         machines.hosts[place].kill_all()
@@ -50,7 +50,7 @@ def test_the_third_machine_goes_on_alone_from_its_copy(machines: Machines, tmp_p
     before = read_commits(trace)
     machines.start(2)
 
-    notary = AgentsNotary(machines.state(2), run)
+    notary = AgentCheckpointSigner(machines.state(2), run)
     found = Checkpoints(machines.state(2) / "runs" / run / "checkpoints", run, notary).newest()
     assert found is not None
     manifest, parts = found
@@ -60,7 +60,7 @@ def test_the_third_machine_goes_on_alone_from_its_copy(machines: Machines, tmp_p
     assert line.run(2, "continue", "--without", "h0", "--without", "h1").returncode == 0
     assert line.run(2, "stop", run).returncode == 0
     machines.until(
-        lambda: machines.ask(2, RunsAsk(), RunsTold).runs[-1].phase == "ended", 90.0, "it has ended"
+        lambda: machines.ask(2, RunsRequest(), RunsResponse).runs[-1].phase == "ended", 90.0, "it has ended"
     )
     exported = line.run(2, "export", run, str(tmp_path / "out"), folder=tmp_path)
     assert exported.returncode == 0, exported.stderr

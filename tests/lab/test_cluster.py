@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from barnraise.agent_client.cluster_requests import (
-    ContinueAsk,
-    Done,
-    DownAsk,
-    JoinAsk,
-    OfferAsk,
-    OfferTold,
-    PairAsk,
-    RenameAsk,
-    UnpairAsk,
+    ContinueRequest,
+    JoinClusterRequest,
+    OfferRequest,
+    OfferResponse,
+    PairRequest,
+    RenameRequest,
+    RequestDone,
+    ShutdownRequest,
+    UnpairRequest,
 )
 from barnraise.core.errors import AgentError, PairingError
 from barnraise.identity.private_file import create_private
@@ -103,28 +103,28 @@ def test_two_machines(two: tuple[Lab, Machines]) -> None:
     machines.kill(0)
     machines.until(lambda: not machines.status(1).decides, 90.0, "h1 notices")
     machines.until(lambda: machines.status(1).sentence.startswith("waiting for h0"), 90.0, "and says so")
-    machines.ask(1, ContinueAsk(("h0",)), Done)
+    machines.ask(1, ContinueRequest(("h0",)), RequestDone)
     machines.until(lambda: machines.agree([1]), 90.0, "h1 goes on")
     assert machines.status(1).branch == 1
     machines.start(0)
     machines.until(lambda: machines.agree([0, 1]), 90.0, "h0 follows")
     assert _members(machines, 0) == ["h1", "h0"]
-    machines.ask(1, DownAsk(), Done)
+    machines.ask(1, ShutdownRequest(), RequestDone)
     machines.until(lambda: machines.agree([0]), 30.0, "h0 was handed the cluster, or it would wait for h1")
 
 
 def test_unpairing_is_for_ever(four: tuple[Lab, Machines]) -> None:
     _, machines = four
-    machines.ask(1, UnpairAsk("h3"), Done)
+    machines.ask(1, UnpairRequest("h3"), RequestDone)
     machines.until(lambda: machines.agree([0, 1, 2]), 90.0, "h3 is out")
     assert named(machines.status(0), "h3") is None
     _stays_out(machines, "h3", 3.0)
     machines.kill(3)
     machines.start(3)
     _stays_out(machines, "h3", 4.0)
-    code = machines.ask(0, PairAsk(), OfferTold).code
+    code = machines.ask(0, PairRequest(), OfferResponse).code
     with pytest.raises(PairingError):
-        machines.ask(3, JoinAsk(code, patience_s=5.0), Done)
+        machines.ask(3, JoinClusterRequest(code, patience_s=5.0), RequestDone)
     _stays_out(machines, "h3", 0.0)
 
 
@@ -141,7 +141,7 @@ def test_who_was_away_while_the_secret_changed_finds_back(four: tuple[Lab, Machi
     _, machines = four
     machines.kill(2)
     machines.until(lambda: machines.agree([0, 1, 3]), 90.0, "h2 is out")
-    machines.ask(0, UnpairAsk("h3"), Done)
+    machines.ask(0, UnpairRequest("h3"), RequestDone)
     machines.until(lambda: machines.agree([0, 1]), 90.0, "h3 is out")
     machines.start(2)
     machines.until(lambda: machines.agree([0, 1, 2]), 90.0, "h2 is back and knows the new secret")
@@ -151,25 +151,27 @@ def test_codes_and_roles() -> None:
     with Lab(hosts=3) as lab, Machines(lab.hosts) as machines:
         for place in range(3):
             machines.start(place)
-            machines.ask(place, RenameAsk(f"h{place}"), Done)
-        code = machines.ask(0, PairAsk(), OfferTold).code
+            machines.ask(place, RenameRequest(f"h{place}"), RequestDone)
+        code = machines.ask(0, PairRequest(), OfferResponse).code
         number, first, second = code.split("-")
         wrong = f"{number}-{second}-{first}" if first != second else f"{number}-acrobat-{second}"
         with pytest.raises(PairingError, match="code was wrong"):
-            machines.ask(1, JoinAsk(wrong, patience_s=60.0), Done, 120.0)
+            machines.ask(1, JoinClusterRequest(wrong, patience_s=60.0), RequestDone, 120.0)
         # The joiner may know before the other has written it down.
         machines.until(
-            lambda: machines.ask(0, OfferAsk(), OfferTold).state == "burned", 30.0, "the code is burned"
+            lambda: machines.ask(0, OfferRequest(), OfferResponse).state == "burned",
+            30.0,
+            "the code is burned",
         )
         with pytest.raises(PairingError):
-            machines.ask(1, JoinAsk(code, patience_s=3.0), Done)
+            machines.ask(1, JoinClusterRequest(code, patience_s=3.0), RequestDone)
         machines.pair(0, 1, guest=True)
         machines.until(lambda: machines.agree([0, 1]), 90.0, "the guest is in")
         assert [row.role for row in machines.status(0).nodes] == ["owner", "guest"]
         with pytest.raises(AgentError, match="guest"):
-            machines.ask(1, PairAsk(), OfferTold)
+            machines.ask(1, PairRequest(), OfferResponse)
         with pytest.raises(AgentError, match="guest"):
-            machines.ask(1, UnpairAsk("h0"), Done)
+            machines.ask(1, UnpairRequest("h0"), RequestDone)
         machines.pair(0, 2, at=lab.hosts[0].address)
         machines.until(lambda: machines.agree(range(3)), 90.0, "the third is in")
 

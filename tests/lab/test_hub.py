@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.hub.storage.log import Log, Member
+from barnraise.hub.storage.log import HubLog, MemberRecord
 from lab import Host, Lab, LabProcess
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -90,8 +90,8 @@ class Fireside:
     def join(self, host: Host, name: str, invite: str) -> LabProcess:
         return self.type(host, name, "join", "--invite", invite, "--yes", "--name", name)
 
-    def members(self) -> dict[str, Member]:
-        log = Log(self.directory)
+    def members(self) -> dict[str, MemberRecord]:
+        log = HubLog(self.directory)
         try:
             return {one.name: one for one in log.read().members.values()}
         finally:

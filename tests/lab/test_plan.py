@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.agent_client.run_requests import RunsAsk, RunsTold
+from barnraise.agent_client.run_requests import RunsRequest, RunsResponse
 from benchmarks.machines import Machines
 from benchmarks.runs import CommandLine
 from lab import Lab
@@ -95,7 +95,7 @@ def test_a_dry_run_measures_and_leaves_nothing(line: CommandLine, machines: Mach
     assert "the script's own words" not in done.stdout
     assert "Measured in the dry run with h0, h1 and h2" in done.stdout
     assert sorted(path.name for path in project.iterdir()) == ["train.py"]
-    run = machines.ask(0, RunsAsk(), RunsTold).runs[-1].run
+    run = machines.ask(0, RunsRequest(), RunsResponse).runs[-1].run
     assert not [path for place in range(3) for path in machines.state(place).rglob(f"{run}/checkpoints/*")]
 
     words = ("--dry-run", "--on", "h1", "--json", "train.py")

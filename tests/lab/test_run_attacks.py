@@ -17,18 +17,18 @@ import psutil
 import pytest
 
 from barnraise.agent_client.run_requests import (
-    Follow,
-    NewestAsk,
-    NewestTold,
-    StartAsk,
-    Started,
+    FollowPosition,
+    NewestCheckpointRequest,
+    NewestCheckpointResponse,
+    RunStarted,
+    StartRunRequest,
 )
-from barnraise.artifacts import FileEntry, Store, store_directory
+from barnraise.artifacts import ArtifactStore, FileEntry, store_directory
 from barnraise.artifacts.store.manifest import piece_hash
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId, NodeKey
 from barnraise.runs.checkpoint_manifest import MANIFEST, SEAL, STATE, encode, fingerprint, folder_name, sign
-from barnraise.runs.checkpoint_manifest import Manifest as Checkpoint
+from barnraise.runs.checkpoint_manifest import CheckpointManifest as Checkpoint
 from barnraise.runs.record import read_order
 from benchmarks.machines import Machines
 from benchmarks.runs import write_folder
@@ -68,9 +68,9 @@ def test_a_guest_starts_no_run(yard: Yard, tmp_path: Path) -> None:
         assert done.returncode != 0
         assert "this machine is a guest of its cluster and starts no run" in done.stderr
         assert "Traceback" not in done.stderr
-        asked = StartAsk(command=("-c", "pass"), folder=bytes(32), on=("h0",))
+        asked = StartRunRequest(command=("-c", "pass"), folder=bytes(32), on=("h0",))
         with pytest.raises(BarnraiseError, match="starts no run"):
-            yard.machines.ask(GUEST, asked, Started)
+            yard.machines.ask(GUEST, asked, RunStarted)
         stopped = yard.line.run(GUEST, "stop", yard.run)
         assert stopped.returncode != 0
         assert yard.runs(0) == before
@@ -161,7 +161,7 @@ def _encoded(yard: Yard, run: str) -> str:
 @on_a_steady_machine
 def test_a_guest_gets_nothing_of_others_runs(yard: Yard) -> None:
     folder = read_order(yard.record(yard.run)).folder
-    manifest = Store(store_directory(yard.machines.state(0))).manifest(folder)
+    manifest = ArtifactStore(store_directory(yard.machines.state(0))).manifest(folder)
     assert manifest is not None
     content = next(iter(manifest.objects()))
     with yard.undisturbed():
@@ -194,7 +194,7 @@ def test_a_guest_does_not_answer_for_others(yard: Yard) -> None:
         heard = b""
         while forging.result() is None:
             for rank in range(2):
-                told = yard.watch(yard.run, rank, follow=(Follow(1 - rank, yard.generation, 0),))
+                told = yard.watch(yard.run, rank, follow=(FollowPosition(1 - rank, yard.generation, 0),))
                 heard += told.heard[0].data[:4096]
         assert b"lives" in heard
         assert b"FORGED" not in heard
@@ -336,7 +336,7 @@ def test_a_source_that_sends_other_bytes(yard: Yard) -> None:
         assert found["phase"] == "ended", found
         assert f"node {NodeId(bytes.fromhex(yard.owner_id)).short} sent wrong bytes" in found["sentence"]
         for place in OWNERS:
-            store = Store(store_directory(yard.machines.state(place)))
+            store = ArtifactStore(store_directory(yard.machines.state(place)))
             contents = [
                 path.read_bytes() for path in store.objects.glob("??/*") if path.stat().st_size < 4096
             ]
@@ -366,7 +366,7 @@ def test_a_guest_gets_no_checkpoint_of_others(yard: Yard) -> None:
     homes = [_put_checkpoint(yard, place, 40 + os.urandom(1)[0]) for place in OWNERS]
     step = int(homes[0].name[5:])
     try:
-        newest = yard.machines.ask(0, NewestAsk(yard.run), NewestTold)
+        newest = yard.machines.ask(0, NewestCheckpointRequest(yard.run), NewestCheckpointResponse)
         assert (newest.run, newest.step) == (yard.run, max(int(home.name[5:]) for home in homes))
         with yard.undisturbed():
             found = yard.attack(
@@ -377,7 +377,9 @@ def test_a_guest_gets_no_checkpoint_of_others(yard: Yard) -> None:
                 step=step,
                 seconds=1.0,
             )
-            assert yard.machines.ask(0, NewestAsk(yard.run), NewestTold) == newest, "nothing that it says"
+            assert (
+                yard.machines.ask(0, NewestCheckpointRequest(yard.run), NewestCheckpointResponse) == newest
+            ), "nothing that it says"
     finally:
         for home in homes:
             shutil.rmtree(home)
@@ -417,7 +419,7 @@ def test_copies_that_are_not_what_they_say(yard: Yard) -> None:
         for place in OWNERS:
             state = yard.machines.state(place)
             assert not list((state / "runs" / yard.run).glob("checkpoints/step-00000007")), lie
-            store = Store(store_directory(state))
+            store = ArtifactStore(store_directory(state))
             folder = store.manifest(order.folder)
             assert folder is not None, f"{lie}: the run's list of files is gone"
             assert not store.missing(folder), f"{lie}: files of the run are gone"

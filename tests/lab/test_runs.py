@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.agent_client.run_requests import RunsAsk, RunsTold, WatchAsk, WatchTold
+from barnraise.agent_client.run_requests import RunsRequest, RunsResponse, WatchRequest, WatchResponse
 from benchmarks.machines import Machines
 from benchmarks.run_failures import left_over
 from benchmarks.runs import MARK, CommandLine, first_lines, write_folder
@@ -54,13 +54,13 @@ def line(machines: Machines) -> Iterator[CommandLine]:
         raise AssertionError(f"{left_over(machines)}\n{error}") from None
 
 
-def only_run(machines: Machines, place: int) -> WatchTold:
+def only_run(machines: Machines, place: int) -> WatchResponse:
     """The newest run as this machine knows it."""
-    runs = machines.ask(place, RunsAsk(), RunsTold).runs
-    return machines.ask(place, WatchAsk(run=runs[-1].run, wait_s=0), WatchTold)
+    runs = machines.ask(place, RunsRequest(), RunsResponse).runs
+    return machines.ask(place, WatchRequest(run=runs[-1].run, wait_s=0), WatchResponse)
 
 
-def until_phase(machines: Machines, place: int, phase: str, seconds: float = 60.0) -> WatchTold:
+def until_phase(machines: Machines, place: int, phase: str, seconds: float = 60.0) -> WatchResponse:
     machines.until(lambda: only_run(machines, place).row.phase == phase, seconds, f"the run is {phase}")
     return only_run(machines, place)
 
@@ -233,13 +233,13 @@ def test_a_cut_while_files_are_sent_is_resumed(
     write_folder(tmp_path, "print('whole')\n")
     for number in range(8):
         (tmp_path / f"weights{number}.bin").write_bytes(os.urandom(8 << 20))
-    known = {row.run for row in machines.ask(0, RunsAsk(), RunsTold).runs}
+    known = {row.run for row in machines.ask(0, RunsRequest(), RunsResponse).runs}
     one, other = network.hosts[:2]
     network.set_rate(other, "40mbit")  # 13 seconds: nobody here is so late that all was sent
     running = line.start(0, "run", "--on", "h0,h1", "--wait", "60s", "train.py", folder=tmp_path)
 
     def sent() -> int:
-        runs = machines.ask(0, RunsAsk(), RunsTold).runs
+        runs = machines.ask(0, RunsRequest(), RunsResponse).runs
         parts = only_run(machines, 0).parts if {row.run for row in runs} - known else ()
         return max((part.done_bytes for part in parts if part.name == "h1"), default=0)
 

@@ -22,7 +22,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from barnraise.agent_client.run_requests import RunsAsk, RunsTold
+from barnraise.agent_client.run_requests import RunsRequest, RunsResponse
 from barnraise.runs.checkpoint_manifest import step_of
 from benchmarks.commits import judge, read_commits
 from benchmarks.machines import REPOSITORY, Machines
@@ -313,7 +313,7 @@ def test_everybody_dies_and_the_newest_checkpoint_stands(
     options = {"MODEL": "images", "EPOCHS": "10", "CHECKPOINT_S": "1", "COPIES": "1"}
     start(line, tmp_path / "project", trace, "h0,h1,h2", HOLD=str(hold), **options)
     machines.until(lambda: trace.exists() and trace.stat().st_size > 6000, 90.0, "training goes on")
-    run = machines.ask(1, RunsAsk(), RunsTold).runs[-1].run
+    run = machines.ask(1, RunsRequest(), RunsResponse).runs[-1].run
 
     def saved(place: int) -> list[int]:
         names = (path.name for path in machines.state(place).glob(f"runs/{run}/checkpoints/step-*"))
@@ -363,7 +363,7 @@ def test_a_run_that_was_stopped_goes_on_elsewhere_and_is_exported(
     more = {"HOLD": str(hold), "HOLD_S": "0.5"}
     running = start(line, tmp_path / "project", trace, "h0,h1,h2", **options, **more)
     machines.until(lambda: len(read_commits(trace)) > 24, 90.0, "training goes on")
-    run = machines.ask(1, RunsAsk(), RunsTold).runs[-1].run
+    run = machines.ask(1, RunsRequest(), RunsResponse).runs[-1].run
     assert line.run(1, "resume", run, folder=tmp_path).returncode != 0, "it has not ended"
     assert line.run(2, "stop", run, folder=tmp_path).returncode == 0
     running.wait(150)
@@ -375,7 +375,7 @@ def test_a_run_that_was_stopped_goes_on_elsewhere_and_is_exported(
         rf"going on from the checkpoint of step \d+ of run {run}", resumed.stdout + resumed.stderr
     )
     check_equal(finals(resumed.stdout), alone(**options))
-    newest = machines.ask(1, RunsAsk(), RunsTold).runs[-1].run
+    newest = machines.ask(1, RunsRequest(), RunsResponse).runs[-1].run
     exported = line.run(1, "export", newest, str(tmp_path / "out"), folder=tmp_path)
     assert exported.returncode == 0, exported.stderr
     facts = json.loads((tmp_path / "out" / "run.json").read_text())

@@ -8,12 +8,12 @@ from random import Random
 import numpy as np
 
 from barnraise.collectives.algorithms import STRATEGIES
-from barnraise.collectives.algorithms.schedule import Kind, block_bounds
-from barnraise.collectives.messages import Specification
+from barnraise.collectives.algorithms.schedule import StepKind, block_bounds
+from barnraise.collectives.messages import OperationSpec
 from barnraise.collectives.ops.dtypes import by_code, numpy_dtype
 
-REDUCING = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER)
-ROOTED = (Kind.REDUCE, Kind.BROADCAST, Kind.GATHER, Kind.SCATTER)
+REDUCING = (StepKind.ALL_REDUCE, StepKind.REDUCE, StepKind.REDUCE_SCATTER)
+ROOTED = (StepKind.REDUCE, StepKind.BROADCAST, StepKind.GATHER, StepKind.SCATTER)
 DTYPES = (6, 8, 1)  # uint8, int32, float32; every sum below is exact whatever its order
 Region = tuple[int, bytes]
 
@@ -22,7 +22,7 @@ Region = tuple[int, bytes]
 class Collective:
     """One operation of a group: per rank its memory before, and the regions that matter after."""
 
-    specification: Specification
+    specification: OperationSpec
     before: tuple[bytes, ...]
     after: tuple[tuple[Region, ...], ...]
     splits: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] | None = None
@@ -41,21 +41,21 @@ class Message:
 
 
 def collective(random: Random, world: int) -> Collective:
-    kind = random.choice(list(Kind))
+    kind = random.choice(list(StepKind))
     strategy = random.choice(list(STRATEGIES[kind]))
     dtype = random.choice(DTYPES)
     item = by_code(dtype).size
     root = random.randrange(world)
-    if kind is Kind.ALL_TO_ALL:
+    if kind is StepKind.ALL_TO_ALL:
         return _all_to_all(random, world, dtype, item)
-    if kind is Kind.BARRIER:
+    if kind is StepKind.BARRIER:
         sizes: tuple[int, ...] = ()
-    elif kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.BROADCAST):
+    elif kind in (StepKind.ALL_REDUCE, StepKind.REDUCE, StepKind.BROADCAST):
         sizes = (_size(random, item),)
     else:
         sizes = tuple(_size(random, item, world) for _ in range(world))
     reduction = random.choice(("sum", "max")) if kind in REDUCING else ""
-    specification = Specification(
+    specification = OperationSpec(
         kind.value,
         dtype,
         reduction,
@@ -67,7 +67,7 @@ def collective(random: Random, world: int) -> Collective:
     )
     bounds = block_bounds(sizes)
     lengths = [sum(sizes)] * world
-    if kind in (Kind.GATHER, Kind.SCATTER):
+    if kind in (StepKind.GATHER, StepKind.SCATTER):
         lengths = [sum(sizes) if rank == root else sizes[rank] for rank in range(world)]
     before = tuple(_values(random, dtype, length) for length in lengths)
     after = tuple(_after(kind, reduction, dtype, root, rank, bounds, before) for rank in range(world))
@@ -75,7 +75,7 @@ def collective(random: Random, world: int) -> Collective:
 
 
 def _after(
-    kind: Kind,
+    kind: StepKind,
     reduction: str,
     dtype: int,
     root: int,
@@ -89,19 +89,19 @@ def _after(
         for array in arrays[1:]:
             total = np.add(total, array) if reduction == "sum" else np.maximum(total, array)
         whole = total.tobytes()
-        if kind is Kind.ALL_REDUCE:
+        if kind is StepKind.ALL_REDUCE:
             return ((0, whole),)
-        if kind is Kind.REDUCE:
+        if kind is StepKind.REDUCE:
             return ((0, whole),) if rank == root else ()
         return ((bounds[rank], whole[bounds[rank] : bounds[rank + 1]]),)
-    if kind is Kind.BROADCAST:
+    if kind is StepKind.BROADCAST:
         return ((0, before[root]),)
-    if kind is Kind.ALL_GATHER:
+    if kind is StepKind.ALL_GATHER:
         return tuple((bounds[a], before[a][bounds[a] : bounds[a + 1]]) for a in range(len(before)))
-    if kind is Kind.GATHER and rank == root:
+    if kind is StepKind.GATHER and rank == root:
         own = (bounds[root], before[root][bounds[root] : bounds[root + 1]])
         return (own, *((bounds[a], before[a]) for a in range(len(before)) if a != root))
-    if kind is Kind.SCATTER and rank != root:
+    if kind is StepKind.SCATTER and rank != root:
         return ((0, before[root][bounds[rank] : bounds[rank + 1]]),)
     return ()
 
@@ -110,7 +110,7 @@ def _all_to_all(random: Random, world: int, dtype: int, item: int) -> Collective
     table = [tuple(_size(random, item, world) for _ in range(world)) for _ in range(world)]
     columns = [tuple(table[a][b] for a in range(world)) for b in range(world)]
     segment = random.choice((item * 256, 20_000, 1 << 18))
-    specification = Specification("all_to_all", dtype, "", -1, "direct", (), segment, 2)
+    specification = OperationSpec("all_to_all", dtype, "", -1, "direct", (), segment, 2)
     inputs = [_values(random, dtype, sum(row)) for row in table]
     before = tuple(inputs[rank] + bytes(sum(columns[rank])) for rank in range(world))
     after = []

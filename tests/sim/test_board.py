@@ -17,34 +17,34 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from barnraise.agent_client.kv_messages import (
-    Add,
-    Append,
-    Denied,
-    Done,
-    Get,
+    AddToKey,
+    AppendToKey,
+    GetKey,
+    KvDenied,
+    KvDone,
+    Namespace,
     Operation,
-    Pop,
-    Push,
+    PopFromQueue,
+    PushToQueue,
     Result,
-    Scope,
-    Set,
-    Watch,
+    SetKey,
+    WatchKey,
 )
 from barnraise.kvstore.messages import (
-    Answer,
     Effect,
     Message,
-    Note,
+    ReplicaAnswer,
+    ReplicaNote,
+    ReplicaSend,
     ReplicaView,
-    Send,
     decode_message,
     encode_message,
 )
-from barnraise.kvstore.primary import Reign
-from barnraise.kvstore.replica import TICK_S, Replica
+from barnraise.kvstore.primary import Primary
+from barnraise.kvstore.replica import TICK_S, KvReplica
 
 SCHEDULES = 300
-SCOPE = Scope("simulated", 3)
+SCOPE = Namespace("simulated", 3)
 COUNTERS = ("first", "second")
 STORM_S = 6.0
 
@@ -60,7 +60,7 @@ class Node:
 
     def __init__(self, name: bytes) -> None:
         self.name = name
-        self.replica: Replica | None = None
+        self.replica: KvReplica | None = None
         self.life = 0
         self.told = 0
         self.accepted = 0
@@ -70,15 +70,15 @@ class Node:
 class Asked:
     """One operation of a client, from the first try to its answer."""
 
-    def __init__(self, operation: Operation | Watch, began: float) -> None:
+    def __init__(self, operation: Operation | WatchKey, began: float) -> None:
         self.operation = operation
         self.began = began
         self.ended = float("inf")
         self.result: Result | None = None
 
     @property
-    def done(self) -> Done | None:
-        return self.result if isinstance(self.result, Done) else None
+    def done(self) -> KvDone | None:
+        return self.result if isinstance(self.result, KvDone) else None
 
 
 class Client:
@@ -108,29 +108,29 @@ class Client:
     def is_dead(self) -> bool:
         return self.node.life != self.life or self.node.replica is None
 
-    def choose(self) -> Operation | Watch:
+    def choose(self) -> Operation | WatchKey:
         rng, head = self.world.rng, (SCOPE, self.name, self.serial, self.founding)
         what = rng.random()
         if what < 0.3:
-            return Add(*head, rng.choice(COUNTERS), 1)
+            return AddToKey(*head, rng.choice(COUNTERS), 1)
         if what < 0.5:
             self.version += 1
-            return Set(*head, f"register {self.number}", str(self.version).encode())
+            return SetKey(*head, f"register {self.number}", str(self.version).encode())
         if what < 0.75:
-            return Get(*head, f"register {rng.choice(self.world.clients).number}")
+            return GetKey(*head, f"register {rng.choice(self.world.clients).number}")
         if what < 0.83:
-            return Append(*head, "list", f"{self.number}.{self.serial},".encode())
+            return AppendToKey(*head, "list", f"{self.number}.{self.serial},".encode())
         if what < 0.89:
-            return Push(*head, "queue", f"{self.number}.{self.serial}".encode())
+            return PushToQueue(*head, "queue", f"{self.number}.{self.serial}".encode())
         if what < 0.95:
-            return Pop(*head, "queue")
-        return Watch(*head, (f"register {rng.choice(self.world.clients).number}", "list"), True)
+            return PopFromQueue(*head, "queue")
+        return WatchKey(*head, (f"register {rng.choice(self.world.clients).number}", "list"), True)
 
     def ask(self) -> None:
         asked = self.asked
         if asked is None or self.is_dead:
             return
-        patience = 4.0 if isinstance(asked.operation, Watch) else 1.5
+        patience = 4.0 if isinstance(asked.operation, WatchKey) else 1.5
         assert self.node.replica is not None
         ticket = (self.number, self.serial)
         effects = self.node.replica.request(asked.operation, ticket, self.world.now, patience)
@@ -139,7 +139,7 @@ class Client:
     def answered(self, serial: int, result: Result) -> None:
         if self.asked is None or serial != self.serial:
             return
-        if isinstance(result, Denied):
+        if isinstance(result, KvDenied):
             if result.reason == "late":  # it may have happened or not: ask again, with the same serial
                 self.world.at(self.world.now + 0.01, self.ask)
                 return
@@ -201,7 +201,7 @@ class World:
     def boot(self, node: Node) -> None:
         node.life += 1
         nonce = node.name + node.life.to_bytes(12, "big")
-        node.replica = Replica(node.name, is_quorum, nonce, last_view=node.told)
+        node.replica = KvReplica(node.name, is_quorum, nonce, last_view=node.told)
         if node.told:
             self.perform(node, node.replica.view_changed(self.views[node.told], self.now))
         elif node.name in self.views[1].members:
@@ -217,14 +217,14 @@ class World:
 
     def perform(self, node: Node, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Send):
+            if isinstance(effect, ReplicaSend):
                 self.send(node.name, effect.to, effect.message)
-            elif isinstance(effect, Answer):
+            elif isinstance(effect, ReplicaAnswer):
                 assert isinstance(effect.ticket, tuple)
                 number, serial = effect.ticket
                 self.clients[number].answered(serial, effect.result)
             else:
-                assert isinstance(effect, Note)
+                assert isinstance(effect, ReplicaNote)
                 self.notes.append(effect.text)
 
     def send(self, source: bytes, target: bytes, message: Message) -> None:
@@ -353,7 +353,7 @@ class World:
 
     def unanswered(self) -> list[Asked]:
         asked = [client.asked for client in self.clients if client.asked and not client.is_dead]
-        return [one for one in asked if not isinstance(one.operation, Watch)]
+        return [one for one in asked if not isinstance(one.operation, WatchKey)]
 
 
 def check_answers(world: World) -> None:
@@ -362,31 +362,33 @@ def check_answers(world: World) -> None:
     for founding in {done.founding for _, done in answers if done is not None}:
         mine = [(asked, done) for asked, done in answers if done is not None and done.founding == founding]
         for key in COUNTERS:
-            adds = [(a, d) for a, d in mine if isinstance(a.operation, Add) and a.operation.key == key]
+            adds = [(a, d) for a, d in mine if isinstance(a.operation, AddToKey) and a.operation.key == key]
             sums = [done.count for _, done in adds]
             assert len(set(sums)) == len(sums), f"two additions to {key} gave one sum: {sorted(sums)}"
             in_order((a.began, a.ended, done.count) for a, done in adds)
-        writers = {a.operation.key for a, _ in mine if isinstance(a.operation, Set)}
+        writers = {a.operation.key for a, _ in mine if isinstance(a.operation, SetKey)}
         for key in writers:
             check_register(world, mine, key)
-        popped = Counter(d.value for a, d in mine if isinstance(a.operation, Pop) and d.value is not None)
+        popped = Counter(
+            d.value for a, d in mine if isinstance(a.operation, PopFromQueue) and d.value is not None
+        )
         assert not [value for value, count in popped.items() if count > 1]
 
 
-def check_register(world: World, mine: list[tuple[Asked, Done]], key: str) -> None:
+def check_register(world: World, mine: list[tuple[Asked, KvDone]], key: str) -> None:
     """A read sees at least what was answered before it began, and nothing that came after it ended."""
     seen: list[tuple[float, float, int]] = []
     for asked, done in mine:
         operation = asked.operation
-        if isinstance(operation, Set) and operation.key == key:
+        if isinstance(operation, SetKey) and operation.key == key:
             seen.append((asked.began, asked.ended, int(operation.value)))
-        elif isinstance(operation, Get) and operation.key == key:
+        elif isinstance(operation, GetKey) and operation.key == key:
             seen.append((asked.began, asked.ended, int(done.value or 0)))
-        elif isinstance(operation, Watch) and operation.keys[0] == key and done.values:
+        elif isinstance(operation, WatchKey) and operation.keys[0] == key and done.values:
             seen.append((asked.began, asked.ended, int(done.values[0])))
     in_order(seen)
     written = sorted(
-        a.began for a in world.history if isinstance(a.operation, Set) and a.operation.key == key
+        a.began for a in world.history if isinstance(a.operation, SetKey) and a.operation.key == key
     )
     for _, ended, version in seen:
         assert bisect.bisect_right(written, ended) >= version, f"{key} was read before it was written"
@@ -413,7 +415,7 @@ def check_end(world: World) -> None:
     finals: dict[str, bytes] = {}
     founding = b""
     for key in (*COUNTERS, "list", *names):
-        reader.asked = asked = Asked(Get(SCOPE, reader.name, 1, b"", key), world.now)
+        reader.asked = asked = Asked(GetKey(SCOPE, reader.name, 1, b"", key), world.now)
         reader.ask()
         patience = world.now + 2.0
         while asked.result is None and world.now < patience:
@@ -423,15 +425,15 @@ def check_end(world: World) -> None:
         reader.asked = None
     mine = [asked for asked in world.history if asked.done is not None and asked.done.founding == founding]
     for key in COUNTERS:
-        answered = [a for a in mine if isinstance(a.operation, Add) and a.operation.key == key]
-        asked_for = [a for a in world.history if isinstance(a.operation, Add) and a.operation.key == key]
+        answered = [a for a in mine if isinstance(a.operation, AddToKey) and a.operation.key == key]
+        asked_for = [a for a in world.history if isinstance(a.operation, AddToKey) and a.operation.key == key]
         assert len(answered) <= int(finals[key] or 0) <= len(asked_for)
     tokens = Counter(finals["list"].split(b",")[:-1])
     assert not [token for token, count in tokens.items() if count > 1], "appended twice"
     for asked in mine:
-        if isinstance(asked.operation, Append):
+        if isinstance(asked.operation, AppendToKey):
             assert asked.operation.value[:-1] in tokens, "an answered append is gone"
-        if isinstance(asked.operation, Set):
+        if isinstance(asked.operation, SetKey):
             assert int(finals[asked.operation.key] or 0) >= int(asked.operation.value), (
                 "an answered write is gone"
             )
@@ -475,7 +477,7 @@ def test_what_was_answered_stays_true(request: pytest.FixtureRequest) -> None:
 
 def test_an_answer_before_a_quorum_holds_it_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks above can fail: here is a primary that does not wait for the others."""
-    monkeypatch.setattr(Reign, "_held_by_quorum", lambda reign, is_quorum: reign._copy.number)
+    monkeypatch.setattr(Primary, "_held_by_quorum", lambda reign, is_quorum: reign._copy.number)
     for seed in range(SCHEDULES):
         try:
             schedule(seed)

@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from barnraise.core.errors import ProtocolError
 from barnraise.runs import commit
-from barnraise.runs.commit import Verdict, Word, conclude
-from barnraise.runs.sharding import Course, lease
+from barnraise.runs.commit import CommitDecision, MemberState, conclude
+from barnraise.runs.sharding import DataOrder, lease
 
-COURSE = Course(samples=64, batch=16, unit=3, seed=5)
+COURSE = DataOrder(samples=64, batch=16, unit=3, seed=5)
 
 
 @dataclass
@@ -39,12 +39,12 @@ class Member:
     aheads: dict[int, frozenset[int]] = field(default_factory=dict)  # of each rank, when the group began
     group: int = -1
     heard: dict[tuple[int, int], bytes] = field(default_factory=dict)  # (step, who) holds which result
-    words: dict[int, Word] = field(default_factory=dict)
+    words: dict[int, MemberState] = field(default_factory=dict)
     ready: bool = False  # has concluded on entering its group
 
-    def word(self) -> Word:
+    def word(self) -> MemberState:
         ahead = tuple(sorted(self.ahead))
-        return Word(self.fresh, len(self.history), self.held, tuple(sorted(self.units)), ahead=ahead)
+        return MemberState(self.fresh, len(self.history), self.held, tuple(sorted(self.units)), ahead=ahead)
 
 
 class World:
@@ -175,25 +175,25 @@ def test_atomic_and_exactly_once(block: int) -> None:
         _play(random.Random(block * 1000 + schedule))
 
 
-def _any_holder_decides(words: Sequence[Word]) -> Verdict:
+def _any_holder_decides(words: Sequence[MemberState]) -> CommitDecision:
     """Wrong: that one survivor holds the result says nothing of the others."""
     verdict = commit.conclude(words)
     is_held = any(word.held and not word.fresh for word in words)
     return replace(verdict, done=verdict.done + 1, apply=True) if is_held and not verdict.apply else verdict
 
 
-def _nobody_applies(words: Sequence[Word]) -> Verdict:
+def _nobody_applies(words: Sequence[MemberState]) -> CommitDecision:
     """Wrong: what all survivors hold may have been applied by somebody already."""
     verdict = commit.conclude(words)
     return replace(verdict, done=verdict.done - 1, apply=False) if verdict.apply else verdict
 
 
-def _claims_are_forgotten(words: Sequence[Word]) -> Verdict:
+def _claims_are_forgotten(words: Sequence[MemberState]) -> CommitDecision:
     """Wrong: units that are in somebody's sums are dealt again."""
     return replace(commit.conclude(words), claimed=tuple(frozenset[int]() for _ in words))
 
 
-def _work_ahead_is_forgotten(words: Sequence[Word]) -> Verdict:
+def _work_ahead_is_forgotten(words: Sequence[MemberState]) -> CommitDecision:
     """Wrong: each member alone remembers it, and the others deal the same units again."""
     return replace(commit.conclude(words), ahead=tuple(frozenset[int]() for _ in words))
 
@@ -202,7 +202,7 @@ def _work_ahead_is_forgotten(words: Sequence[Word]) -> Verdict:
     "wrong", [_any_holder_decides, _nobody_applies, _claims_are_forgotten, _work_ahead_is_forgotten]
 )
 def test_a_wrong_rule_is_found(
-    wrong: Callable[[Sequence[Word]], Verdict], monkeypatch: pytest.MonkeyPatch
+    wrong: Callable[[Sequence[MemberState]], CommitDecision], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else ten thousand clean schedules would mean little."""
     monkeypatch.setattr(sys.modules[__name__], "conclude", wrong)

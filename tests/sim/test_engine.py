@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from barnraise.collectives.messages import Specification
+from barnraise.collectives.messages import OperationSpec
 from tests.sim.operations import ROOTED, Collective, Message, collective
 from tests.sim.plans import Plan, random_items, random_plans
 from tests.sim.world import Machine, Simulation
@@ -207,12 +207,12 @@ def test_a_stale_generation_is_refused(run: Callable[[Scenario, int], None]) -> 
     run(scenario, 80)
 
 
-def other_specification(operation: Collective) -> Specification:
+def other_specification(operation: Collective) -> OperationSpec:
     """Something else that a rank might call by mistake."""
     was = operation.specification
     if was.kind == "all_reduce":
-        return Specification("all_reduce", was.dtype, was.reduction, -1, "star", (44,), 4096, 2)
-    return Specification("all_reduce", 8, "sum", -1, "star", (44,), 4096, 2)
+        return OperationSpec("all_reduce", was.dtype, was.reduction, -1, "star", (44,), 4096, 2)
+    return OperationSpec("all_reduce", 8, "sum", -1, "star", (44,), 4096, 2)
 
 
 def test_ranks_that_call_different_things_all_hear_who_called_what(
@@ -289,7 +289,7 @@ def test_a_rank_far_ahead_is_not_called_late() -> None:
     plan = Plan(sim, "all", sim.machines, [])
     plan.launch()
     sim.settle()
-    specification = Specification("broadcast", 6, "", 0, "ring", (8,), 4096, 2)
+    specification = OperationSpec("broadcast", 6, "", 0, "ring", (8,), 4096, 2)
     operation = Collective(specification, (bytes(8),) * 3, ((),) * 3)
     first, _, last = sim.machines
     for sequence in range(100):

@@ -12,9 +12,9 @@ import pytest
 
 from barnraise.identity.trust import encode_entry
 from barnraise.membership import history, paxos
-from barnraise.membership.effects import Note
-from barnraise.membership.messages import Decided
-from barnraise.membership.paxos import BRANCH_BITS, Answer, Prepare, Promise, Record
+from barnraise.membership.effects import LogNote
+from barnraise.membership.messages import DecisionMessage
+from barnraise.membership.paxos import BRANCH_BITS, AcceptorState, PaxosPrepare, PaxosPromise, PaxosReply
 from benchmarks.schedules import forming_time, message_cost, run_many, run_schedule
 from benchmarks.simulated_cluster import Cluster, keys
 
@@ -58,18 +58,18 @@ def test_two_halves_that_both_decide_are_found(monkeypatch: pytest.MonkeyPatch) 
 def test_a_forgotten_vote_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = paxos.answer_prepare
 
-    def forgetful(record: Record, me: bytes, question: Prepare) -> Answer:
+    def forgetful(record: AcceptorState, me: bytes, question: PaxosPrepare) -> PaxosReply:
         reply, kept = honest(record, me, question)
-        if isinstance(reply, Promise):
+        if isinstance(reply, PaxosPromise):
             reply = msgspec.structs.replace(reply, accepted=None)
-        return Answer(reply, kept)
+        return PaxosReply(reply, kept)
 
     monkeypatch.setattr(paxos, "answer_prepare", forgetful)
     assert any("two views" in fault for fault in _faults(3000))
 
 
 def test_a_vote_that_is_not_on_disk_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "Save", lambda record, *rest: Note("not kept"))
+    monkeypatch.setattr(history, "Save", lambda record, *rest: LogNote("not kept"))
     assert any(_faults(50))
 
 
@@ -201,7 +201,7 @@ def test_a_guest_neither_votes_nor_decides() -> None:
     assert owner.member is not None
     assert guest.raw not in owner.member.view.voters
     number = owner.member.record.decided.number
-    forged = Decided(msgspec.structs.replace(owner.member.record.decided, number=number + 1))
+    forged = DecisionMessage(msgspec.structs.replace(owner.member.record.decided, number=number + 1))
     cluster.perform(owner, owner.member.receive, guest.raw, forged)
     assert owner.member.record.decided.number == number
     assert any("guest" in text for _, _, text in cluster.notes)

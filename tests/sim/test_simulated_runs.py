@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from barnraise.collectives.algorithms.schedule import Kind, Layout
+from barnraise.collectives.algorithms.schedule import BufferLayout, StepKind
 from barnraise.core.errors import ProtocolError, RunError
-from barnraise.planning import Model, StepProfile
-from barnraise.runs.commit import Verdict, Word, conclude
-from barnraise.runs.sharding import Course
-from barnraise.training.steps.progress import AtHand
+from barnraise.planning import ModelSize, StepTimes
+from barnraise.runs.commit import CommitDecision, MemberState, conclude
+from barnraise.runs.sharding import DataOrder
+from barnraise.training.steps.progress import StepProgress
 from barnraise.training.sync import Sync
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation import training as simulated
@@ -32,7 +32,7 @@ from benchmarks.simulation.training import Costs, Training
 from benchmarks.simulation.worlds import Churn, Lines, World, homes, lab_world
 
 NUMBERS = 240_000
-COURSE = Course(samples=1 << 30, batch=32, unit=2, seed=0)
+COURSE = DataOrder(samples=1 << 30, batch=32, unit=2, seed=0)
 
 
 def arrivals(
@@ -84,7 +84,9 @@ def test_a_ring_takes_what_the_formula_says(world: int) -> None:
     into = [Link(f"to {one}", rate * 8e-6) for one in range(world)]
     network = Network(clock, lambda a, b: Way((out[a], into[b]), 0.01))
     ended: dict[int, float] = {}
-    programs = compiled(Kind.ALL_REDUCE, "ring", world, Layout(sizes=(size,), item=4, segment=1 << 18))
+    programs = compiled(
+        StepKind.ALL_REDUCE, "ring", world, BufferLayout(sizes=(size,), item=4, segment=1 << 18)
+    )
     operation = Operation(
         network, "test", range(world), programs, lambda rank: ended.setdefault(rank, clock.now)
     )
@@ -223,9 +225,9 @@ def slow_homes(seed: int) -> World:
 
 def test_deaths_at_every_moment_of_rounds_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups break before the sum, within it, while words are heard, and when only some have committed."""
-    said: list[Verdict] = []
+    said: list[CommitDecision] = []
 
-    def listening(words: Sequence[Word]) -> Verdict:
+    def listening(words: Sequence[MemberState]) -> CommitDecision:
         said.append(conclude(words))
         return said[-1]
 
@@ -244,12 +246,12 @@ def test_deaths_at_every_moment_of_rounds_that_overlap(monkeypatch: pytest.Monke
     assert repeated  # and some had gone ahead of what was repeated
 
 
-def _others_are_not_asked(hand: AtHand, verdict: Verdict, rank: int) -> None:
+def _others_are_not_asked(hand: StepProgress, verdict: CommitDecision, rank: int) -> None:
     """Wrong: what others have computed ahead would be dealt again."""
     hand.claimed, hand.ahead = set(verdict.claimed[rank]), set(verdict.ahead[rank])
 
 
-def _both_steps_are_one(hand: AtHand, number: int) -> None:
+def _both_steps_are_one(hand: StepProgress, number: int) -> None:
     """Wrong: what is computed ahead is not of the step at hand."""
     hand.claimed.add(number)
     hand.pending = [one for one in hand.pending if one.number != number]
@@ -261,7 +263,7 @@ def _both_steps_are_one(hand: AtHand, number: int) -> None:
 def test_a_wrong_rule_is_found(
     name: str, wrong: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AtHand, name, wrong)
+    monkeypatch.setattr(StepProgress, name, wrong)
     world = slow_homes(1)
     training = begun(world, "2:exact")
     Churn(world, training, 1, life_s=60.0, away_s=8.0, state_bytes=1e5)
@@ -292,7 +294,7 @@ def planned(*, overlaps: bool) -> Figures:
     world = lab_world(4, 200, 0, 8.0)
     training = begun(world, numbers=20_000_000)
     training.overlaps = overlaps
-    model, profile = Model(parameters=20_000_000), StepProfile(batch=32, unit=2)
+    model, profile = ModelSize(parameters=20_000_000), StepTimes(batch=32, unit=2)
     with chosen_while_training(training, model, profile, "auto", graph_of(world)):
         run(training, 200)
     assert training.commits[0].sync == Sync()
@@ -310,7 +312,7 @@ def test_the_sessions_own_planner_takes_rounds_where_the_line_is_slow() -> None:
 def test_whom_the_others_are_faster_without_rests_and_every_unit_counts_once() -> None:
     world = lab_world(4, 50, 0, 8.0)._replace(speeds={0: 8.0, 1: 8.0, 2: 8.0, 3: 0.2})
     training = begun(world, numbers=20_000_000)
-    model, profile = Model(parameters=20_000_000), StepProfile(batch=32, unit=2)
+    model, profile = ModelSize(parameters=20_000_000), StepTimes(batch=32, unit=2)
     with chosen_while_training(training, model, profile, "auto", graph_of(world)):
         run(training, 200)
     assert training.commits[0].members == 4

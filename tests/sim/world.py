@@ -12,23 +12,23 @@ from functools import partial
 from random import Random
 
 from barnraise.collectives.algorithms.cost_model import CostTable
-from barnraise.collectives.comm_process.engine import Engine
+from barnraise.collectives.comm_process.engine import CommEngine
 from barnraise.collectives.comm_process.peers import Clocks
 from barnraise.collectives.messages import (
     AbortGroup,
     CloseGroup,
-    Failed,
     Failure,
-    Finished,
-    Member,
-    NotOpened,
-    Opened,
+    GroupMember,
+    GroupNotOpened,
+    GroupOpened,
     OpenGroup,
+    OperationFailed,
+    OperationFinished,
     ReceiveFrom,
     Reply,
     SendTo,
-    Start,
-    Waiting,
+    StartOperation,
+    WaitingFor,
 )
 from barnraise.transport.links.link import Link
 from barnraise.transport.links.memory import MemoryLink, memory_pair
@@ -36,7 +36,7 @@ from tests.sim.operations import Collective, Message, Region
 
 POISON = 0xDB
 _PATIENCE = 5  # rounds that the slowest worker lets pass between two commands
-Command = OpenGroup | CloseGroup | AbortGroup | Start | SendTo | ReceiveFrom
+Command = OpenGroup | CloseGroup | AbortGroup | StartOperation | SendTo | ReceiveFrom
 
 
 @dataclass(eq=False)
@@ -48,11 +48,11 @@ class Call:
     memory: bytearray
     after: tuple[Region, ...]
     source: int = -1  # of a receive
-    ended: Finished | Failed | None = None
+    ended: OperationFinished | OperationFailed | None = None
 
     @property
     def failure(self) -> Failure | None:
-        return self.ended.failure if isinstance(self.ended, Failed) else None
+        return self.ended.failure if isinstance(self.ended, OperationFailed) else None
 
 
 @dataclass(eq=False)
@@ -73,7 +73,7 @@ class Machine:
     def __init__(self, sim: Simulation, worker: bytes) -> None:
         self.sim = sim
         self.worker = worker
-        self.engine = Engine(worker, "run", 1, Clocks(), self)
+        self.engine = CommEngine(worker, "run", 1, Clocks(), self)
         self.links: list[MemoryLink] = []
         self.calls: dict[int, Call] = {}
         self.sides: dict[str, Side] = {}
@@ -89,7 +89,7 @@ class Machine:
     def now_ns(self) -> int:
         return int(self.sim.now * 1e9)
 
-    def dial(self, member: Member) -> None:
+    def dial(self, member: GroupMember) -> None:
         if (self, member.worker) not in self.sim.dials:
             self.sim.dials.append((self, member.worker))
 
@@ -101,22 +101,22 @@ class Machine:
     def reply(self, message: Reply) -> None:
         assert self.alive
         assert not self.frozen
-        if isinstance(message, Opened):
+        if isinstance(message, GroupOpened):
             side = self.requests.pop(message.request)
             side.tag = message.group
-        elif isinstance(message, NotOpened):
+        elif isinstance(message, GroupNotOpened):
             self.requests.pop(message.request).refused = message.failure
-        elif isinstance(message, Finished | Failed):
+        elif isinstance(message, OperationFinished | OperationFailed):
             self._ended(self.calls[message.operation], message)
-        elif isinstance(message, Waiting):
+        elif isinstance(message, WaitingFor):
             assert self.calls[message.operation].ended is None
         else:
             raise AssertionError(f"unexpected {message}")
 
-    def _ended(self, call: Call, message: Finished | Failed) -> None:
+    def _ended(self, call: Call, message: OperationFinished | OperationFailed) -> None:
         assert call.ended is None, f"{call.what} was reported twice: {call.ended}, {message}"
         call.ended = message
-        if isinstance(message, Finished):
+        if isinstance(message, OperationFinished):
             for start, data in call.after:
                 found = bytes(call.memory[start : start + len(data)])
                 assert found == data, f"{call.what}: wrong bytes from {start}"
@@ -130,7 +130,7 @@ class Machine:
         request = self.sim.number()
         self.requests[request] = side
         self.sides[name] = side
-        members = tuple(Member(machine.worker, 1, ("192.0.2.1",)) for machine in machines)
+        members = tuple(GroupMember(machine.worker, 1, ("192.0.2.1",)) for machine in machines)
         self.engine.command(OpenGroup(request, generation, name, side.rank, members, 60.0, table))
         return side
 
@@ -143,7 +143,7 @@ class Machine:
         self._command(
             side,
             number,
-            lambda tag: Start(
+            lambda tag: StartOperation(
                 number, tag, sequence, operation.specification, number, 0, size, timeout_s, splits
             ),
         )

@@ -11,20 +11,26 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from barnraise.artifacts.store.manifest import FileEntry, Limits, Manifest, decode_manifest, manifest_id
-from barnraise.artifacts.store.store import Arrival, Store
+from barnraise.artifacts.store.manifest import (
+    FileEntry,
+    FolderLimits,
+    FolderManifest,
+    decode_manifest,
+    manifest_id,
+)
+from barnraise.artifacts.store.store import ArtifactStore, PartialObject
 from barnraise.artifacts.transfer import messages, swarm_scheduler
 from barnraise.artifacts.transfer.messages import (
-    Lacks,
+    LacksPieces,
     ManifestIs,
+    PieceList,
     PieceName,
-    Pieces,
-    Soon,
-    Want,
+    PieceSoon,
     WantManifest,
+    WantPieces,
 )
-from barnraise.artifacts.transfer.piece_server import Serving
-from barnraise.artifacts.transfer.swarm_scheduler import Sized, Spread
+from barnraise.artifacts.transfer.piece_server import PieceServer
+from barnraise.artifacts.transfer.swarm_scheduler import PieceSized, SwarmScheduler
 from barnraise.core.errors import ShippingError
 from barnraise.identity import NodeId
 
@@ -38,7 +44,7 @@ _MOST_UNWRITTEN = 128 << 20
 _log = logging.getLogger(__name__)
 
 
-class Carrier(Protocol):
+class ArtifactCarrier(Protocol):
     """What the shipper needs of the agent: bulk messages to other agents."""
 
     @property
@@ -54,7 +60,7 @@ class Carrier(Protocol):
 
 
 @dataclass(frozen=True)
-class Progress:
+class TransferProgress:
     """How far a fetch is; ``waits_for`` names who has not answered yet."""
 
     done_bytes: int
@@ -62,27 +68,29 @@ class Progress:
     waits_for: tuple[NodeId, ...]
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[TransferProgress], None]
 
 
 @dataclass(frozen=True)
-class _Unwritten:
+class _PendingWrite:
     fetch: _Fetch
     node: NodeId
     name: PieceName
     data: memoryview
 
 
-class Shipper:
+class ArtifactService:
     """Runs while the agent runs; everything but its threads is on the agent's loop."""
 
-    def __init__(self, store: Store, carrier: Carrier, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, store: ArtifactStore, carrier: ArtifactCarrier, *, patience_s: float = PATIENCE_S
+    ) -> None:
         self.store = store
         self.carrier = carrier
         self.patience_s = patience_s
-        self.serving = Serving(store, carrier, self._is_coming)
+        self.serving = PieceServer(store, carrier, self._is_coming)
         self._fetches: dict[bytes, _Fetch] = {}
-        self._unwritten: list[_Unwritten] = []
+        self._unwritten: list[_PendingWrite] = []
         self._unwritten_bytes = 0
         self._writer: asyncio.Task[None] | None = None
         self._closed = False
@@ -94,9 +102,9 @@ class Shipper:
         manifest: bytes,
         sources: Iterable[NodeId],
         receivers: Iterable[NodeId],
-        limits: Limits,
+        limits: FolderLimits,
         progress: OnProgress = lambda _: None,
-    ) -> Manifest:
+    ) -> FolderManifest:
         """Until all of it is in the store. Every receiver must be given the same sources and receivers.
 
         ShippingError if it cannot be had; what has come by then is kept, and need not come again.
@@ -119,7 +127,7 @@ class Shipper:
     async def close(self) -> None:
         """End all fetches, and answer nobody any more."""
         self._closed = True
-        tasks: list[asyncio.Task[Manifest] | asyncio.Task[None]] = [
+        tasks: list[asyncio.Task[FolderManifest] | asyncio.Task[None]] = [
             one.task for one in self._fetches.values()
         ]
         if self._writer is not None:
@@ -133,46 +141,46 @@ class Shipper:
 
     def link_up(self, node: NodeId) -> None:
         for fetch in list(self._fetches.values()):
-            fetch.happened(swarm_scheduler.Up(node))
+            fetch.happened(swarm_scheduler.PeerUp(node))
 
     def link_down(self, node: NodeId) -> None:
         """What was on the way is lost; it must be told also when only the bulk link broke."""
         self.serving.forget(node)
         for fetch in list(self._fetches.values()):
-            fetch.happened(swarm_scheduler.Down(node))
+            fetch.happened(swarm_scheduler.PeerDown(node))
 
     def received(self, node: NodeId, body: bytes | memoryview) -> None:
         """ProtocolError if it is no message of ours; what nobody asked for is dropped."""
         message = messages.decode(body)
         match message:
-            case Want():
+            case WantPieces():
                 self.serving.wanted(node, message)
             case WantManifest():
                 self.serving.manifest_wanted(node, message.id)
-            case Pieces():
+            case PieceList():
                 self._on_pieces(node, message)
-            case Lacks():
+            case LacksPieces():
                 for fetch in list(self._fetches.values()):
-                    fetch.happened(swarm_scheduler.Refused(node, message.names))
-            case Soon():
+                    fetch.happened(swarm_scheduler.PieceRefused(node, message.names))
+            case PieceSoon():
                 for fetch in list(self._fetches.values()):
-                    fetch.happened(swarm_scheduler.Promised(node))
+                    fetch.happened(swarm_scheduler.PiecePromised(node))
             case ManifestIs():
                 if (waiting := self._fetches.get(message.id)) is not None:
                     waiting.manifest_came(node, message.data)
 
     # pieces on their way to the disk
 
-    def _on_pieces(self, node: NodeId, message: Pieces) -> None:
+    def _on_pieces(self, node: NodeId, message: PieceList) -> None:
         for piece in message.pieces:
             fetch = next((one for one in self._fetches.values() if one.needs(node, piece.name)), None)
             if fetch is None:
                 continue
             if self._unwritten_bytes + len(piece.data) > _MOST_UNWRITTEN:
-                fetch.happened(swarm_scheduler.Refused(node, [piece.name]))
+                fetch.happened(swarm_scheduler.PieceRefused(node, [piece.name]))
                 continue
             fetch.writing.add((node, piece.name))
-            self._unwritten.append(_Unwritten(fetch, node, piece.name, piece.data))
+            self._unwritten.append(_PendingWrite(fetch, node, piece.name, piece.data))
             self._unwritten_bytes += len(piece.data)
         if self._unwritten and self._writer is None and not self._closed:
             self._writer = asyncio.get_running_loop().create_task(self._write())
@@ -182,7 +190,8 @@ class Shipper:
             while self._unwritten:
                 batch = self._next_batch()
                 arrivals = [
-                    Arrival(one.fetch.objects[one.name.object], one.name.number, one.data) for one in batch
+                    PartialObject(one.fetch.objects[one.name.object], one.name.number, one.data)
+                    for one in batch
                 ]
                 try:
                     outcomes = await asyncio.to_thread(self.store.write_pieces, arrivals)
@@ -198,7 +207,7 @@ class Shipper:
         finally:
             self._writer = None
 
-    def _next_batch(self) -> list[_Unwritten]:
+    def _next_batch(self) -> list[_PendingWrite]:
         size = count = 0
         for one in self._unwritten:
             size += len(one.data)
@@ -208,7 +217,7 @@ class Shipper:
         batch, self._unwritten = self._unwritten[:count], self._unwritten[count:]
         return batch
 
-    def _written(self, batch: list[_Unwritten], outcomes: list[ShippingError | None]) -> None:
+    def _written(self, batch: list[_PendingWrite], outcomes: list[ShippingError | None]) -> None:
         good: dict[NodeId, list[PieceName]] = {}
         for one, error in zip(batch, outcomes, strict=True):
             if error is None:
@@ -218,7 +227,7 @@ class Shipper:
         for node, names in good.items():
             self.serving.here(names)
             for fetch in list(self._fetches.values()):
-                fetch.happened(swarm_scheduler.Got(node, names))
+                fetch.happened(swarm_scheduler.PieceReceived(node, names))
 
     def _is_coming(self, name: PieceName) -> bool:
         return any(fetch.is_coming(name) for fetch in self._fetches.values())
@@ -233,11 +242,11 @@ class _Fetch:
 
     def __init__(
         self,
-        shipper: Shipper,
+        shipper: ArtifactService,
         name: bytes,
         sources: list[NodeId],
         receivers: Collection[NodeId],
-        limits: Limits,
+        limits: FolderLimits,
     ) -> None:
         self._shipper = shipper
         self._name = name
@@ -247,7 +256,7 @@ class _Fetch:
         self.objects: dict[bytes, FileEntry] = {}
         self.writing: set[tuple[NodeId, PieceName]] = set()  # who sent what is on its way to the disk
         self._loop = asyncio.get_running_loop()
-        self._spread: Spread | None = None
+        self._spread: SwarmScheduler | None = None
         self._all_bytes = 0
         self._heard_at = self._loop.time()
         self._asked: NodeId | None = None  # for the manifest
@@ -259,7 +268,7 @@ class _Fetch:
         # Whoever waited may have left in the same moment: its failure is then nobody's.
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
-    async def joined(self, progress: OnProgress) -> Manifest:
+    async def joined(self, progress: OnProgress) -> FolderManifest:
         self._listeners.append(progress)
         try:
             return await asyncio.shield(self.task)
@@ -282,10 +291,10 @@ class _Fetch:
     def happened(self, event: swarm_scheduler.Event) -> None:
         if self._spread is None or self._failed is not None:
             return
-        if isinstance(event, swarm_scheduler.Got):
+        if isinstance(event, swarm_scheduler.PieceReceived):
             self._heard_at = self._loop.time()
         for ask in self._spread.handle(event, self._loop.time()):
-            self._shipper.carrier.send_ship(ask.node, messages.encode(Want(ask.names, ask.hold)))
+            self._shipper.carrier.send_ship(ask.node, messages.encode(WantPieces(ask.names, ask.hold)))
         if self._spread.done:
             self._moved.set()
 
@@ -297,7 +306,7 @@ class _Fetch:
     def lied(self, node: NodeId, error: ShippingError) -> None:
         """It sent bytes with another hash: nothing that it sends is of use."""
         _log.warning("node %s is not asked again: %s", node.short, error.message)
-        self.happened(swarm_scheduler.Distrusted(node))
+        self.happened(swarm_scheduler.PeerDistrusted(node))
         if self._spread is not None and not self._spread.has_trusted_source():
             self.fail(ShippingError(f"node {node.short} sent wrong bytes: {error.message}", hint=error.hint))
 
@@ -307,7 +316,7 @@ class _Fetch:
 
     # the work
 
-    async def _run(self) -> Manifest:
+    async def _run(self) -> FolderManifest:
         store = self._shipper.store
         try:
             manifest = await self._get_manifest()
@@ -315,7 +324,9 @@ class _Fetch:
             state = await asyncio.to_thread(self._prepare, manifest, linked)
             self._spread = state
             for node in linked ^ self._linked():  # they changed meanwhile
-                self.happened(swarm_scheduler.Down(node) if node in linked else swarm_scheduler.Up(node))
+                self.happened(
+                    swarm_scheduler.PeerDown(node) if node in linked else swarm_scheduler.PeerUp(node)
+                )
             self._shipper.serving.manifest_here()
             if not state.done:
                 await asyncio.to_thread(store.check_room, state.left)
@@ -330,23 +341,25 @@ class _Fetch:
         peers = {*self._sources, *self._receivers} - {carrier.me}
         return {node for node in peers if carrier.linked(node)}
 
-    def _prepare(self, manifest: Manifest, linked: set[NodeId]) -> Spread:
+    def _prepare(self, manifest: FolderManifest, linked: set[NodeId]) -> SwarmScheduler:
         """In a thread: it looks at every file of the store that is named, and hashes what is half here."""
         missing = self._shipper.store.missing(manifest)
         self.objects = manifest.objects()
         pieces = [
-            Sized(PieceName(name, number), entry.piece_size(number))
+            PieceSized(PieceName(name, number), entry.piece_size(number))
             for name, entry in self.objects.items()
             for number in range(len(entry.pieces))
         ]
         wanted = {PieceName(name, number) for name, numbers in missing.items() for number in numbers}
         self._all_bytes = sum(piece.size for piece in pieces)
-        return Spread(self._shipper.carrier.me, self._sources, self._receivers, pieces, wanted, linked)
+        return SwarmScheduler(
+            self._shipper.carrier.me, self._sources, self._receivers, pieces, wanted, linked
+        )
 
-    async def _get_pieces(self, state: Spread) -> None:
+    async def _get_pieces(self, state: SwarmScheduler) -> None:
         self._heard_at = self._loop.time()
         ticked = self._loop.time()
-        self.happened(swarm_scheduler.Tick())
+        self.happened(swarm_scheduler.SwarmTick())
         while not state.done:
             self._moved.clear()
             with contextlib.suppress(TimeoutError):
@@ -356,7 +369,7 @@ class _Fetch:
             now = self._loop.time()
             if now - ticked >= _TICK_S:
                 ticked = now
-                self.happened(swarm_scheduler.Tick())
+                self.happened(swarm_scheduler.SwarmTick())
             if now - self._heard_at > self._shipper.patience_s:
                 raise self._nobody(f"no piece came for {self._shipper.patience_s:g} s", state.waits_for())
             self._report()
@@ -364,11 +377,11 @@ class _Fetch:
     def _report(self) -> None:
         if self._spread is not None:
             waits_for = () if self._spread.done else tuple(self._spread.waits_for())
-            progress = Progress(self._all_bytes - self._spread.left, self._all_bytes, waits_for)
+            progress = TransferProgress(self._all_bytes - self._spread.left, self._all_bytes, waits_for)
             for listener in list(self._listeners):
                 listener(progress)
 
-    async def _get_manifest(self) -> Manifest:
+    async def _get_manifest(self) -> FolderManifest:
         store = self._shipper.store
         data = await asyncio.to_thread(store.encoded_manifest, self._name)
         if data is not None:

@@ -16,32 +16,32 @@ import msgspec
 from barnraise import __version__
 from barnraise.agent import protocol
 from barnraise.agent.cluster.admission import admit, renew_lost_key
-from barnraise.agent.cluster.connection_policy import ClusterHouse
-from barnraise.agent.cluster.connections import Links, Place
-from barnraise.agent.cluster.discovery import Search
-from barnraise.agent.cluster.kv_service import BoardKeeper
-from barnraise.agent.cluster.link_probe import Surveyor
-from barnraise.agent.cluster.pairing_server import PairingDesk
-from barnraise.agent.cluster.peer_store import Places
-from barnraise.agent.diagnostics.reachability import Knocker
+from barnraise.agent.cluster.connection_policy import ClusterConnectionPolicy
+from barnraise.agent.cluster.connections import AgentConnections, PeerAddress
+from barnraise.agent.cluster.discovery import PeerDiscovery
+from barnraise.agent.cluster.kv_service import KvService
+from barnraise.agent.cluster.link_probe import LinkProber
+from barnraise.agent.cluster.pairing_server import PairingServer
+from barnraise.agent.cluster.peer_store import PeerStore
+from barnraise.agent.diagnostics.reachability import ReachabilityProber
 from barnraise.agent.naming import machine_name
 from barnraise.agent.power.suspend_events import watch_sleep
-from barnraise.agent.runs.service import Runs
+from barnraise.agent.runs.service import RunService
 from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import AgentError, MembershipError, ProtocolError
-from barnraise.core.flow.events import News
+from barnraise.core.flow.events import ChangeEvent
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.private_file import private_directory
 from barnraise.identity.trust import SignedEntry, TrustLog, check_name, encode_entry
-from barnraise.membership.effects import Changed, Effect, Note, Save, Send
-from barnraise.membership.node import TICK_S, Member
-from barnraise.membership.paxos import Record, founded
-from barnraise.membership.storage import Storage
-from barnraise.membership.view import Present, first
+from barnraise.membership.effects import Effect, LogNote, SaveState, SendMessage, ViewChanged
+from barnraise.membership.node import TICK_S, MembershipNode
+from barnraise.membership.paxos import AcceptorState, founded
+from barnraise.membership.storage import MembershipStorage
+from barnraise.membership.view import PresentMember, first
 from barnraise.topology import Machine, NodeFacts
 from barnraise.transport.addresses import own_addresses
-from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlLink
-from barnraise.transport.listener.acceptor import Refusal
+from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlConnection
+from barnraise.transport.listener.acceptor import ConnectionRefusal
 from barnraise.transport.listener.listener import Listener
 from barnraise.transport.listener.preface import ROUTE_AGENT_BULK, ROUTE_AGENT_SHIP, Preface
 
@@ -63,7 +63,7 @@ class Agent:
         self.directory = private_directory(state_directory(settings))
         self.key = NodeKey.load_or_create(self.directory / "node.key")
         self.me = self.key.id
-        self.listener = Listener(settings, house=ClusterHouse(self))
+        self.listener = Listener(settings, house=ClusterConnectionPolicy(self))
         self.events: deque[str] = deque(maxlen=_KEPT_EVENTS)
         self.on_event: Callable[[str], None] | None = None
         self.on_question: Callable[[bytes], Awaitable[bytes]] | None = None
@@ -76,7 +76,7 @@ class Agent:
         self.hosts_alone = False  # with a pre-shared key, and nobody found yet
         self._works = not witness
         self._tasks: set[asyncio.Future[None]] = set()
-        self._news = News()
+        self._news = ChangeEvent()
         self._linked_at: dict[NodeId, float] = {}
 
     # its life
@@ -86,7 +86,7 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self.started = self._loop.time()
         self.incarnation = secrets.token_bytes(16)
-        self.storage = Storage(self.directory)
+        self.storage = MembershipStorage(self.directory)
         if renew_lost_key(self.directory, self.storage):
             self.key = NodeKey.load_or_create(self.directory / "node.key")
             self.me = self.key.id
@@ -98,19 +98,19 @@ class Agent:
         if log is None or record is None:
             log = TrustLog.found(self.key, self.name)
             record = founded(first(self.me.raw, self.incarnation, len(log)))
-        self.places = Places(self.storage)
+        self.places = PeerStore(self.storage)
         self.build_member(log, record)
         tls = AgentTls(delegate(self.key, run=AGENT_RUN, worker=self.incarnation), lambda: self.log.members)
-        self.links = Links(self.me, tls, self)
-        self.knocker = Knocker(tls, self._place, self.secret_for, self.links.get)
-        self.pairing = PairingDesk(self.key, lambda: self.name, partial(admit, self))
-        self.surveyor = Surveyor(self, self.directory)
-        self.board = BoardKeeper(self)
-        self.runs = Runs(self)
+        self.links = AgentConnections(self.me, tls, self)
+        self.knocker = ReachabilityProber(tls, self._place, self.secret_for, self.links.get)
+        self.pairing = PairingServer(self.key, lambda: self.name, partial(admit, self))
+        self.surveyor = LinkProber(self, self.directory)
+        self.board = KvService(self)
+        self.runs = RunService(self)
         await self.listener.start()
         if is_new:
             self.storage.replace_cluster(record, tuple(map(encode_entry, log.entries)))
-        self.search = Search(self)
+        self.search = PeerDiscovery(self)
         await self.search.start()
         self.spawn(self._tick())
         self.runs.load()
@@ -245,7 +245,9 @@ class Agent:
     def pairing_key(self, target: bytes) -> bytes | None:
         return self.pairing.key_for(target)
 
-    def deliver_pairing(self, preface: Preface, connection: socket.socket, address: str) -> Refusal | None:
+    def deliver_pairing(
+        self, preface: Preface, connection: socket.socket, address: str
+    ) -> ConnectionRefusal | None:
         return self.pairing.deliver(preface, connection, address)
 
     def deliver_agent(self, preface: Preface, connection: socket.socket, address: str) -> None:
@@ -258,7 +260,7 @@ class Agent:
 
     # what the links tell (see agent.links)
 
-    def link_up(self, node: NodeId, link: ControlLink) -> None:
+    def link_up(self, node: NodeId, link: ControlConnection) -> None:
         link.send(self._greeting())
         self.surveyor.tell(node)
         self.search.remember()
@@ -282,7 +284,7 @@ class Agent:
     def refused(self, node: NodeId) -> None:
         self._perform(self.member.refused(node.raw, self._loop.time()))
 
-    def received(self, link: ControlLink, message: bytes) -> None:
+    def received(self, link: ControlConnection, message: bytes) -> None:
         node, kind, body = link.peer.node, message[:1], memoryview(message)[1:]
         if self.log.role(node) is None:
             raise ProtocolError(f"{node.short} is not a member of this cluster any more")
@@ -352,17 +354,17 @@ class Agent:
         for node in self.links.linked():
             self.links.send(node, self._greeting())
 
-    def build_member(self, log: TrustLog, record: Record) -> None:
+    def build_member(self, log: TrustLog, record: AcceptorState) -> None:
         role = log.role(self.me)
-        me = Present(self.me.raw, self.incarnation, votes=role == "owner", works=self._works)
-        self.member = Member(me, record, log, random.Random(), asyncio.get_running_loop().time())
+        me = PresentMember(self.me.raw, self.incarnation, votes=role == "owner", works=self._works)
+        self.member = MembershipNode(me, record, log, random.Random(), asyncio.get_running_loop().time())
 
     def _perform(self, effects: list[Effect]) -> None:
         if self._broken:  # what we hold in memory is not on disk: not a word of it may leave
             return
         for effect in effects:
             match effect:
-                case Save():
+                case SaveState():
                     try:
                         self.storage.save(effect.record, effect.log_from, effect.entries)
                     except MembershipError as error:
@@ -370,11 +372,11 @@ class Agent:
                         self.say(f"the agent ends: {error.message}")
                         self.ended.set()
                         return
-                case Send():
+                case SendMessage():
                     self.links.send(NodeId(effect.to), protocol.encode_membership(effect.message))
-                case Changed():
+                case ViewChanged():
                     self._changed(effect.why)
-                case Note():
+                case LogNote():
                     self.say(effect.text)
 
     def _changed(self, why: str) -> None:
@@ -408,7 +410,7 @@ class Agent:
             await asyncio.sleep(TICK_S)
 
     def _greeting(self) -> bytes:
-        greeting = protocol.Greeting(
+        greeting = protocol.PeerHello(
             name=self.name,
             version=__version__,
             addresses=tuple(self.addresses()[:8]),
@@ -418,7 +420,7 @@ class Agent:
         )
         return protocol.encode_greeting(greeting)
 
-    def _greeted(self, node: NodeId, link: ControlLink, greeting: protocol.Greeting) -> None:
+    def _greeted(self, node: NodeId, link: ControlConnection, greeting: protocol.PeerHello) -> None:
         check_name(greeting.name)
         if not greeting.version.isprintable():
             raise ProtocolError(f"{node.short} names a version that cannot be shown")
@@ -427,7 +429,7 @@ class Agent:
         if place is not None:
             self.links.learn(node, place)
 
-    def _place(self, node: NodeId) -> Place | None:
+    def _place(self, node: NodeId) -> PeerAddress | None:
         return self.links.place(node) or self.places.place(node)
 
     def addresses(self) -> list[str]:

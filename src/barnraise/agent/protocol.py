@@ -24,7 +24,7 @@ Address = Annotated[str, Meta(max_length=64)]
 T = TypeVar("T")
 
 
-class Greeting(msgspec.Struct, frozen=True, array_like=True):
+class PeerHello(msgspec.Struct, frozen=True, array_like=True):
     """Who I am to people, and where else I can be reached. ``epoch``: how many discovery secrets I know."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -37,14 +37,14 @@ class Greeting(msgspec.Struct, frozen=True, array_like=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_greetings = msgspec.msgpack.Decoder(Greeting)
+_greetings = msgspec.msgpack.Decoder(PeerHello)
 
 
 def encode_membership(message: Message) -> bytes:
     return MEMBERSHIP + _encoder.encode(message)
 
 
-def encode_greeting(greeting: Greeting) -> bytes:
+def encode_greeting(greeting: PeerHello) -> bytes:
     return GREETING + _encoder.encode(greeting)
 
 
@@ -52,7 +52,7 @@ def decode_membership(data: bytes | memoryview) -> Message:
     return decode(_messages, data)
 
 
-def decode_greeting(data: bytes | memoryview) -> Greeting:
+def decode_greeting(data: bytes | memoryview) -> PeerHello:
     return decode(_greetings, data)
 
 

@@ -14,10 +14,10 @@ import msgspec
 
 import barnraise
 from barnraise.agent_client.client import ListenerClient
-from barnraise.core.config import Network, Settings, state_directory
+from barnraise.core.config import NetworkSettings, Settings, state_directory
 from barnraise.core.errors import ListenerError
 from barnraise.core.file_lock import FileLock
-from barnraise.transport.ipc.messages import Standing, Ticket
+from barnraise.transport.ipc.messages import DialTicket, ListenerStanding
 
 LOG_NAME = "listener.log"
 AGENT_LOG = "agent.log"
@@ -35,7 +35,7 @@ else:
 _started: list[subprocess.Popen[bytes]] = []
 
 
-def register_worker(settings: Settings, run: str, generation: int) -> tuple[ListenerClient, Ticket]:
+def register_worker(settings: Settings, run: str, generation: int) -> tuple[ListenerClient, DialTicket]:
     """Make sure that there is a listener, and register there."""
     for attempt in range(_ATTEMPTS):
         ensure_listener(settings)
@@ -97,7 +97,7 @@ def start_agent(settings: Settings, options: Sequence[str] = ()) -> int | None:
         lock.release()
 
 
-def standing_of(directory: Path) -> Standing | None:
+def standing_of(directory: Path) -> ListenerStanding | None:
     """What the listener of this state directory says of itself; None if there is none."""
     try:
         with ListenerClient.connect(directory, timeout=_PROBE_S) as client:
@@ -151,7 +151,7 @@ def _launch(command: list[str], directory: Path, log_name: str) -> None:
 def _command(settings: Settings) -> list[str]:
     # The port goes by itself, because 0 (any) is no valid setting and still useful here.
     port = settings.network.port
-    network = msgspec.structs.replace(settings.network, port=Network().port)
+    network = msgspec.structs.replace(settings.network, port=NetworkSettings().port)
     portable = msgspec.json.encode(msgspec.structs.replace(settings, network=network)).decode()
     module = ["-m", "barnraise.transport.listener.listener"]
     # -P: a file of the user's that is called like a standard module must not stand in for it.

@@ -10,20 +10,20 @@ from types import TracebackType
 
 from barnraise.core import errors
 from barnraise.core.errors import AgentError, ListenerError, ProtocolError
-from barnraise.transport.ipc.fd_passing import Channel
+from barnraise.transport.ipc.fd_passing import IpcChannel
 from barnraise.transport.ipc.local_socket import dial_local
 from barnraise.transport.ipc.messages import (
     LARGEST_BODY,
-    Ask,
-    Incoming,
-    Refused,
-    Register,
+    DialTicket,
+    IncomingConnection,
+    ListenerReply,
+    ListenerRequest,
+    ListenerStanding,
+    ListenerStatus,
+    RegisterEndpoint,
+    RegistrationRefused,
     Reply,
     Request,
-    Standing,
-    Status,
-    Ticket,
-    Told,
     decode_reply,
     encode_message,
 )
@@ -32,7 +32,7 @@ from barnraise.transport.ipc.messages import (
 class ListenerClient:
     """Asks with a deadline first; after `register` it only receives, and never blocks."""
 
-    def __init__(self, channel: Channel, token: str, timeout: float = 5.0) -> None:
+    def __init__(self, channel: IpcChannel, token: str, timeout: float = 5.0) -> None:
         self._channel = channel
         self._token = token
         self._timeout = timeout
@@ -41,21 +41,21 @@ class ListenerClient:
     def connect(cls, state_dir: Path, timeout: float = 5.0) -> ListenerClient:
         """ListenerError if no listener of ours answers there; ``timeout`` also bounds each question."""
         connection, token = dial_local(state_dir, timeout)
-        return cls(Channel(connection, takes_sockets=True), token, timeout)
+        return cls(IpcChannel(connection, takes_sockets=True), token, timeout)
 
-    def register(self, run: str, generation: int) -> Ticket:
+    def register(self, run: str, generation: int) -> DialTicket:
         """Enter as a worker. It stays registered until `close`, or until this process ends."""
         pid = os.getpid()
-        reply = self._ask(Register(run=run, generation=generation, pid=pid, token=self._token))
-        if not isinstance(reply, Ticket):
+        reply = self._ask(RegisterEndpoint(run=run, generation=generation, pid=pid, token=self._token))
+        if not isinstance(reply, DialTicket):
             raise ProtocolError(f"the listener answered {type(reply).__name__} instead of a ticket")
         self._channel.setblocking(False)
         return reply
 
-    def standing(self) -> Standing:
+    def standing(self) -> ListenerStanding:
         """How the listener is doing; only before `register`."""
-        reply = self._ask(Status(token=self._token))
-        if not isinstance(reply, Standing):
+        reply = self._ask(ListenerStatus(token=self._token))
+        if not isinstance(reply, ListenerStanding):
             raise ProtocolError(f"the listener answered {type(reply).__name__} instead of its standing")
         return reply
 
@@ -71,7 +71,7 @@ class ListenerClient:
         deadline = time.monotonic() + timeout
         try:
             self._channel.settimeout(timeout)
-            self._channel.send(encode_message(Ask(question=question, token=self._token)))
+            self._channel.send(encode_message(ListenerRequest(question=question, token=self._token)))
             delivery = self._channel.receive(deadline)
         except TimeoutError as error:
             self.close()
@@ -87,14 +87,14 @@ class ListenerClient:
             raise AgentError("the agent of this machine has ended") from ConnectionResetError("closed by it")
         reply = _decode(delivery.message, delivery.socket)
         self._channel.settimeout(self._timeout)
-        if isinstance(reply, Refused):
+        if isinstance(reply, RegistrationRefused):
             raise errors.by_code(reply.code, AgentError)(reply.message, hint=reply.hint)
-        if not isinstance(reply, Told):
+        if not isinstance(reply, ListenerReply):
             self.close()
             raise ProtocolError(f"the agent answered {type(reply).__name__} instead of telling")
         return reply.answer
 
-    def receive(self) -> tuple[Incoming, socket.socket] | None:
+    def receive(self) -> tuple[IncomingConnection, socket.socket] | None:
         """A connection that was routed to us, not blocking; call until None whenever `fileno` is readable.
 
         ListenerError once the listener is gone: links that exist go on, new ones cannot come.
@@ -108,7 +108,7 @@ class ListenerClient:
                 raise _gone() from ConnectionResetError("closed by the listener")
             return None
         message = _decode(delivery.message, delivery.socket)
-        if not isinstance(message, Incoming) or delivery.socket is None:
+        if not isinstance(message, IncomingConnection) or delivery.socket is None:
             if delivery.socket is not None:
                 delivery.socket.close()
             raise ProtocolError(f"the listener sent {type(message).__name__} unasked")
@@ -140,7 +140,7 @@ class ListenerClient:
         if delivery is None:
             raise _gone() from ConnectionResetError("closed by the listener")
         reply = _decode(delivery.message, delivery.socket)
-        if isinstance(reply, Refused):
+        if isinstance(reply, RegistrationRefused):
             raise ListenerError(f"the listener refused: {reply.message}", hint=reply.hint)
         return reply
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from barnraise.agent_client.kv_messages import BoardAsk, ClusterAsk
+from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest
 from barnraise.agent_client.run_requests import RunQuestion, RunTold
 from barnraise.core.decoding import decode
 
@@ -15,23 +15,23 @@ Text = Annotated[str, Meta(max_length=2000)]
 Role = Literal["owner", "guest"]
 
 
-class StatusAsk(msgspec.Struct, frozen=True, tag="status?"):
+class StatusRequest(msgspec.Struct, frozen=True, tag="status?"):
     """How is the cluster?"""
 
 
-class PairAsk(msgspec.Struct, frozen=True, tag="pair?"):
+class PairRequest(msgspec.Struct, frozen=True, tag="pair?"):
     """Open a code for one machine."""
 
     role: Role = "owner"
 
 
-class OfferAsk(msgspec.Struct, frozen=True, tag="offer?"):
+class OfferRequest(msgspec.Struct, frozen=True, tag="offer?"):
     """What became of the code? ``withdraw`` closes it."""
 
     withdraw: bool = False
 
 
-class JoinAsk(msgspec.Struct, frozen=True, tag="join?"):
+class JoinClusterRequest(msgspec.Struct, frozen=True, tag="join?"):
     """Join the cluster of the machine that shows this code; ``role`` is what the user agrees to, if said."""
 
     code: Text
@@ -40,63 +40,63 @@ class JoinAsk(msgspec.Struct, frozen=True, tag="join?"):
     patience_s: Annotated[float, Meta(gt=0, le=600)] = 30.0
 
 
-class UnpairAsk(msgspec.Struct, frozen=True, tag="unpair?"):
+class UnpairRequest(msgspec.Struct, frozen=True, tag="unpair?"):
     """Remove a machine for ever."""
 
     node: Text
 
 
-class RenameAsk(msgspec.Struct, frozen=True, tag="rename?"):
+class RenameRequest(msgspec.Struct, frozen=True, tag="rename?"):
     """Call this machine so."""
 
     name: Text
 
 
-class ContinueAsk(msgspec.Struct, frozen=True, tag="continue?"):
+class ContinueRequest(msgspec.Struct, frozen=True, tag="continue?"):
     """The user is the witness that these machines are gone."""
 
     without: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=64)]
 
 
-class PskAsk(msgspec.Struct, frozen=True, tag="psk?"):
+class PskRequest(msgspec.Struct, frozen=True, tag="psk?"):
     """Make a pre-shared key that admits machines in this role."""
 
     role: Role = "owner"
 
 
-class MeasureAsk(msgspec.Struct, frozen=True, tag="measure?"):
+class MeasureRequest(msgspec.Struct, frozen=True, tag="measure?"):
     """Measure the links of this machine now."""
 
 
-class CheckAsk(msgspec.Struct, frozen=True, tag="check?"):
+class CheckRequest(msgspec.Struct, frozen=True, tag="check?"):
     """What does the agent find wrong?"""
 
 
-class LeaveAsk(msgspec.Struct, frozen=True, tag="leave?"):
+class LeaveRequest(msgspec.Struct, frozen=True, tag="leave?"):
     """Say goodbye, end, and forget the cluster and this machine's key."""
 
 
-class DownAsk(msgspec.Struct, frozen=True, tag="down?"):
+class ShutdownRequest(msgspec.Struct, frozen=True, tag="down?"):
     """Say goodbye and end."""
 
 
 Question = (
-    StatusAsk
-    | PairAsk
-    | OfferAsk
-    | JoinAsk
-    | UnpairAsk
-    | RenameAsk
-    | ContinueAsk
-    | PskAsk
-    | MeasureAsk
-    | CheckAsk
-    | LeaveAsk
-    | DownAsk
+    StatusRequest
+    | PairRequest
+    | OfferRequest
+    | JoinClusterRequest
+    | UnpairRequest
+    | RenameRequest
+    | ContinueRequest
+    | PskRequest
+    | MeasureRequest
+    | CheckRequest
+    | LeaveRequest
+    | ShutdownRequest
 )
 
 # Workers ask about the board through the same door.
-AnyQuestion = Question | RunQuestion | BoardAsk | ClusterAsk
+AnyQuestion = Question | RunQuestion | KvRequest | ClusterRequest
 
 
 class DeviceRow(msgspec.Struct, frozen=True):
@@ -133,7 +133,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class LinkRow(msgspec.Struct, frozen=True):
+class PeerLinkRow(msgspec.Struct, frozen=True):
     """A measured pair."""
 
     a: str
@@ -143,7 +143,7 @@ class LinkRow(msgspec.Struct, frozen=True):
     address: str = ""
 
 
-class StatusTold(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
+class StatusResponse(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """The cluster as this machine sees it."""
 
     cluster: str
@@ -155,7 +155,7 @@ class StatusTold(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     coordinator: str
     why_coordinator: str
     nodes: tuple[NodeRow, ...]
-    links: tuple[LinkRow, ...]
+    links: tuple[PeerLinkRow, ...]
     port: int
     pid: int
     encryption: str
@@ -166,7 +166,7 @@ class StatusTold(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     up_s: float = 0.0
 
 
-class OfferTold(msgspec.Struct, frozen=True, tag="offer"):
+class OfferResponse(msgspec.Struct, frozen=True, tag="offer"):
     """A code, or what became of it. ``granted`` says what the other machine may do now."""
 
     state: str
@@ -177,7 +177,7 @@ class OfferTold(msgspec.Struct, frozen=True, tag="offer"):
     granted: str = ""
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class RequestDone(msgspec.Struct, frozen=True, tag="done"):
     """It is done; ``secret`` is shown once and kept nowhere by the command line."""
 
     sentence: str
@@ -194,13 +194,13 @@ class CheckRow(msgspec.Struct, frozen=True):
     peer: str = ""
 
 
-class CheckTold(msgspec.Struct, frozen=True, tag="check"):
+class CheckResponse(msgspec.Struct, frozen=True, tag="check"):
     """What the agent sees from inside."""
 
     rows: tuple[CheckRow, ...]
 
 
-Told = StatusTold | OfferTold | Done | CheckTold | RunTold
+Told = StatusResponse | OfferResponse | RequestDone | CheckResponse | RunTold
 
 _MISUNDERSTOOD = "the agent and the command line do not understand each other"
 _OTHER_VERSION = "They are of different versions: restart the agent (barnraise down, then barnraise up)."

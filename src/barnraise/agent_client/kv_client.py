@@ -19,13 +19,13 @@ from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.kv_messages import (
     LARGEST_KEY,
     LARGEST_VALUE,
-    BoardAsk,
-    BoardTold,
-    ClusterAsk,
-    ClusterTold,
-    Denied,
-    Done,
-    Scope,
+    ClusterRequest,
+    ClusterResponse,
+    KvDenied,
+    KvDone,
+    KvRequest,
+    KvResponse,
+    Namespace,
     decode_answer,
     encode,
 )
@@ -41,7 +41,7 @@ _ASK_BYTES = 512 << 10
 _MOST_NAMED = 5
 
 
-class Asker(Protocol):
+class KvRequester(Protocol):
     """A connection to the agent. Errors whose cause is an OSError mean that nobody was there."""
 
     def ask(self, question: bytes, timeout: float) -> bytes: ...
@@ -49,8 +49,8 @@ class Asker(Protocol):
     def close(self) -> None: ...
 
 
-Connect = Callable[[], Asker]
-_Kind = Callable[..., messages.Operation | messages.Watch]
+Connect = Callable[[], KvRequester]
+_Kind = Callable[..., messages.Operation | messages.WatchKey]
 
 
 def agent_at(state_dir: Path) -> Connect:
@@ -58,14 +58,14 @@ def agent_at(state_dir: Path) -> Connect:
     return lambda: ListenerClient.connect(state_dir)
 
 
-def ask_cluster(connect: Connect, timeout_s: float = 5.0) -> ClusterTold:
+def ask_cluster(connect: Connect, timeout_s: float = 5.0) -> ClusterResponse:
     """How many machines take work; AgentError or ListenerError if no agent answers here."""
     asker = connect()
     try:
-        answer = decode_answer(asker.ask(encode(ClusterAsk()), timeout_s))
+        answer = decode_answer(asker.ask(encode(ClusterRequest()), timeout_s))
     finally:
         asker.close()
-    if not isinstance(answer, ClusterTold):
+    if not isinstance(answer, ClusterResponse):
         raise ProtocolError(f"the agent answered {type(answer).__name__} instead of telling of the cluster")
     return answer
 
@@ -76,7 +76,7 @@ class _Lane:
     __slots__ = ("asker", "client", "serial")
 
     def __init__(self) -> None:
-        self.asker: Asker | None = None
+        self.asker: KvRequester | None = None
         self.client = os.urandom(16)
         self.serial = 0
 
@@ -86,10 +86,10 @@ class _Lane:
             asker.close()
 
 
-class BoardClient:
+class KvClient:
     """One scope of the board. ``timeout_s`` bounds every call that is given no time of its own."""
 
-    def __init__(self, connect: Connect, scope: Scope, timeout_s: float = 60.0) -> None:
+    def __init__(self, connect: Connect, scope: Namespace, timeout_s: float = 60.0) -> None:
         self.scope = scope
         self.timeout_s = timeout_s
         self.number = 0  # of the newest operation that was answered here
@@ -114,26 +114,26 @@ class BoardClient:
 
     def set(self, key: str, value: bytes, timeout_s: float | None = None) -> None:
         _check(key, value)
-        self._do(messages.Set, (key, value), f"set {key!r}", timeout_s)
+        self._do(messages.SetKey, (key, value), f"set {key!r}", timeout_s)
 
     def add(self, key: str, amount: int, timeout_s: float | None = None) -> int:
         _check(key)
-        return self._do(messages.Add, (key, amount), f"add to {key!r}", timeout_s).count
+        return self._do(messages.AddToKey, (key, amount), f"add to {key!r}", timeout_s).count
 
     def compare_set(self, key: str, expected: bytes, desired: bytes, timeout_s: float | None = None) -> bytes:
         """The value that the key has now; ``expected`` may be empty for a key that is not there."""
         _check(key, expected + desired)
-        done = self._do(messages.CompareSet, (key, expected, desired), f"set {key!r}", timeout_s)
+        done = self._do(messages.CompareAndSet, (key, expected, desired), f"set {key!r}", timeout_s)
         return done.value or b""
 
     def append(self, key: str, value: bytes, timeout_s: float | None = None) -> None:
         _check(key, value)
-        self._do(messages.Append, (key, value), f"append to {key!r}", timeout_s)
+        self._do(messages.AppendToKey, (key, value), f"append to {key!r}", timeout_s)
 
     def delete(self, key: str, timeout_s: float | None = None) -> bool:
         """Whether it was there."""
         _check(key)
-        return self._do(messages.Delete, (key,), f"delete {key!r}", timeout_s).count > 0
+        return self._do(messages.DeleteKey, (key,), f"delete {key!r}", timeout_s).count > 0
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes], timeout_s: float | None = None) -> None:
         """All of them, but not at one instant if they are too large for one message."""
@@ -146,45 +146,45 @@ class BoardClient:
         for start, end in _parts(sizes):
             fields = (tuple(keys[start:end]), tuple(values[start:end]))
             left = max(0.0, deadline - time.monotonic())
-            self._do(messages.MultiSet, fields, f"set {_some(keys[start:end])}", left)
+            self._do(messages.SetKeys, fields, f"set {_some(keys[start:end])}", left)
 
     def push(self, key: str, value: bytes, timeout_s: float | None = None) -> None:
         _check(key, value)
-        self._do(messages.Push, (key, value), f"push to {key!r}", timeout_s)
+        self._do(messages.PushToQueue, (key, value), f"push to {key!r}", timeout_s)
 
     def pop(self, key: str, timeout_s: float | None = None) -> bytes | None:
         """The first value of the queue; None if it is empty."""
         _check(key)
-        return self._do(messages.Pop, (key,), f"pop from {key!r}", timeout_s).value
+        return self._do(messages.PopFromQueue, (key,), f"pop from {key!r}", timeout_s).value
 
     def drop(self, timeout_s: float | None = None) -> None:
         """Forget the scope: its generation has ended for everybody."""
-        self._do(messages.Drop, (), f"drop {self.scope}", timeout_s)
+        self._do(messages.DropNamespace, (), f"drop {self.scope}", timeout_s)
 
     # reads
 
     def get(self, key: str, timeout_s: float | None = None) -> bytes | None:
         """The value, not waiting for it; None if there is none."""
         _check(key)
-        return self._do(messages.Get, (key,), f"get {key!r}", timeout_s).value
+        return self._do(messages.GetKey, (key,), f"get {key!r}", timeout_s).value
 
     def missing(self, keys: Sequence[str], timeout_s: float | None = None) -> tuple[str, ...]:
         """Those of the keys that are not there now, or the first of them if they are many."""
         for start, end in _parts([_check(key) for key in keys]):
             some = tuple(keys[start:end])
-            done = self._do(messages.Check, (some,), f"look for {_some(some)}", timeout_s)
+            done = self._do(messages.CheckKeys, (some,), f"look for {_some(some)}", timeout_s)
             if done.missing:
                 return done.missing
         return ()
 
     def count(self, timeout_s: float | None = None) -> int:
         """How many keys there are, queues not counted."""
-        return self._do(messages.Count, (), "count the keys", timeout_s).count
+        return self._do(messages.CountResult, (), "count the keys", timeout_s).count
 
     def length(self, key: str, timeout_s: float | None = None) -> int:
         """How many values a queue has."""
         _check(key)
-        return self._do(messages.Length, (key,), f"measure {key!r}", timeout_s).count
+        return self._do(messages.QueueLength, (key,), f"measure {key!r}", timeout_s).count
 
     def wait(self, keys: Sequence[str], timeout_s: float | None = None) -> None:
         """Return once all keys are there; OperationTimeout names those that are not."""
@@ -206,15 +206,17 @@ class BoardClient:
                 place = place + len(done.values) if fetch else end
         return values
 
-    def _watch(self, keys: tuple[str, ...], *, fetch: bool, deadline: float) -> Done:
+    def _watch(self, keys: tuple[str, ...], *, fetch: bool, deadline: float) -> KvDone:
         """An answer without missing keys; at the deadline a last look, so that the error can name them."""
         given, what = max(0.0, deadline - time.monotonic()), f"wait for {_some(keys)}"
         while True:
             left = deadline - time.monotonic()
             if left > _LOOK_S:
-                done = self._do(messages.Watch, (keys, fetch), what, left)
+                done = self._do(messages.WatchKey, (keys, fetch), what, left)
             else:
-                done = self._do(messages.MultiGet if fetch else messages.Check, (keys,), what, _LAST_LOOK_S)
+                done = self._do(
+                    messages.GetKeys if fetch else messages.CheckKeys, (keys,), what, _LAST_LOOK_S
+                )
             if not done.missing:
                 return done
             if left <= _LOOK_S:
@@ -234,7 +236,7 @@ class BoardClient:
         fields: tuple[object, ...],
         what: str,
         timeout_s: float | None,
-    ) -> Done:
+    ) -> KvDone:
         """Ask until there is an answer; raise what was denied."""
         deadline = self._deadline(timeout_s)
         with self._lane() as lane:
@@ -242,20 +244,20 @@ class BoardClient:
             operation = kind(self.scope, lane.client, lane.serial, self._founding, *fields)
             while True:
                 patience = max(0.0, min(deadline - time.monotonic(), _SLICE_S))
-                result = self._ask(lane, BoardAsk(operation, patience))
-                if isinstance(result, Done):
+                result = self._ask(lane, KvRequest(operation, patience))
+                if isinstance(result, KvDone):
                     with self._lock:
                         self._founding = result.founding
                         self.number = max(self.number, result.number)
                     return result
-                if isinstance(result, Denied) and result.reason != "late":
+                if isinstance(result, KvDenied) and result.reason != "late":
                     raise AgentError(result.message, hint=result.hint)
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise MembershipError(f"could not {what} in time: {result.message}", hint=result.hint)
                 time.sleep(min(_PAUSE_S, left))
 
-    def _ask(self, lane: _Lane, question: BoardAsk) -> Done | Denied | ListenerError | AgentError:
+    def _ask(self, lane: _Lane, question: KvRequest) -> KvDone | KvDenied | ListenerError | AgentError:
         """The result, or the error if nobody was there; whoever is there and refuses is believed."""
         try:
             if lane.asker is None:
@@ -269,7 +271,7 @@ class BoardClient:
         except BaseException:
             lane.close()  # an answer that comes late must not be taken for the next one's
             raise
-        if not isinstance(answer, BoardTold):
+        if not isinstance(answer, KvResponse):
             lane.close()
             raise ProtocolError(f"the agent answered {type(answer).__name__} about the board")
         return answer.result

@@ -32,7 +32,7 @@ FoundingId = Annotated[bytes, Meta(max_length=8)]
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 
 
-class Scope(msgspec.Struct, frozen=True, array_like=True, order=True):
+class Namespace(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Whose keys: one generation of one run."""
 
     run: RunName
@@ -46,25 +46,25 @@ class Scope(msgspec.Struct, frozen=True, array_like=True, order=True):
 class _Operation(msgspec.Struct, frozen=True, array_like=True):
     """``founding`` is the board that the client knows; empty if it has not met one yet."""
 
-    scope: Scope
+    scope: Namespace
     client: ClientId
     serial: Serial
     founding: FoundingId
 
 
-class Set(_Operation, frozen=True, array_like=True, tag="set"):
+class SetKey(_Operation, frozen=True, array_like=True, tag="set"):
     key: Key
     value: Value
 
 
-class Add(_Operation, frozen=True, array_like=True, tag="add"):
+class AddToKey(_Operation, frozen=True, array_like=True, tag="add"):
     """Tells the new sum as ``count``; a key that is not there counts as 0."""
 
     key: Key
     amount: Amount
 
 
-class CompareSet(_Operation, frozen=True, array_like=True, tag="compare_set"):
+class CompareAndSet(_Operation, frozen=True, array_like=True, tag="compare_set"):
     """Write ``desired`` if the key has ``expected``, or is not there and ``expected`` is empty.
 
     Tells the value that the key has now; ``expected`` if it is not there at all.
@@ -75,79 +75,99 @@ class CompareSet(_Operation, frozen=True, array_like=True, tag="compare_set"):
     desired: Value
 
 
-class Append(_Operation, frozen=True, array_like=True, tag="append"):
+class AppendToKey(_Operation, frozen=True, array_like=True, tag="append"):
     key: Key
     value: Value
 
 
-class Delete(_Operation, frozen=True, array_like=True, tag="delete"):
+class DeleteKey(_Operation, frozen=True, array_like=True, tag="delete"):
     """Tells as ``count`` whether the key was there."""
 
     key: Key
 
 
-class MultiSet(_Operation, frozen=True, array_like=True, tag="multi_set"):
+class SetKeys(_Operation, frozen=True, array_like=True, tag="multi_set"):
     keys: Keys
     values: Values
 
 
-class Push(_Operation, frozen=True, array_like=True, tag="push"):
+class PushToQueue(_Operation, frozen=True, array_like=True, tag="push"):
     """Queues have keys of their own, apart from the values."""
 
     key: Key
     value: Value
 
 
-class Pop(_Operation, frozen=True, array_like=True, tag="pop"):
+class PopFromQueue(_Operation, frozen=True, array_like=True, tag="pop"):
     """Tells the first value of the queue, or that the key is ``missing``."""
 
     key: Key
 
 
-class Drop(_Operation, frozen=True, array_like=True, tag="drop"):
+class DropNamespace(_Operation, frozen=True, array_like=True, tag="drop"):
     """Forget the scope: its generation has ended."""
 
 
-class Get(_Operation, frozen=True, array_like=True, tag="get"):
+class GetKey(_Operation, frozen=True, array_like=True, tag="get"):
     key: Key
 
 
-class MultiGet(_Operation, frozen=True, array_like=True, tag="multi_get"):
+class GetKeys(_Operation, frozen=True, array_like=True, tag="multi_get"):
     """Tells the values in order, as many as fit into one answer, or which keys are ``missing``."""
 
     keys: Keys
 
 
-class Check(_Operation, frozen=True, array_like=True, tag="check"):
+class CheckKeys(_Operation, frozen=True, array_like=True, tag="check"):
     """Tells which keys are ``missing``; a queue that is not empty counts as there."""
 
     keys: Keys
 
 
-class Count(_Operation, frozen=True, array_like=True, tag="count"):
+class CountResult(_Operation, frozen=True, array_like=True, tag="count"):
     """Tells the number of keys."""
 
 
-class Length(_Operation, frozen=True, array_like=True, tag="length"):
+class QueueLength(_Operation, frozen=True, array_like=True, tag="length"):
     """Tells how many values a queue has."""
 
     key: Key
 
 
-class Watch(_Operation, frozen=True, array_like=True, tag="watch"):
+class WatchKey(_Operation, frozen=True, array_like=True, tag="watch"):
     """Like MultiGet (``fetch``) or Check, told once all keys are there, or when the patience has ended."""
 
     keys: Keys
     fetch: bool
 
 
-Write = Set | Add | CompareSet | Append | Delete | MultiSet | Push | Pop | Drop
-Read = Get | MultiGet | Check | Count | Length
+Write = (
+    SetKey
+    | AddToKey
+    | CompareAndSet
+    | AppendToKey
+    | DeleteKey
+    | SetKeys
+    | PushToQueue
+    | PopFromQueue
+    | DropNamespace
+)
+Read = GetKey | GetKeys | CheckKeys | CountResult | QueueLength
 Operation = Write | Read
-WRITES = (Set, Add, CompareSet, Append, Delete, MultiSet, Push, Pop, Drop)
+WRITES = (
+    SetKey,
+    AddToKey,
+    CompareAndSet,
+    AppendToKey,
+    DeleteKey,
+    SetKeys,
+    PushToQueue,
+    PopFromQueue,
+    DropNamespace,
+)
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True, tag="done", omit_defaults=True):
+class KvDone(msgspec.Struct, frozen=True, array_like=True, tag="done", omit_defaults=True):
     """``number`` is the operation's place in the board's history; a later one has a higher number."""
 
     number: Annotated[int, Meta(ge=0)]
@@ -158,7 +178,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done", omit_defaul
     missing: Keys = ()
 
 
-class Denied(msgspec.Struct, frozen=True, array_like=True, tag="denied"):
+class KvDenied(msgspec.Struct, frozen=True, array_like=True, tag="denied"):
     """``late`` may have happened or not; every other reason means that nothing was done."""
 
     reason: Literal["stale", "lost", "full", "invalid", "late"]
@@ -166,25 +186,25 @@ class Denied(msgspec.Struct, frozen=True, array_like=True, tag="denied"):
     hint: str
 
 
-Result = Done | Denied
+Result = KvDone | KvDenied
 
 
-class BoardAsk(msgspec.Struct, frozen=True, tag="board"):
+class KvRequest(msgspec.Struct, frozen=True, tag="board"):
     """``patience_s``: how long the agent may try before it says why it cannot."""
 
-    operation: Operation | Watch
+    operation: Operation | WatchKey
     patience_s: Seconds
 
 
-class BoardTold(msgspec.Struct, frozen=True, tag="board"):
+class KvResponse(msgspec.Struct, frozen=True, tag="board"):
     result: Result
 
 
-class ClusterAsk(msgspec.Struct, frozen=True, tag="cluster"):
+class ClusterRequest(msgspec.Struct, frozen=True, tag="cluster"):
     """How many are we?"""
 
 
-class ClusterTold(msgspec.Struct, frozen=True, tag="cluster"):
+class ClusterResponse(msgspec.Struct, frozen=True, tag="cluster"):
     """``world`` machines of the view take work (0: this machine is in no view yet); ``node_index`` is this
     one's place among its members, -1 if it is none."""
 
@@ -193,8 +213,8 @@ class ClusterTold(msgspec.Struct, frozen=True, tag="cluster"):
     view: Annotated[int, Meta(ge=0)]
 
 
-Question = BoardAsk | ClusterAsk
-Answer = BoardTold | ClusterTold
+Question = KvRequest | ClusterRequest
+Answer = KvResponse | ClusterResponse
 
 _encoder = msgspec.msgpack.Encoder()
 _questions: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
@@ -214,16 +234,16 @@ def decode_answer(data: bytes) -> Answer:
     return decode(_answers, data, "an answer about the board cannot be read")
 
 
-def weight(operation: Operation | Watch) -> int:
+def weight(operation: Operation | WatchKey) -> int:
     """About how many bytes it takes on the wire."""
     match operation:
-        case Set(value=value) | Append(value=value) | Push(value=value):
+        case SetKey(value=value) | AppendToKey(value=value) | PushToQueue(value=value):
             return 400 + len(value)
-        case CompareSet(expected=expected, desired=desired):
+        case CompareAndSet(expected=expected, desired=desired):
             return 400 + len(expected) + len(desired)
-        case MultiSet(keys=keys, values=values):
+        case SetKeys(keys=keys, values=values):
             return 400 + sum(map(len, keys)) + sum(map(len, values)) + 10 * len(keys)
-        case MultiGet(keys=keys) | Check(keys=keys) | Watch(keys=keys):
+        case GetKeys(keys=keys) | CheckKeys(keys=keys) | WatchKey(keys=keys):
             return 400 + sum(map(len, keys)) + 5 * len(keys)
         case _:
             return 400

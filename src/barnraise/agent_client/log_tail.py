@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from barnraise.agent_client.run_requests import MOST_FOLLOWED, Follow, Heard, WatchTold
+from barnraise.agent_client.run_requests import MOST_FOLLOWED, FollowPosition, LogChunk, WatchResponse
 from barnraise.core.units import format_size
 
 _LONGEST_LINE = 64 << 10
@@ -21,7 +21,7 @@ class _Lines:
     offset: int = 0
     is_over: bool = False  # its generation has ended and all of it was shown
 
-    def feed(self, heard: Heard) -> Iterator[str]:
+    def feed(self, heard: LogChunk) -> Iterator[str]:
         data = heard.data
         if heard.start > self.offset:
             yield f"... {format_size(heard.start - self.offset)} of output are left out here ..."
@@ -38,12 +38,12 @@ class _Lines:
 
 
 @dataclass
-class Following:
+class LogTail:
     """Of several workers at once, through all generations."""
 
     _lines: dict[int, _Lines] = field(default_factory=dict)
 
-    def wanted(self, told: WatchTold, ranks: Sequence[int]) -> tuple[Follow, ...]:
+    def wanted(self, told: WatchResponse, ranks: Sequence[int]) -> tuple[FollowPosition, ...]:
         """These ranks' output from where we are, and the rest of workers that are no more."""
         sources = _sources(told)
         unfinished = [rank for rank, lines in self._lines.items() if not lines.is_over]
@@ -57,10 +57,10 @@ class Following:
                 # Of a session: the group may be another, the worker is the same.
                 lines.generation, lines.is_over = told.row.generation, False
             if not lines.is_over:
-                wanted.append(Follow(rank, lines.generation, lines.offset))
+                wanted.append(FollowPosition(rank, lines.generation, lines.offset))
         return tuple(wanted)
 
-    def heard(self, told: WatchTold) -> Iterator[tuple[int, str]]:
+    def heard(self, told: WatchResponse) -> Iterator[tuple[int, str]]:
         """Each new line with its rank."""
         for heard in told.heard:
             lines = self._lines[heard.rank]
@@ -69,7 +69,7 @@ class Following:
             for line in lines.feed(heard):
                 yield heard.rank, line
 
-    def is_complete(self, told: WatchTold) -> bool:
+    def is_complete(self, told: WatchResponse) -> bool:
         """Whether all output that is followed was shown to its end; also of who has a rank since the last
         time we asked, because the one before has died."""
         if told.workers and not self._lines:  # it was over before we looked for the first time
@@ -81,5 +81,5 @@ class Following:
         )
 
 
-def _sources(told: WatchTold) -> dict[int, str]:
+def _sources(told: WatchResponse) -> dict[int, str]:
     return {one.rank: f"{one.name} {one.start} {one.local_rank}" for one in told.workers}

@@ -18,7 +18,7 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Word = Annotated[str, Meta(max_length=128)]
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
     """One worker: samples that it computed, in how many seconds of its own work.
 
     ``is_warm``: not in its first step, in which programs and devices still get ready. ``optimizer_s``: what
@@ -34,7 +34,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     is_ready: bool = False
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
+class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     """What is trained, how a step of it is cut, and how fast each worker was.
 
     ``parameters`` are those that are trained, ``frozen_bytes`` the others. ``steps_s`` are the steps that all
@@ -47,21 +47,21 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     is_lora: bool
     batch: Count
     unit: Count
-    workers: Annotated[tuple[Measured, ...], Meta(min_length=1, max_length=MOST_WORKERS)]
+    workers: Annotated[tuple[MeasuredStep, ...], Meta(min_length=1, max_length=MOST_WORKERS)]
     steps_s: Annotated[tuple[Seconds, ...], Meta(max_length=1024)] = ()
 
 
-_measured = msgspec.json.Decoder(Measured)
-_profiles = msgspec.json.Decoder(Profile)
+_measured = msgspec.json.Decoder(MeasuredStep)
+_profiles = msgspec.json.Decoder(StepProfile)
 
 
-def encode(message: Measured | Profile) -> bytes:
+def encode(message: MeasuredStep | StepProfile) -> bytes:
     return msgspec.json.encode(message)
 
 
-def decode_measured(data: bytes) -> Measured:
+def decode_measured(data: bytes) -> MeasuredStep:
     return decode(_measured, data, "what a worker has measured cannot be read")
 
 
-def decode_profile(data: bytes) -> Profile:
+def decode_profile(data: bytes) -> StepProfile:
     return decode(_profiles, data, "what the dry run has measured cannot be read")

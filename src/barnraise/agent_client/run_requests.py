@@ -20,7 +20,7 @@ Step = Annotated[int, Meta(ge=0, lt=10**12)]
 Node = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
-class DataGiven(msgspec.Struct, frozen=True, array_like=True):
+class DataSetOption(msgspec.Struct, frozen=True, array_like=True):
     """A data set: shipped if it has a manifest, otherwise at this path on every machine."""
 
     name: Text
@@ -28,7 +28,7 @@ class DataGiven(msgspec.Struct, frozen=True, array_like=True):
     path: Argument = ""
 
 
-class StartAsk(msgspec.Struct, frozen=True, kw_only=True, tag="start?"):
+class StartRunRequest(msgspec.Struct, frozen=True, kw_only=True, tag="start?"):
     """Start a run of a folder that lies in this machine's store already. ``needs`` is in the runs' form."""
 
     command: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=1024)]
@@ -46,29 +46,29 @@ class StartAsk(msgspec.Struct, frozen=True, kw_only=True, tag="start?"):
     nice: Annotated[int, Meta(ge=0, le=19)] = 0
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
     container: Text = ""
-    data: Annotated[tuple[DataGiven, ...], Meta(max_length=64)] = ()
+    data: Annotated[tuple[DataSetOption, ...], Meta(max_length=64)] = ()
     variables: Annotated[tuple[tuple[Text, Argument], ...], Meta(max_length=256)] = ()
     needs: Annotated[bytes, Meta(max_length=256 << 10)] = b""
 
 
-class ResumeAsk(msgspec.Struct, frozen=True, kw_only=True, tag="resume?"):
+class ResumeRunRequest(msgspec.Struct, frozen=True, kw_only=True, tag="resume?"):
     """Go on with a run that has ended, from its newest checkpoint."""
 
     run: RunName
     on: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
 
 
-class GraphAsk(msgspec.Struct, frozen=True, tag="graph?"):
+class GraphRequest(msgspec.Struct, frozen=True, tag="graph?"):
     """What was measured of the machines, and which of them would a run use? ``on``: of those named."""
 
     on: Annotated[tuple[Text, ...], Meta(max_length=256)] = ()
 
 
-class RunsAsk(msgspec.Struct, frozen=True, tag="runs?"):
+class RunsRequest(msgspec.Struct, frozen=True, tag="runs?"):
     """Which runs are known?"""
 
 
-class Follow(msgspec.Struct, frozen=True, array_like=True):
+class FollowPosition(msgspec.Struct, frozen=True, array_like=True):
     """The output of one worker from this place on; ``offset`` counts every byte that it ever wrote."""
 
     rank: Rank
@@ -76,24 +76,24 @@ class Follow(msgspec.Struct, frozen=True, array_like=True):
     offset: Offset
 
 
-class WatchAsk(msgspec.Struct, frozen=True, kw_only=True, tag="watch?"):
+class WatchRequest(msgspec.Struct, frozen=True, kw_only=True, tag="watch?"):
     """How is this run, and what did these workers say? Waits a little for news, if ``version`` is known."""
 
     run: RunName
     version: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
-    follow: Annotated[tuple[Follow, ...], Meta(max_length=MOST_FOLLOWED)] = ()
+    follow: Annotated[tuple[FollowPosition, ...], Meta(max_length=MOST_FOLLOWED)] = ()
     live: bool = False  # of output that is far ahead of the reader, only the end
     wait_s: Annotated[float, Meta(ge=0, le=60)] = 1.0
 
 
-class StopAsk(msgspec.Struct, frozen=True, tag="stop?"):
+class StopRunRequest(msgspec.Struct, frozen=True, tag="stop?"):
     """End a run; ``hard`` without a last word to its workers."""
 
     run: RunName
     hard: bool = False
 
 
-class AcceptAsk(msgspec.Struct, frozen=True, tag="accept?"):
+class AcceptRunRequest(msgspec.Struct, frozen=True, tag="accept?"):
     """What would this run do here? With ``yes``: let it."""
 
     run: RunName
@@ -101,13 +101,13 @@ class AcceptAsk(msgspec.Struct, frozen=True, tag="accept?"):
     no: bool = False
 
 
-class ResultsAsk(msgspec.Struct, frozen=True, tag="results?"):
+class ResultsRequest(msgspec.Struct, frozen=True, tag="results?"):
     """Bring what rank 0 wrote into this machine's store."""
 
     run: RunName
 
 
-class CircleAsk(msgspec.Struct, frozen=True, tag="circle?"):
+class GroupRequest(msgspec.Struct, frozen=True, tag="circle?"):
     """A worker with a session: in which group am I? Waits a little for news if ``version`` is known."""
 
     run: RunName
@@ -125,7 +125,7 @@ class CircleAsk(msgspec.Struct, frozen=True, tag="circle?"):
     rests_why: Annotated[str, Meta(max_length=MOST_WORDS)] = ""
 
 
-class DroppedAsk(msgspec.Struct, frozen=True, tag="dropped?"):
+class DroppedStepsRequest(msgspec.Struct, frozen=True, tag="dropped?"):
     """A worker with a session: so many steps that this machine trained alone count no more."""
 
     run: RunName
@@ -133,7 +133,7 @@ class DroppedAsk(msgspec.Struct, frozen=True, tag="dropped?"):
     onward: Step  # where the training goes on
 
 
-class SealAsk(msgspec.Struct, frozen=True, tag="seal?"):
+class SignRequest(msgspec.Struct, frozen=True, tag="seal?"):
     """A worker with a session: sign the manifest of a checkpoint of mine."""
 
     run: RunName
@@ -143,13 +143,13 @@ class SealAsk(msgspec.Struct, frozen=True, tag="seal?"):
     fingerprint: Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
-class SignersAsk(msgspec.Struct, frozen=True, tag="signers?"):
+class SignersRequest(msgspec.Struct, frozen=True, tag="signers?"):
     """Whose signature under a checkpoint of this run counts?"""
 
     run: RunName
 
 
-class NewestAsk(msgspec.Struct, frozen=True, tag="newest?"):
+class NewestCheckpointRequest(msgspec.Struct, frozen=True, tag="newest?"):
     """Which is the newest checkpoint of this run on any machine in reach? ``earlier``: or of those that it
     goes on with. Those that turned out to be of no use are passed over. ``awaiting``: and which of these
     machines are not in reach?
@@ -161,7 +161,7 @@ class NewestAsk(msgspec.Struct, frozen=True, tag="newest?"):
     awaiting: Annotated[tuple[Node, ...], Meta(max_length=256)] = ()
 
 
-class BringAsk(msgspec.Struct, frozen=True, tag="bring?"):
+class FetchCheckpointRequest(msgspec.Struct, frozen=True, tag="bring?"):
     """Have this checkpoint on this disk; answers when it is there, or a little later how far it is."""
 
     run: RunName
@@ -169,23 +169,23 @@ class BringAsk(msgspec.Struct, frozen=True, tag="bring?"):
     wait_s: Annotated[float, Meta(ge=0, le=60)] = 10.0
 
 
-CheckpointQuestion = SealAsk | SignersAsk | NewestAsk | BringAsk
+CheckpointQuestion = SignRequest | SignersRequest | NewestCheckpointRequest | FetchCheckpointRequest
 RunQuestion = (
-    StartAsk
-    | ResumeAsk
-    | GraphAsk
-    | RunsAsk
-    | WatchAsk
-    | StopAsk
-    | AcceptAsk
-    | ResultsAsk
-    | CircleAsk
-    | DroppedAsk
+    StartRunRequest
+    | ResumeRunRequest
+    | GraphRequest
+    | RunsRequest
+    | WatchRequest
+    | StopRunRequest
+    | AcceptRunRequest
+    | ResultsRequest
+    | GroupRequest
+    | DroppedStepsRequest
     | CheckpointQuestion
 )
 
 
-class Started(msgspec.Struct, frozen=True, tag="started"):
+class RunStarted(msgspec.Struct, frozen=True, tag="started"):
     """The run has a name, and the cluster knows it."""
 
     run: str
@@ -193,7 +193,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     begins: str = ""  # with what, if it goes on with another
 
 
-class GraphTold(msgspec.Struct, frozen=True, kw_only=True, tag="graph"):
+class GraphResponse(msgspec.Struct, frozen=True, kw_only=True, tag="graph"):
     """``graph`` in the topology's form; ``nodes`` are the ids in it that a run would use."""
 
     graph: bytes
@@ -246,13 +246,13 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     tail: str = ""
 
 
-class RunsTold(msgspec.Struct, frozen=True, tag="runs"):
+class RunsResponse(msgspec.Struct, frozen=True, tag="runs"):
     """The newest last."""
 
     runs: tuple[RunRow, ...]
 
 
-class Heard(msgspec.Struct, frozen=True, array_like=True):
+class LogChunk(msgspec.Struct, frozen=True, array_like=True):
     """A part of a worker's output; ``start`` is later than what was asked for if older bytes were dropped."""
 
     rank: int
@@ -262,7 +262,7 @@ class Heard(msgspec.Struct, frozen=True, array_like=True):
     whole: bool  # nothing more was there when it was read
 
 
-class WatchTold(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
+class WatchResponse(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
     """A run now. ``findings`` are lines about the machines' environments."""
 
     row: RunRow
@@ -270,11 +270,11 @@ class WatchTold(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
     workers: tuple[WorkerRow, ...]
     findings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what became of it that a person should know
-    heard: tuple[Heard, ...] = ()
+    heard: tuple[LogChunk, ...] = ()
     has_results: bool = False
 
 
-class AcceptTold(msgspec.Struct, frozen=True, kw_only=True, tag="accept"):
+class AcceptRunResponse(msgspec.Struct, frozen=True, kw_only=True, tag="accept"):
     """What a guest is asked to run."""
 
     sentence: str
@@ -285,14 +285,14 @@ class AcceptTold(msgspec.Struct, frozen=True, kw_only=True, tag="accept"):
     accepted: bool
 
 
-class ResultsTold(msgspec.Struct, frozen=True, tag="results"):
+class ResultsResponse(msgspec.Struct, frozen=True, tag="results"):
     """The manifest of what rank 0 wrote; empty if that was nothing."""
 
     manifest: Digest
     sentence: str
 
 
-class CircleTold(msgspec.Struct, frozen=True, kw_only=True, tag="circle"):
+class GroupResponse(msgspec.Struct, frozen=True, kw_only=True, tag="circle"):
     """The group now; ``sentence`` says why it is so, or what is waited for."""
 
     version: int
@@ -309,20 +309,20 @@ class CircleTold(msgspec.Struct, frozen=True, kw_only=True, tag="circle"):
     sentence: str
 
 
-class SealTold(msgspec.Struct, frozen=True, tag="seal"):
+class SignResponse(msgspec.Struct, frozen=True, tag="seal"):
     """This machine's signature."""
 
     node: Node
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
-class SignersTold(msgspec.Struct, frozen=True, tag="signers"):
+class SignersResponse(msgspec.Struct, frozen=True, tag="signers"):
     """Node ids."""
 
     nodes: tuple[Node, ...]
 
 
-class NewestTold(msgspec.Struct, frozen=True, tag="newest"):
+class NewestCheckpointResponse(msgspec.Struct, frozen=True, tag="newest"):
     """``run`` is empty if there is none; ``machines`` are the names of those that have it.
 
     ``sharded``: of a run that has only such checkpoints, the newest step; ``machines`` have parts of them.
@@ -337,7 +337,7 @@ class NewestTold(msgspec.Struct, frozen=True, tag="newest"):
     generation: int = 0  # in which it was saved
 
 
-class BringTold(msgspec.Struct, frozen=True, tag="bring"):
+class FetchCheckpointResponse(msgspec.Struct, frozen=True, tag="bring"):
     """Whether it is here, and whole; else how much of it is."""
 
     here: bool
@@ -345,5 +345,14 @@ class BringTold(msgspec.Struct, frozen=True, tag="bring"):
     all_bytes: int = 0
 
 
-CheckpointTold = SealTold | SignersTold | NewestTold | BringTold
-RunTold = Started | GraphTold | RunsTold | WatchTold | AcceptTold | ResultsTold | CircleTold | CheckpointTold
+CheckpointTold = SignResponse | SignersResponse | NewestCheckpointResponse | FetchCheckpointResponse
+RunTold = (
+    RunStarted
+    | GraphResponse
+    | RunsResponse
+    | WatchResponse
+    | AcceptRunResponse
+    | ResultsResponse
+    | GroupResponse
+    | CheckpointTold
+)

@@ -5,7 +5,7 @@ May import ``local``, ``transport``, ``identity`` and ``core``; never torch.
 
 from barnraise.artifacts.packing.changes import changed_since
 from barnraise.artifacts.packing.ignore_rules import RESULTS
-from barnraise.artifacts.packing.pack import Packed, pack
+from barnraise.artifacts.packing.pack import PackedFolder, pack
 from barnraise.artifacts.packing.results import (
     data_limits,
     folder_limits,
@@ -14,26 +14,26 @@ from barnraise.artifacts.packing.results import (
     store_directory,
     unpack_into,
 )
-from barnraise.artifacts.store.gc import Collected, collect
+from barnraise.artifacts.store.gc import CollectedGarbage, collect
 from barnraise.artifacts.store.manifest import (
     PIECE,
     FileEntry,
-    Limits,
-    Manifest,
+    FolderLimits,
+    FolderManifest,
     decode_manifest,
     encode_manifest,
 )
-from barnraise.artifacts.store.store import Store
+from barnraise.artifacts.store.store import ArtifactStore
 
 __all__ = [
     "PIECE",
     "RESULTS",
-    "Collected",
+    "ArtifactStore",
+    "CollectedGarbage",
     "FileEntry",
-    "Limits",
-    "Manifest",
-    "Packed",
-    "Store",
+    "FolderLimits",
+    "FolderManifest",
+    "PackedFolder",
     "changed_since",
     "collect",
     "data_limits",

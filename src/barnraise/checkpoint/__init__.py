@@ -3,8 +3,17 @@
 May import ``collectives``, ``runs`` and what is below them, and torch; never pickles.
 """
 
-from barnraise.checkpoint.files import Checkpoints, Facts
-from barnraise.checkpoint.serialization import Parts, assemble, digest, dismantle
-from barnraise.checkpoint.signer import AgentsNotary, Notary
+from barnraise.checkpoint.files import CheckpointInfo, Checkpoints
+from barnraise.checkpoint.serialization import FlatState, assemble, digest, dismantle
+from barnraise.checkpoint.signer import AgentCheckpointSigner, CheckpointSigner
 
-__all__ = ["AgentsNotary", "Checkpoints", "Facts", "Notary", "Parts", "assemble", "digest", "dismantle"]
+__all__ = [
+    "AgentCheckpointSigner",
+    "CheckpointInfo",
+    "CheckpointSigner",
+    "Checkpoints",
+    "FlatState",
+    "assemble",
+    "digest",
+    "dismantle",
+]

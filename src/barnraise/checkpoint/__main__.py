@@ -13,11 +13,11 @@ import msgspec
 
 from barnraise.checkpoint.files import Checkpoints, write_model
 from barnraise.checkpoint.serialization import assemble
-from barnraise.checkpoint.signer import AgentsNotary, Notary
+from barnraise.checkpoint.signer import AgentCheckpointSigner, CheckpointSigner
 from barnraise.core.errors import BarnraiseError, RunError
 
 
-def export(folder: Path, run: str, target: Path, notary: Notary) -> dict[str, object]:
+def export(folder: Path, run: str, target: Path, notary: CheckpointSigner) -> dict[str, object]:
     """Write ``model.safetensors``, whole or not at all; returns where it comes from."""
     found = Checkpoints(folder, run, notary).newest()
     if found is None:
@@ -39,7 +39,7 @@ def main() -> int:
     state, run, target = sys.argv[1:]
     try:
         folder = Path(state) / "runs" / run / "checkpoints"
-        facts = export(folder, run, Path(target), AgentsNotary(Path(state), run))
+        facts = export(folder, run, Path(target), AgentCheckpointSigner(Path(state), run))
     except (BarnraiseError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -23,15 +23,15 @@ from safetensors.torch import load_file, save_file
 
 from barnraise.artifacts.store.disk import remove_tree
 from barnraise.artifacts.store.linked_files import entry_of
-from barnraise.checkpoint.serialization import Parts, digest
-from barnraise.checkpoint.signer import Notary
+from barnraise.checkpoint.serialization import FlatState, digest
+from barnraise.checkpoint.signer import CheckpointSigner
 from barnraise.core.errors import BarnraiseError, RunError
 from barnraise.core.files import sync_path
 from barnraise.runs.checkpoint_manifest import (
     MANIFEST,
     SEAL,
     STATE,
-    Manifest,
+    CheckpointManifest,
     encode,
     fingerprint,
     folder_name,
@@ -51,7 +51,7 @@ _OLDER = "An older one is taken instead."
 T = TypeVar("T")
 
 
-class Facts(NamedTuple):
+class CheckpointInfo(NamedTuple):
     """What a checkpoint says of itself."""
 
     step: int
@@ -63,7 +63,7 @@ class Facts(NamedTuple):
 class Checkpoints:
     """Of one run, in one folder. Saving happens on a thread of its own; one at a time."""
 
-    def __init__(self, folder: Path, run: str, notary: Notary) -> None:
+    def __init__(self, folder: Path, run: str, notary: CheckpointSigner) -> None:
         self.run = run
         self._folder = folder
         self._notary = notary
@@ -75,14 +75,14 @@ class Checkpoints:
     def is_busy(self) -> bool:
         return self._writing is not None and self._writing.is_alive()
 
-    def save(self, parts: Parts, facts: Facts) -> None:
+    def save(self, parts: FlatState, facts: CheckpointInfo) -> None:
         """Begin; the state is copied first, so training goes on at once. Nothing while one is written."""
         if self.is_busy:
             return
         if self._failure:
             log.warning("the last checkpoint was not written: %s", self._failure)
             self._failure = ""
-        copy = Parts(parts.skeleton, [tensor.detach().to("cpu", copy=True) for tensor in parts.tensors])
+        copy = FlatState(parts.skeleton, [tensor.detach().to("cpu", copy=True) for tensor in parts.tensors])
         self._writing = threading.Thread(target=self._write, args=(copy, facts), name="barnraise-checkpoint")
         self._writing.start()
 
@@ -91,7 +91,7 @@ class Checkpoints:
         if self._writing is not None:
             self._writing.join()
 
-    def newest(self) -> tuple[Manifest, Parts] | None:
+    def newest(self) -> tuple[CheckpointManifest, FlatState] | None:
         """The newest that is whole, provisional ones last; what is passed over is named with the reason."""
         known = []
         for place in self._folder.iterdir() if self._folder.is_dir() else ():
@@ -104,7 +104,7 @@ class Checkpoints:
                 return found
         return None
 
-    def read(self, place: Path) -> tuple[Manifest, Parts]:
+    def read(self, place: Path) -> tuple[CheckpointManifest, FlatState]:
         """RunError if it is not what it says, not of this run, or signed by nobody who may."""
         manifest = self._manifest(place)
         try:
@@ -115,9 +115,9 @@ class Checkpoints:
             tensors = [found[f"t{number}"] for number in range(len(found))]
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise RunError(f"it cannot be read ({error})", hint=_OLDER) from error
-        return manifest, Parts(skeleton, tensors)
+        return manifest, FlatState(skeleton, tensors)
 
-    def _manifest(self, place: Path) -> Manifest:
+    def _manifest(self, place: Path) -> CheckpointManifest:
         return manifest_in(place, self.run, self._notary.signers(self.run))
 
     def _tried(self, place: Path, reading: Callable[[Path], T]) -> T | None:
@@ -127,7 +127,7 @@ class Checkpoints:
             log.warning("%s is not used: %s", place.name, error.message)
             return None
 
-    def _write(self, parts: Parts, facts: Facts) -> None:
+    def _write(self, parts: FlatState, facts: CheckpointInfo) -> None:
         draft = self._folder / f"{_DRAFT}{facts.step:08}"
         try:
             for left in self._folder.glob(f"{_DRAFT}*"):  # by one that was killed meanwhile
@@ -136,7 +136,7 @@ class Checkpoints:
             tensors = {f"t{number}": _dense(tensor) for number, tensor in enumerate(parts.tensors)}
             save_file(tensors, draft / STATE)
             name = digest(parts).hex()
-            manifest = Manifest(
+            manifest = CheckpointManifest(
                 run=self.run,
                 step=facts.step,
                 generation=facts.generation,

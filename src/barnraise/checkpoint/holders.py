@@ -15,7 +15,7 @@ from barnraise.runs.checkpoint_manifest import Step
 from barnraise.runs.record import Node, Version
 
 
-class Saved(msgspec.Struct, frozen=True, array_like=True):
+class HolderNote(msgspec.Struct, frozen=True, array_like=True):
     """Of step 0: nothing was saved."""
 
     step: Step = 0
@@ -23,22 +23,22 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
     generation: Version = 0  # in which it was
 
 
-UNREADABLE = Saved(1)  # something was saved, and nobody here knows by whom
+UNREADABLE = HolderNote(1)  # something was saved, and nobody here knows by whom
 
 
 def note_saved(path: Path, step: int, holders: Sequence[bytes], generation: int) -> None:
-    content = msgspec.msgpack.encode(Saved(step, tuple(holders), generation))
+    content = msgspec.msgpack.encode(HolderNote(step, tuple(holders), generation))
     write_whole(path, content, synced=True)
 
 
-def read_saved(path: Path) -> Saved:
+def read_saved(path: Path) -> HolderNote:
     """`UNREADABLE` if there is a note that cannot be read: that is not the same as none."""
     try:
         return _notes.decode(path.read_bytes())
     except FileNotFoundError:
-        return Saved()
+        return HolderNote()
     except (OSError, msgspec.DecodeError):
         return UNREADABLE
 
 
-_notes = msgspec.msgpack.Decoder(Saved)
+_notes = msgspec.msgpack.Decoder(HolderNote)

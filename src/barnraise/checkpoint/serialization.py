@@ -27,18 +27,18 @@ _DTYPES = {
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
-class Parts(NamedTuple):
+class FlatState(NamedTuple):
     """``skeleton`` says what it is made of, ``tensors`` are its contents in order, on the CPU or not."""
 
     skeleton: bytes
     tensors: list[torch.Tensor]
 
 
-def dismantle(state: Any) -> Parts:
+def dismantle(state: Any) -> FlatState:
     """RunError, with the place, for anything that is neither plain nor a dense tensor."""
     tensors: list[torch.Tensor] = []
     tree = _take_apart(state, tensors, "state", 0)
-    return Parts(msgspec.msgpack.encode(tree), tensors)
+    return FlatState(msgspec.msgpack.encode(tree), tensors)
 
 
 def shapes(skeleton: bytes) -> list[tuple[torch.dtype, tuple[int, ...]]]:
@@ -65,7 +65,7 @@ def assemble(skeleton: bytes, tensors: Sequence[torch.Tensor]) -> Any:
     return _put_together(_decoded(skeleton), take, 0)
 
 
-def digest(parts: Parts) -> bytes:
+def digest(parts: FlatState) -> bytes:
     """Of every byte; the same on machines that hold the same bits."""
     hasher = blake3(parts.skeleton)
     for tensor in parts.tensors:

@@ -62,14 +62,14 @@ class ShardManifest(msgspec.Struct, frozen=True, kw_only=True):
     files: Annotated[tuple[ShardFile, ...], Meta(min_length=1, max_length=_MOST_FILES)]
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class HeldShards(msgspec.Struct, frozen=True, array_like=True):
     """A checkpoint of which a machine has these files, by their places in the manifest."""
 
     manifest: Annotated[bytes, Meta(max_length=_LARGEST_MANIFEST)]
     files: Annotated[tuple[_Number, ...], Meta(max_length=_MOST_FILES)]
 
 
-class Found(NamedTuple):
+class FoundShards(NamedTuple):
     """A checkpoint that somebody here knows of; ``holders``: for each file, the machines that have it."""
 
     manifest: ShardManifest
@@ -84,7 +84,7 @@ class Found(NamedTuple):
     def name(self) -> str:
         return folder_name(self.manifest.step)
 
-    def held_by(self, held: Sequence[Collection[int]]) -> Found:
+    def held_by(self, held: Sequence[Collection[int]]) -> FoundShards:
         """The same, if these are the files that each machine has."""
         owned = [frozenset(one) for one in held]
         numbers = range(len(self.manifest.files))
@@ -115,17 +115,17 @@ def neighbours_copies(listed: Sequence[Sequence[ShardFile]], copies: int) -> Pla
     return {(one, (one + shift) % count): listed[one] for one in range(count) for shift in shifts}
 
 
-def newest_first(inventories: Sequence[Sequence[Held]]) -> list[Found]:
+def newest_first(inventories: Sequence[Sequence[HeldShards]]) -> list[FoundShards]:
     """What the machines have between them. Of one step, what a later start of the program saved counts."""
     held: dict[bytes, list[tuple[int, ...]]] = {}
     for place, inventory in enumerate(inventories):
         for one in inventory:
             held.setdefault(one.manifest, [() for _ in inventories])[place] = one.files
-    found = [Found(read_manifest(data), data, []).held_by(files) for data, files in held.items()]
+    found = [FoundShards(read_manifest(data), data, []).held_by(files) for data, files in held.items()]
     return sorted(found, key=lambda one: (one.manifest.step, one.manifest.start, one.data), reverse=True)
 
 
-def out_of_date(inventories: Sequence[Sequence[Held]], place: int, newest: bytes) -> list[str]:
+def out_of_date(inventories: Sequence[Sequence[HeldShards]], place: int, newest: bytes) -> list[str]:
     """The folders that a machine can do without: whole checkpoints stay if they are the last few."""
     whole = [one.data for one in newest_first(inventories) if not one.missing]
     kept = {newest, *whole[:KEPT]}
@@ -133,7 +133,7 @@ def out_of_date(inventories: Sequence[Sequence[Held]], place: int, newest: bytes
     return [folder_name(read_manifest(data).step) for data in own]
 
 
-def missing_files(found: Found, wanted: Sequence[Collection[str]]) -> Plan:
+def missing_files(found: FoundShards, wanted: Sequence[Collection[str]]) -> Plan:
     """From whom each machine gets what it wants and lacks; those who have it take turns."""
     plan: dict[tuple[int, int], list[ShardFile]] = {}
     for file, holders in zip(found.manifest.files, found.holders, strict=True):
@@ -196,7 +196,7 @@ def keep(draft: Path, step: int, manifest: bytes) -> None:
     sync_path(target.parent)
 
 
-def make_room(place: Path, found: Found) -> None:
+def make_room(place: Path, found: FoundShards) -> None:
     """For files of a checkpoint that this machine may know nothing of yet."""
     if not _is_of(place, found):
         draft = place.with_name(f"{DRAFT}{secrets.token_hex(8)}")
@@ -204,7 +204,7 @@ def make_room(place: Path, found: Found) -> None:
         keep(draft, found.manifest.step, found.data)
 
 
-def inventory(root: Path) -> list[Held]:
+def inventory(root: Path) -> list[HeldShards]:
     """Files count by their sizes; those of which the manifest cannot be read are named."""
     found = []
     for place in sorted(root.iterdir()):
@@ -221,11 +221,11 @@ def inventory(root: Path) -> list[Held]:
             continue
         sizes = {path.name: path.stat().st_size for path in place.iterdir()}
         here = [number for number, file in enumerate(manifest.files) if sizes.get(file.name) == file.size]
-        found.append(Held(data, tuple(here)))
+        found.append(HeldShards(data, tuple(here)))
     return found
 
 
-def whole_files(place: Path, found: Found) -> list[int]:
+def whole_files(place: Path, found: FoundShards) -> list[int]:
     """Which files of it are here with the right hash; others are named and set aside."""
     if not _is_of(place, found):
         return []
@@ -246,7 +246,7 @@ def is_whole(path: Path, file: ShardFile) -> bool:
     return path.stat().st_size == file.size and _hash_of(path) == file.hash
 
 
-def _is_of(place: Path, found: Found) -> bool:
+def _is_of(place: Path, found: FoundShards) -> bool:
     return (place / _MANIFEST).exists() and _manifest_data(place) == found.data
 
 

@@ -30,15 +30,15 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from barnraise.agent_client.client import ListenerClient
-from barnraise.agent_client.cluster_requests import StatusAsk, StatusTold, decode_told, encode
-from barnraise.agent_client.run_requests import WatchAsk, WatchTold
+from barnraise.agent_client.cluster_requests import StatusRequest, StatusResponse, decode_told, encode
+from barnraise.agent_client.run_requests import WatchRequest, WatchResponse
 from barnraise.artifacts.store.disk import remove_tree
 from barnraise.checkpoint.shard_files import (
     DRAFT,
     METADATA,
     SHARDED,
-    Found,
-    Held,
+    FoundShards,
+    HeldShards,
     Plan,
     ShardFile,
     ShardManifest,
@@ -131,13 +131,13 @@ def load_sharded(state: dict[str, Any], folder: str | Path) -> int | None:
     return None
 
 
-def _verified(ring: _Ring, known: Found) -> Found:
+def _verified(ring: _Ring, known: FoundShards) -> FoundShards:
     """Only files with the right hash count."""
     place = ring.root / known.name
     return known.held_by(ring.ask_machines(lambda: whole_files(place, known), _numbers))
 
 
-def _restore(ring: _Ring, found: Found, state: dict[str, Any]) -> None:
+def _restore(ring: _Ring, found: FoundShards, state: dict[str, Any]) -> None:
     """Each machine gets the files that its ranks read, and no others."""
     place = ring.root / found.name
     ring.each_machine(lambda: make_room(place, found))
@@ -263,17 +263,17 @@ def _refuse_guests() -> None:
         )
 
 
-def guests_of(run: WatchTold, cluster: StatusTold) -> list[str]:
+def guests_of(run: WatchResponse, cluster: StatusResponse) -> list[str]:
     """The machines of a run that are not known as owners'."""
     owners = {node.name for node in cluster.nodes if node.role == "owner"}
     return sorted({worker.name for worker in run.workers} - owners)
 
 
-def _ask_agent(run: str) -> tuple[WatchTold, StatusTold]:
+def _ask_agent(run: str) -> tuple[WatchResponse, StatusResponse]:
     with ListenerClient.connect(state_directory(load_settings())) as client:
-        watch = decode_told(client.ask(encode(WatchAsk(run=run, wait_s=0.0)), _ANSWER_S))
-        status = decode_told(client.ask(encode(StatusAsk()), _ANSWER_S))
-    if not isinstance(watch, WatchTold) or not isinstance(status, StatusTold):
+        watch = decode_told(client.ask(encode(WatchRequest(run=run, wait_s=0.0)), _ANSWER_S))
+        status = decode_told(client.ask(encode(StatusRequest()), _ANSWER_S))
+    if not isinstance(watch, WatchResponse) or not isinstance(status, StatusResponse):
         raise AgentError("the agent does not say who takes part in this run")
     return watch, status
 
@@ -445,6 +445,8 @@ _errands = msgspec.msgpack.Decoder(_Errand)
 _bools = msgspec.msgpack.Decoder(bool)
 _ranks: msgspec.msgpack.Decoder[int] = msgspec.msgpack.Decoder(Annotated[int, Meta(ge=0)])
 _lists: msgspec.msgpack.Decoder[tuple[ShardFile, ...]] = msgspec.msgpack.Decoder(tuple[ShardFile, ...])
-_inventories: msgspec.msgpack.Decoder[tuple[Held, ...]] = msgspec.msgpack.Decoder(tuple[Held, ...])
+_inventories: msgspec.msgpack.Decoder[tuple[HeldShards, ...]] = msgspec.msgpack.Decoder(
+    tuple[HeldShards, ...]
+)
 _numbers: msgspec.msgpack.Decoder[tuple[int, ...]] = msgspec.msgpack.Decoder(tuple[int, ...])
 _names: msgspec.msgpack.Decoder[tuple[str, ...]] = msgspec.msgpack.Decoder(tuple[str, ...])

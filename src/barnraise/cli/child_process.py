@@ -11,8 +11,16 @@ from typing import Any
 
 import click
 
-from barnraise.agent.runs.supervisor_client import Warden, read_log
-from barnraise.agent.supervisor.messages import QUIET, Ended, Event, Limits, Note, Order, WorkerOrder
+from barnraise.agent.runs.supervisor_client import SupervisorClient, read_log
+from barnraise.agent.supervisor.messages import (
+    QUIET,
+    Event,
+    LaunchRequest,
+    SupervisorNote,
+    WorkerExited,
+    WorkerLaunch,
+    WorkerLimits,
+)
 
 LEFT = 130  # the exit code of a command that the person ended
 LOOK_S = 0.1  # between two looks at what it has written
@@ -24,13 +32,13 @@ def say(sentence: str) -> None:
     click.echo(f"barnraise: {sentence}", err=True)
 
 
-class Kept:
+class ChildProcess:
     """``room`` holds its output and the warden's record; ``folder`` is where it runs."""
 
     def __init__(self, log: Path) -> None:
-        self.ended: Ended | None = None
+        self.ended: WorkerExited | None = None
         self._log, self._shown = log, 0
-        self._warden: Warden | None = None
+        self._warden: SupervisorClient | None = None
 
     @classmethod
     async def start(
@@ -42,12 +50,12 @@ class Kept:
         folder: Path,
         environment: Mapping[str, str],
         quiet: bool = False,
-    ) -> Kept:
+    ) -> ChildProcess:
         kept = cls(room / f"{name}.output")
-        worker = WorkerOrder(0, 0, command, str(folder), dict(environment), str(kept._log))
-        limits = QUIET if quiet else Limits()
-        kept._warden = await Warden.start(
-            Order(name, 0, (worker,), str(room), limits, grace_s=_GRACE_S), kept._hear
+        worker = WorkerLaunch(0, 0, command, str(folder), dict(environment), str(kept._log))
+        limits = QUIET if quiet else WorkerLimits()
+        kept._warden = await SupervisorClient.start(
+            LaunchRequest(name, 0, (worker,), str(room), limits, grace_s=_GRACE_S), kept._hear
         )
         return kept
 
@@ -87,9 +95,9 @@ class Kept:
         )
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event, Ended):
+        if isinstance(event, WorkerExited):
             self.ended = event
-        elif isinstance(event, Note):
+        elif isinstance(event, SupervisorNote):
             say(event.text)
 
 

@@ -113,7 +113,7 @@ def _join(code: str | None, **options: Any) -> int:
     """Join the cluster of the machine that shows CODE, or a friend's run with --invite."""
     from barnraise.cli.cluster import join
 
-    return join.run(code, join.Options(**options))
+    return join.run(code, join.JoinOptions(**options))
 
 
 @app.command("unpair")
@@ -235,7 +235,7 @@ def _run(script: str, arguments: tuple[str, ...], **options: Any) -> int:
 
     options["all_output"], options["set"] = options.pop("all"), options.pop("variables")
     options["on"], options["wishes"] = _names(options["on"]), take_wishes(options)
-    return run.run(script, arguments, run.Options(**options))
+    return run.run(script, arguments, run.RunOptions(**options))
 
 
 @app.command("plan")

@@ -23,11 +23,11 @@ from barnraise.core.errors import (
 if TYPE_CHECKING:
     from barnraise.collectives.batch_norm import SyncBatchNorm
     from barnraise.collectives.client import statistics
-    from barnraise.collectives.process_group import BarnraiseGroup, create_group, monitored_barrier
+    from barnraise.collectives.process_group import BarnraiseProcessGroup, create_group, monitored_barrier
     from barnraise.collectives.work import BarnraiseWork
 
 __all__ = [
-    "BarnraiseGroup",
+    "BarnraiseProcessGroup",
     "BarnraiseWork",
     "CollectiveError",
     "MoverLost",

@@ -25,21 +25,21 @@ from barnraise.collectives.messages import (
     AskStatistics,
     CloseGroup,
     Command,
-    Failed,
+    CommandRefused,
+    CommProcessReady,
     Failure,
-    Finished,
+    GroupMember,
+    GroupNotOpened,
+    GroupOpened,
     Inbox,
     MapSegment,
-    Member,
-    NotOpened,
-    Opened,
     OpenGroup,
-    Ready,
-    Refused,
+    OperationFailed,
+    OperationFinished,
     Reply,
     Statistics,
     UnmapSegment,
-    Waiting,
+    WaitingFor,
     encode,
 )
 from barnraise.collectives.shm.segment import SharedSegment
@@ -55,10 +55,10 @@ _CLOSE_S = 2.0
 _LAST_CALLBACKS_S = 2.0
 _CHUNK = 256 << 10
 _QUIET_TURNS = 5  # so many reads in a row without a word are a silence; time alone lies after a stop
-Done = Callable[[Finished | Failed], None]
+Done = Callable[[OperationFinished | OperationFailed], None]
 
 
-class MoverClient:
+class CommProcessClient:
     """One mover process and the channel to it. Thread-safe."""
 
     def __init__(self, run: str, generation: int, settings: Settings) -> None:
@@ -68,7 +68,9 @@ class MoverClient:
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
         self._operations: dict[int, Done] = {}
-        self._requests: dict[int, tuple[threading.Event, list[Opened | NotOpened | Statistics]]] = {}
+        self._requests: dict[
+            int, tuple[threading.Event, list[GroupOpened | GroupNotOpened | Statistics]]
+        ] = {}
         self._groups: set[int] = set()
         self._forgotten: deque[int] = deque()
         self._lost: errors.MoverLost | None = None
@@ -85,7 +87,7 @@ class MoverClient:
             self._channel.close()
             self._direct.close()
             raise
-        self.member: Member = ready.member
+        self.member: GroupMember = ready.member
         self.run = ready.run
         self.generation = ready.generation
         self.encryption = ready.encryption
@@ -115,7 +117,7 @@ class MoverClient:
             if lost is None:
                 self._operations[operation] = done
         if lost is not None:
-            done(Failed(operation, Failure(lost.code, lost.message)))
+            done(OperationFailed(operation, Failure(lost.code, lost.message)))
         else:
             self.send(command)
 
@@ -186,17 +188,17 @@ class MoverClient:
         self,
         name: str,
         rank: int,
-        members: tuple[Member, ...],
+        members: tuple[GroupMember, ...],
         timeout_s: float,
         table: CostTable | None,
         generation: int,
-    ) -> Opened:
+    ) -> GroupOpened:
         request = self.number()
         command = OpenGroup(request, generation, name, rank, members, timeout_s, table)
         answer = self._ask(request, command, timeout_s + _ANSWER_S)
-        if isinstance(answer, NotOpened):
+        if isinstance(answer, GroupNotOpened):
             raise error_of(answer.failure)
-        assert isinstance(answer, Opened)
+        assert isinstance(answer, GroupOpened)
         with self._lock:
             self._groups.add(answer.group)
         metrics.groups_open.inc()
@@ -261,9 +263,11 @@ class MoverClient:
         except OSError as error:
             self._end(f"its channel broke ({error})")
 
-    def _ask(self, request: int, command: Command, timeout_s: float) -> Opened | NotOpened | Statistics:
+    def _ask(
+        self, request: int, command: Command, timeout_s: float
+    ) -> GroupOpened | GroupNotOpened | Statistics:
         event = threading.Event()
-        answer: list[Opened | NotOpened | Statistics] = []
+        answer: list[GroupOpened | GroupNotOpened | Statistics] = []
         with self._lock:
             if self.lost is not None:
                 raise self.lost.with_traceback(None)
@@ -283,7 +287,7 @@ class MoverClient:
 
     # replies
 
-    def _await_ready(self) -> Ready:
+    def _await_ready(self) -> CommProcessReady:
         self._channel.settimeout(_START_S)
         messages: list[Command | Reply] = []
         while not messages:
@@ -298,9 +302,9 @@ class MoverClient:
                 raise errors.MoverLost(f"it ended with code {code} while starting; its message is above")
             messages = self._inbox.feed(data)
         first = messages[0]
-        if isinstance(first, Refused):
+        if isinstance(first, CommandRefused):
             raise refusal_of(first.failure)
-        assert isinstance(first, Ready)
+        assert isinstance(first, CommProcessReady)
         return first
 
     def _read(self) -> None:
@@ -340,20 +344,20 @@ class MoverClient:
             return "it closed its channel"
 
     def _dispatch(self, message: Command | Reply) -> None:
-        if isinstance(message, Finished | Failed):
+        if isinstance(message, OperationFinished | OperationFailed):
             with self._lock:
                 done = self._operations.pop(message.operation, None)
             if done is not None:
                 done(message)
-        elif isinstance(message, Opened | NotOpened | Statistics):
+        elif isinstance(message, GroupOpened | GroupNotOpened | Statistics):
             with self._lock:
                 waiting = self._requests.get(message.request)
                 if waiting is not None:
                     waiting[1].append(message)
                     waiting[0].set()
-            if waiting is None and isinstance(message, Opened):
+            if waiting is None and isinstance(message, GroupOpened):
                 self.send(CloseGroup(message.group))  # whoever asked was interrupted
-        elif isinstance(message, Waiting):
+        elif isinstance(message, WaitingFor):
             log.warning("waiting for %.0f s: %s", message.seconds, message.message)
         else:
             assert isinstance(message, Alive)
@@ -374,14 +378,14 @@ class MoverClient:
         for event, _ in requests:
             event.set()
         for operation, done in operations.items():
-            done(Failed(operation, Failure(lost.code, lost.message)))
+            done(OperationFailed(operation, Failure(lost.code, lost.message)))
 
 
-_current: MoverClient | None = None
+_current: CommProcessClient | None = None
 _current_lock = threading.Lock()
 
 
-def current_mover() -> MoverClient:
+def current_mover() -> CommProcessClient:
     """This process's mover, started at the first need and again after a loss."""
     global _current
     with _current_lock:
@@ -389,7 +393,7 @@ def current_mover() -> MoverClient:
             if _current is not None:
                 _current.close()
             run = os.environ.get("BARNRAISE_RUN", "default")
-            _current = MoverClient(run, _generation(), load_settings())
+            _current = CommProcessClient(run, _generation(), load_settings())
             metrics.links_open.set_function(_links_open)
         return _current
 

@@ -23,11 +23,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 from torch.distributed.constants import default_pg_timeout
 
-from barnraise.agent_client.kv_client import BoardClient, Connect, agent_at, ask_cluster
-from barnraise.agent_client.kv_messages import LOBBY, ClusterTold, Scope
+from barnraise.agent_client.kv_client import Connect, KvClient, agent_at, ask_cluster
+from barnraise.agent_client.kv_messages import LOBBY, ClusterResponse, Namespace
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import AgentError, BarnraiseError, ConfigError, ListenerError, MembershipError
-from barnraise.runs.rendezvous import Arrival, Claim, Place
+from barnraise.runs.rendezvous import RankPlace, RankRequest, Rendezvous
 
 log = logging.getLogger("barnraise.collectives")
 
@@ -44,7 +44,7 @@ _meetings = count(1)
 class ClusterStore(Store):
     """A store over one scope of the board; any thread may use it. Errors are what torch's stores raise."""
 
-    def __init__(self, board: BoardClient, timeout: timedelta | None = None) -> None:
+    def __init__(self, board: KvClient, timeout: timedelta | None = None) -> None:
         super().__init__()
         self._board = board
         if timeout is not None:
@@ -58,7 +58,7 @@ class ClusterStore(Store):
             _alive.remove(self)
 
     @property
-    def scope(self) -> Scope:
+    def scope(self) -> Namespace:
         return self._board.scope
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -216,33 +216,33 @@ def launched_store(timeout: timedelta | None = None) -> Store:
     return ClusterStore(launched_board(patience.total_seconds()), patience)
 
 
-def launched_board(timeout_s: float) -> BoardClient:
+def launched_board(timeout_s: float) -> KvClient:
     given = _given("env://")
     connect = agent_at(state_directory(load_settings()))
-    return BoardClient(connect, Scope(given.run, given.generation or 0), timeout_s)
+    return KvClient(connect, Namespace(given.run, given.generation or 0), timeout_s)
 
 
-def _launched_place(given: _Given) -> Place:
+def _launched_place(given: _Given) -> RankPlace:
     if given.rank is None or given.world is None:
         raise ConfigError(
             "this process has no rank or no world size",
             hint="Let `barnraise run` start it, or set RANK and WORLD_SIZE.",
         )
-    return Place(given.generation or 0, given.rank, given.world)
+    return RankPlace(given.generation or 0, given.rank, given.world)
 
 
 def _meet(
-    connect: Connect, told: ClusterTold, given: _Given, timeout: timedelta
+    connect: Connect, told: ClusterResponse, given: _Given, timeout: timedelta
 ) -> tuple[ClusterStore, int, int]:
     place = _place(connect, told, given, timeout.total_seconds())
     log.info("run %r, generation %d: rank %d of %d", given.run, *place)
-    board = BoardClient(connect, Scope(given.run, place.generation), timeout.total_seconds())
+    board = KvClient(connect, Namespace(given.run, place.generation), timeout.total_seconds())
     return ClusterStore(board, timeout), place.rank, place.world
 
 
-def _place(connect: Connect, told: ClusterTold, given: _Given, timeout_s: float) -> Place:
+def _place(connect: Connect, told: ClusterResponse, given: _Given, timeout_s: float) -> RankPlace:
     if None not in (given.rank, given.world, given.generation):
-        return Place(given.generation or 0, given.rank or 0, given.world or 1)
+        return RankPlace(given.generation or 0, given.rank or 0, given.world or 1)
     deadline = time.monotonic() + timeout_s
     while given.world is None and told.world == 0:
         if time.monotonic() > deadline:
@@ -251,22 +251,22 @@ def _place(connect: Connect, told: ClusterTold, given: _Given, timeout_s: float)
         told = ask_cluster(connect)
     last = told.world
 
-    def claim() -> Claim:
+    def claim() -> RankRequest:
         nonlocal last
         if given.world is not None:
-            return Claim(given.world, True, given.rank)
+            return RankRequest(given.world, True, given.rank)
         try:
             last = ask_cluster(connect).world or last
         except (AgentError, ListenerError) as error:
             log.debug("the agent did not say how many we are: %s", error)
-        return Claim(last, False, given.rank)
+        return RankRequest(last, False, given.rank)
 
     def say(text: str) -> None:
         log.warning("run %r: %s", given.run, text)
 
-    lobby = BoardClient(connect, Scope(given.run, LOBBY), timeout_s)
+    lobby = KvClient(connect, Namespace(given.run, LOBBY), timeout_s)
     try:
-        arrival = Arrival(lobby, secrets.token_hex(8), claim, time.monotonic, say)
+        arrival = Rendezvous(lobby, secrets.token_hex(8), claim, time.monotonic, say)
         return arrival.arrive(max(0.0, deadline - time.monotonic()))
     finally:
         lobby.close()

@@ -18,7 +18,7 @@ log = logging.getLogger("barnraise.collectives")
 _IDLE_S = 10.0
 
 
-class Settler:
+class CompletionThread:
     """As many threads as completions run at once."""
 
     def __init__(self, idle_s: float = _IDLE_S) -> None:
@@ -62,12 +62,12 @@ class Settler:
             self._finished.wait_for(lambda: not self._unfinished, timeout_s)
 
 
-settler = Settler()
+settler = CompletionThread()
 
 
 def _new_in_child() -> None:
     global settler
-    settler = Settler()  # a fork copies no threads
+    settler = CompletionThread()  # a fork copies no threads
 
 
 if hasattr(os, "register_at_fork"):

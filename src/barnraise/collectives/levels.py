@@ -5,7 +5,7 @@ What is open is chosen as for any group; sums that go through sites then take ch
 
 from __future__ import annotations
 
-from barnraise.collectives.algorithms.schedule import Kind, Shapes
+from barnraise.collectives.algorithms.schedule import BufferShapes, StepKind
 from barnraise.planning.inputs.levels import AUTO, Levels
 
 
@@ -13,13 +13,13 @@ def setting_for(kind: str, levels: Levels, general: str, places: int) -> str:
     """What is set for an operation of a group at so many places; ``general``: for all operations."""
     inside = levels.inside
     fixed: str = AUTO
-    if kind == Kind.ALL_REDUCE:
+    if kind == StepKind.ALL_REDUCE:
         fixed = "sites" if places > 1 and not levels.across.is_open else inside.all_reduce
-    elif kind in (Kind.REDUCE, Kind.BROADCAST):
-        fixed = inside.reduce if kind == Kind.REDUCE else inside.broadcast
+    elif kind in (StepKind.REDUCE, StepKind.BROADCAST):
+        fixed = inside.reduce if kind == StepKind.REDUCE else inside.broadcast
     return general if fixed == AUTO else fixed
 
 
-def shapes_of(levels: Levels) -> Shapes:
+def shapes_of(levels: Levels) -> BufferShapes:
     fixed = (levels.inside.reduce, levels.across.all_reduce, levels.inside.broadcast)
-    return Shapes(*("ring" if shape == AUTO else shape for shape in fixed))
+    return BufferShapes(*("ring" if shape == AUTO else shape for shape in fixed))

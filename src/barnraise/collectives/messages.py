@@ -15,7 +15,7 @@ from barnraise.collectives.ops.dtypes import by_code
 from barnraise.core.errors import UnsupportedOperation
 
 
-class Specification(msgspec.Struct, frozen=True, array_like=True):
+class OperationSpec(msgspec.Struct, frozen=True, array_like=True):
     """What an operation is. Every rank of the group must start it with equal fields."""
 
     kind: str
@@ -44,7 +44,7 @@ class Specification(msgspec.Struct, frozen=True, array_like=True):
         return f"{' '.join(parts)} by {self.strategy}"
 
 
-class Member(msgspec.Struct, frozen=True, array_like=True):
+class GroupMember(msgspec.Struct, frozen=True, array_like=True):
     """Where a rank of a group can be reached. A hint: identity is proved on the link."""
 
     worker: bytes
@@ -69,7 +69,7 @@ class OpenGroup(msgspec.Struct, frozen=True, tag="open"):
     generation: int
     name: str
     rank: int
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
     timeout_s: float
     table: CostTable | None
 
@@ -95,13 +95,13 @@ class UnmapSegment(msgspec.Struct, frozen=True, tag="unmap"):
     segment: int
 
 
-class Start(msgspec.Struct, frozen=True, tag="start"):
+class StartOperation(msgspec.Struct, frozen=True, tag="start"):
     """Begin a collective on ``size`` bytes at ``offset`` of a shared segment."""
 
     operation: int
     group: int
     sequence: int
-    specification: Specification
+    specification: OperationSpec
     segment: int
     offset: int
     size: int
@@ -146,7 +146,7 @@ Command = (
     | AbortGroup
     | MapSegment
     | UnmapSegment
-    | Start
+    | StartOperation
     | SendTo
     | ReceiveFrom
     | AskStatistics
@@ -155,22 +155,22 @@ Command = (
 # mover to worker
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class CommProcessReady(msgspec.Struct, frozen=True, tag="ready"):
     """The mover is registered and reachable as this member."""
 
-    member: Member
+    member: GroupMember
     run: str
     generation: int
     encryption: str
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class CommandRefused(msgspec.Struct, frozen=True, tag="refused"):
     """The mover cannot serve at all."""
 
     failure: Failure
 
 
-class Opened(msgspec.Struct, frozen=True, tag="opened"):
+class GroupOpened(msgspec.Struct, frozen=True, tag="opened"):
     request: int
     group: int
     table: CostTable
@@ -178,12 +178,12 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     nodes: tuple[bytes, ...] = ()  # of the other ranks in order, as their links proved; b"" in plaintext
 
 
-class NotOpened(msgspec.Struct, frozen=True, tag="not-opened"):
+class GroupNotOpened(msgspec.Struct, frozen=True, tag="not-opened"):
     request: int
     failure: Failure
 
 
-class Finished(msgspec.Struct, frozen=True, tag="finished"):
+class OperationFinished(msgspec.Struct, frozen=True, tag="finished"):
     """``at_ns``: the monotonic time at which the last byte was in shared memory."""
 
     operation: int
@@ -191,12 +191,12 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     peer: int = -1
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class OperationFailed(msgspec.Struct, frozen=True, tag="failed"):
     operation: int
     failure: Failure
 
 
-class Waiting(msgspec.Struct, frozen=True, tag="waiting"):
+class WaitingFor(msgspec.Struct, frozen=True, tag="waiting"):
     """An operation has made no progress for a while: for whom it waits."""
 
     operation: int
@@ -214,14 +214,24 @@ class Statistics(msgspec.Struct, frozen=True, tag="statistics"):
     links: tuple[str, ...]
 
 
-Reply = Ready | Refused | Opened | NotOpened | Finished | Failed | Waiting | Alive | Statistics
+Reply = (
+    CommProcessReady
+    | CommandRefused
+    | GroupOpened
+    | GroupNotOpened
+    | OperationFinished
+    | OperationFailed
+    | WaitingFor
+    | Alive
+    | Statistics
+)
 
 MAX_MESSAGE: Final = 4 << 20
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder = msgspec.msgpack.Decoder(Command)
 _reply_decoder = msgspec.msgpack.Decoder(Reply)
-_specification_decoder = msgspec.msgpack.Decoder(Specification)
+_specification_decoder = msgspec.msgpack.Decoder(OperationSpec)
 
 
 def encode(message: Command | Reply) -> bytes:
@@ -229,11 +239,11 @@ def encode(message: Command | Reply) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def encode_specification(specification: Specification) -> bytes:
+def encode_specification(specification: OperationSpec) -> bytes:
     return _encoder.encode(specification)
 
 
-def decode_specification(data: bytes) -> Specification:
+def decode_specification(data: bytes) -> OperationSpec:
     """May raise ``msgspec.DecodeError``: the bytes are a peer's."""
     return _specification_decoder.decode(data)
 

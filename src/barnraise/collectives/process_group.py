@@ -16,12 +16,12 @@ from torch.distributed.distributed_c10d import GroupName
 
 from barnraise.collectives.algorithms.cost_model import CostTable
 from barnraise.collectives.client import current_mover
-from barnraise.collectives.messages import Opened
+from barnraise.collectives.messages import GroupOpened
 from barnraise.collectives.ops import movement, operation, reduction
 from barnraise.collectives.ops.tensors import blocks_of, only, rows_of
 from barnraise.collectives.rendezvous import exchange_members
-from barnraise.collectives.shm.arena import Arena
-from barnraise.collectives.submit import Issuer
+from barnraise.collectives.shm.arena import SharedArena
+from barnraise.collectives.submit import Submitter
 from barnraise.collectives.torch_patch.torch_version import warn_if_untested
 from barnraise.collectives.work import BarnraiseWork, together
 from barnraise.core.config import Settings, load_settings
@@ -32,7 +32,7 @@ from barnraise.planning.inputs.levels import Levels
 
 log = logging.getLogger("barnraise.collectives")
 
-_arena: Arena | None = None
+_arena: SharedArena | None = None
 _arena_lock = threading.Lock()
 
 
@@ -42,7 +42,7 @@ def create_group(
     world: int,
     timeout: timedelta | float | None = None,
     generation: int | None = None,
-) -> BarnraiseGroup:
+) -> BarnraiseProcessGroup:
     """Form a group of ``world`` ranks that all call this with the same store, used for this group alone."""
     warn_if_untested(torch.__version__)
     arena = _current_arena()
@@ -59,8 +59,8 @@ def create_group(
         mover.generation if generation is None else generation,
     )
     _announce(opened, rank, world, mover.encryption)
-    issuer = Issuer(mover, arena, opened.group, world, opened.table, settings.collectives)
-    return BarnraiseGroup(rank, world, seconds, issuer, opened.links, opened.nodes)
+    issuer = Submitter(mover, arena, opened.group, world, opened.table, settings.collectives)
+    return BarnraiseProcessGroup(rank, world, seconds, issuer, opened.links, opened.nodes)
 
 
 def monitored_barrier(
@@ -68,7 +68,7 @@ def monitored_barrier(
 ) -> None:
     """A barrier on the default or the given group; raises OperationTimeout that names the missing ranks."""
     chosen = dist.group.WORLD if group is None else group
-    if not isinstance(chosen, BarnraiseGroup):
+    if not isinstance(chosen, BarnraiseProcessGroup):
         raise UnsupportedOperation(
             "this monitored barrier needs a group of the barnraise backend",
             hint="Call init_process_group('barnraise') first; Gloo's is torch.distributed.monitored_barrier.",
@@ -76,12 +76,12 @@ def monitored_barrier(
     chosen.monitored_barrier(timeout)
 
 
-def _current_arena() -> Arena:
+def _current_arena() -> SharedArena:
     global _arena
     with _arena_lock:
         mover = current_mover()
         if _arena is None or _arena.mover is not mover:
-            _arena = Arena(mover)
+            _arena = SharedArena(mover)
         return _arena
 
 
@@ -101,7 +101,7 @@ def _given_table(settings: Settings) -> CostTable | None:
     return CostTable.measured(latency / 1e6, 8 / (bandwidth * 1e6))
 
 
-def _announce(opened: Opened, rank: int, world: int, encryption: str) -> None:
+def _announce(opened: GroupOpened, rank: int, world: int, encryption: str) -> None:
     table = opened.table
     rate = f"{8e-6 / table.seconds_per_byte:.0f} Mbit/s" if table.seconds_per_byte > 0 else "no limit"
     log.info(
@@ -123,7 +123,7 @@ def _seconds(timeout: timedelta | float | None, default: float) -> float:
 
 # torch's stubs give most operations a second, tensor-wise form besides the one that torch calls: hence the
 # ignored overrides. Options come as one of a dozen C++ types, or None.
-class BarnraiseGroup(dist.ProcessGroup):
+class BarnraiseProcessGroup(dist.ProcessGroup):
     """One group. All methods may be called from any thread; calls on one group must agree between ranks."""
 
     def __init__(
@@ -131,7 +131,7 @@ class BarnraiseGroup(dist.ProcessGroup):
         rank: int,
         world: int,
         timeout_s: float,
-        issuer: Issuer,
+        issuer: Submitter,
         links: Sequence[str],
         nodes: Sequence[bytes] = (),
     ) -> None:
@@ -194,7 +194,7 @@ class BarnraiseGroup(dist.ProcessGroup):
         """What DCP asks before it saves beside the training; devices are staged through the CPU."""
         return [torch.device("cpu")]
 
-    def _get_backend(self, device: torch.device) -> BarnraiseGroup:  # type: ignore[override]  # it is its own
+    def _get_backend(self, device: torch.device) -> BarnraiseProcessGroup:  # type: ignore[override]  # it is its own
         return self
 
     @property
@@ -359,7 +359,7 @@ class BarnraiseGroup(dist.ProcessGroup):
         works, self._coalescing = self._coalescing or [], None
         return together(works, [tensor for work in works for tensor in work.result()])
 
-    def _run(self, call: operation.Call, opts: Any) -> BarnraiseWork:
+    def _run(self, call: operation.Operation, opts: Any) -> BarnraiseWork:
         seconds = _seconds(getattr(opts, "timeout", None), self._timeout_s)
         waits = self._coalescing is None and getattr(opts, "asyncOp", True) is False
         return self._noted(self._issuer.collective(call, seconds, waits=waits))

@@ -12,7 +12,7 @@ from datetime import timedelta
 import msgspec
 from torch._C._distributed_c10d import Store
 
-from barnraise.collectives.messages import Member
+from barnraise.collectives.messages import GroupMember
 from barnraise.core.errors import OperationTimeout, ProtocolError
 
 _MAX_ENTRY = 64 << 10
@@ -21,13 +21,13 @@ _MAX_FRESH = 64
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
-    member: Member
+    member: GroupMember
     fresh: str
 
 
 def exchange_members(
-    store: Store, rank: int, world: int, member: Member, timeout_s: float
-) -> tuple[tuple[Member, ...], str]:
+    store: Store, rank: int, world: int, member: GroupMember, timeout_s: float
+) -> tuple[tuple[GroupMember, ...], str]:
     """Everyone's place, by rank, and the group's fresh name."""
     entry = msgspec.msgpack.encode(_Entry(member, secrets.token_hex(8)))
     store.set(_key(rank), entry)  # type: ignore[arg-type]  # bytes are taken too, the stub knows only text

@@ -13,27 +13,27 @@ import torch
 from prometheus_client import Counter, Histogram
 
 from barnraise.collectives.algorithms import named
-from barnraise.collectives.algorithms.cost_model import Choice, CostTable, choose
-from barnraise.collectives.algorithms.schedule import CHAINS, Shapes
-from barnraise.collectives.client import MoverClient
+from barnraise.collectives.algorithms.cost_model import AlgorithmChoice, CostTable, choose
+from barnraise.collectives.algorithms.schedule import CHAINS, BufferShapes
+from barnraise.collectives.client import CommProcessClient
 from barnraise.collectives.failures import error_of
 from barnraise.collectives.levels import setting_for, shapes_of
 from barnraise.collectives.messages import (
     Command,
-    Failed,
-    Finished,
+    OperationFailed,
+    OperationFinished,
+    OperationSpec,
     ReceiveFrom,
     SendTo,
-    Specification,
-    Start,
+    StartOperation,
 )
-from barnraise.collectives.ops.chunking import Finish, Piece
-from barnraise.collectives.ops.operation import Call
+from barnraise.collectives.ops.chunking import Chunk, Finish
+from barnraise.collectives.ops.operation import Operation
 from barnraise.collectives.shm.allocator import Block
-from barnraise.collectives.shm.arena import Arena, CopyContext, copy_context
+from barnraise.collectives.shm.arena import CopyContext, SharedArena, copy_context
 from barnraise.collectives.work import BarnraiseWork
 from barnraise.core import metrics
-from barnraise.core.config import Collectives
+from barnraise.core.config import CollectiveSettings
 from barnraise.core.errors import CollectiveError, UnsupportedOperation
 from barnraise.core.flow.log_once import first_time
 from barnraise.planning.inputs.levels import OPEN
@@ -45,20 +45,20 @@ _WINDOW_PIECES = 2  # always this many, however large
 _LEAST_S = 0.001
 _LARGEST_TAG = 0xFFFFFFFF
 
-MakeCommand = Callable[[int, Piece, Block, float], tuple[int, Command]]
+MakeCommand = Callable[[int, Chunk, Block, float], tuple[int, Command]]
 
 
-class Issuer:
+class Submitter:
     """The operations of one group on this rank, in the order they were called."""
 
     def __init__(
         self,
-        mover: MoverClient,
-        arena: Arena,
+        mover: CommProcessClient,
+        arena: SharedArena,
         group: int,
         world: int,
         table: CostTable,
-        settings: Collectives,
+        settings: CollectiveSettings,
     ) -> None:
         self.mover = mover
         self.arena = arena
@@ -83,10 +83,10 @@ class Issuer:
         return len(self.sites) if self.are_places else 1
 
     @property
-    def _shapes(self) -> Shapes:
+    def _shapes(self) -> BufferShapes:
         return shapes_of(self.levels) if self.are_places else CHAINS
 
-    def collective(self, call: Call, timeout_s: float, *, waits: bool = False) -> BarnraiseWork:
+    def collective(self, call: Operation, timeout_s: float, *, waits: bool = False) -> BarnraiseWork:
         """``waits``: the caller will wait at once, and may read the reply itself."""
         self._check(call)
         direct = waits and len(call.pieces) == 1 and self.mover.reserve_direct()
@@ -96,9 +96,9 @@ class Issuer:
             first = self._sequence
             self._sequence += len(call.pieces)
 
-        def command(number: int, piece: Piece, block: Block, left_s: float) -> tuple[int, Command]:
+        def command(number: int, piece: Chunk, block: Block, left_s: float) -> tuple[int, Command]:
             operation = self.mover.number()
-            specification = Specification(
+            specification = OperationSpec(
                 call.kind,
                 call.element.code,
                 call.reduction,
@@ -109,7 +109,7 @@ class Issuer:
                 choice.arity,
                 self.sites if choice.strategy in ("sites", "ring") else (),
             )
-            return operation, Start(
+            return operation, StartOperation(
                 operation,
                 self.group,
                 first + number,
@@ -129,13 +129,13 @@ class Issuer:
             self.mover.release_direct()
         return work
 
-    def point_to_point(self, call: Call, peer: int, tag: int, timeout_s: float) -> BarnraiseWork:
+    def point_to_point(self, call: Operation, peer: int, tag: int, timeout_s: float) -> BarnraiseWork:
         self._check(call)
         if not 0 <= tag <= _LARGEST_TAG:
             raise UnsupportedOperation(f"a tag of {tag}", hint=f"Use tags from 0 to {_LARGEST_TAG}.")
         kind = SendTo if call.kind == "send" else ReceiveFrom
 
-        def command(_: int, piece: Piece, block: Block, left_s: float) -> tuple[int, Command]:
+        def command(_: int, piece: Chunk, block: Block, left_s: float) -> tuple[int, Command]:
             number, code = self.mover.number(), call.element.code
             place = (block.segment, block.offset, piece.nbytes)
             return number, kind(number, self.group, peer, tag, code, *place, left_s)
@@ -146,12 +146,12 @@ class Issuer:
         """End every pending operation of the group, here and on every member."""
         self.mover.abort_group(self.group, why)
 
-    def _check(self, call: Call) -> None:
+    def _check(self, call: Operation) -> None:
         if self.mover.inherited and self.mover.lost is not None:
             raise self.mover.lost.with_traceback(None)
         self.arena.check_device(call.device)
 
-    def _choose(self, call: Call) -> Choice:
+    def _choose(self, call: Operation) -> AlgorithmChoice:
         """One choice for the whole operation, from what all ranks know alike."""
         settings = self._settings
         size = call.agreed_bytes
@@ -171,22 +171,22 @@ class Issuer:
             log.info("%s by %s", call.kind, choice.reason)
         return choice
 
-    def _fly(self, call: Call, strategy: str, timeout_s: float, command: MakeCommand) -> BarnraiseWork:
+    def _fly(self, call: Operation, strategy: str, timeout_s: float, command: MakeCommand) -> BarnraiseWork:
         context = copy_context(call.device, call.result)
         finish = None if call.finish is None else partial(_within, context, call.finish)
         work = BarnraiseWork(call.result, len(call.pieces), call.kind, finish)
         work.after(partial(_count, call.kind, strategy, call.staged_bytes))
-        _Flight(self, call, work, context, timeout_s, command).launch()
+        _OperationPipeline(self, call, work, context, timeout_s, command).launch()
         return work
 
 
-class _Flight:
+class _OperationPipeline:
     """The pieces of one operation: some under way, the rest waiting for their turn."""
 
     def __init__(
         self,
-        issuer: Issuer,
-        call: Call,
+        issuer: Submitter,
+        call: Operation,
         work: BarnraiseWork,
         context: CopyContext,
         timeout_s: float,
@@ -217,7 +217,7 @@ class _Flight:
         while (turn := self._next()) is not None:
             self._start(*turn)
 
-    def _next(self) -> tuple[int, Piece] | None:
+    def _next(self) -> tuple[int, Chunk] | None:
         with self._lock:
             if not self._waiting or self._work.error is not None or not self._room(self._waiting[0][1]):
                 self._launching = False
@@ -227,7 +227,7 @@ class _Flight:
             self._flying_bytes += piece.nbytes
             return number, piece
 
-    def _room(self, piece: Piece) -> bool:
+    def _room(self, piece: Chunk) -> bool:
         """The first piece never waits, so every operation makes progress however many there are."""
         if self._flying == 0:
             return True
@@ -235,7 +235,7 @@ class _Flight:
             return False
         return self._flying < _WINDOW_PIECES or self._flying_bytes + piece.nbytes <= _WINDOW_BYTES
 
-    def _start(self, number: int, piece: Piece) -> None:
+    def _start(self, number: int, piece: Chunk) -> None:
         block = None
         try:
             block = self._arena.take(piece.nbytes)
@@ -253,9 +253,11 @@ class _Flight:
             return
         self._mover.submit(command, operation, partial(self._done, piece, block, view))
 
-    def _done(self, piece: Piece, block: Block, view: torch.Tensor, reply: Finished | Failed) -> None:
+    def _done(
+        self, piece: Chunk, block: Block, view: torch.Tensor, reply: OperationFinished | OperationFailed
+    ) -> None:
         """The mover has let go of the block, also where it failed."""
-        if isinstance(reply, Failed):
+        if isinstance(reply, OperationFailed):
             self._work.fail(error_of(reply.failure))
         elif self._work.error is None:
             try:

@@ -3,23 +3,23 @@
 May import ``collectives`` and what is below it, torch and numpy; it needs none of ours but ``core`` so far.
 """
 
-from barnraise.compression.allreduce.allreduce import Summed, sum_over
+from barnraise.compression.allreduce.allreduce import AllReduceResult, sum_over
 from barnraise.compression.allreduce.ddp_hook import GradientHook, average, compress_gradients
-from barnraise.compression.allreduce.error_feedback import Encoded, ErrorFeedback, Part
-from barnraise.compression.codecs.codec import Codec, Turn
+from barnraise.compression.allreduce.error_feedback import Encoded, ErrorFeedback, FeedbackPart
+from barnraise.compression.codecs.codec import Codec, CodecRound
 from barnraise.compression.codecs.powersgd import PowerSGD
 from barnraise.compression.codecs.registry import NAMES, codec_named
 
 __all__ = [
     "NAMES",
+    "AllReduceResult",
     "Codec",
+    "CodecRound",
     "Encoded",
     "ErrorFeedback",
+    "FeedbackPart",
     "GradientHook",
-    "Part",
     "PowerSGD",
-    "Summed",
-    "Turn",
     "average",
     "codec_named",
     "compress_gradients",

@@ -27,7 +27,7 @@ Seconds = Annotated[float, Meta(gt=0, le=604_800)]
 Text = Annotated[str, Meta(min_length=1)]
 
 
-class Network(msgspec.Struct, frozen=True, kw_only=True):
+class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How machines reach each other."""
 
     port: Port = 52416
@@ -42,7 +42,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[Text, ...] = ()
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """When a silent link counts as lost."""
 
     heartbeat_s: Seconds = 1.0
@@ -52,7 +52,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 Strategy = Literal["auto", "ring", "tree", "doubling", "exchange", "direct", "star", "sites", "plain"]
 
 
-class Collectives(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How group operations run."""
 
     strategy: Strategy = "auto"
@@ -66,14 +66,14 @@ class Collectives(msgspec.Struct, frozen=True, kw_only=True):
     cost_bandwidth_mbps: Annotated[float, Meta(gt=0, le=1e8)] | None = None
 
 
-class Trust(msgspec.Struct, frozen=True, kw_only=True):
+class TrustSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whom this machine trusts until a cluster keeps that list."""
 
     nodes: tuple[Text, ...] = ()
     secret_file: Text | None = None
 
 
-class Runs(msgspec.Struct, frozen=True, kw_only=True):
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a run may send and keep."""
 
     most_bytes: Annotated[int, Meta(ge=1, le=1 << 44)] = 1 << 30
@@ -84,7 +84,7 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
     stop_grace_s: Seconds = 10.0
 
 
-class Contributing(msgspec.Struct, frozen=True, kw_only=True):
+class ContributorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a hub's run may take of this machine's line and day."""
 
     uplink_mbps: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
@@ -92,7 +92,7 @@ class Contributing(msgspec.Struct, frozen=True, kw_only=True):
     quiet_hours: Text | None = None
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where this machine keeps its key and its local sockets."""
 
     directory: Text | None = None
@@ -101,16 +101,16 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings; ``load_settings`` makes one that is checked."""
 
-    network: Network = Network()
-    link: Link = Link()
-    collectives: Collectives = Collectives()
-    trust: Trust = Trust()
-    runs: Runs = Runs()
-    contributing: Contributing = Contributing()
-    state: State = State()
+    network: NetworkSettings = NetworkSettings()
+    link: LinkSettings = LinkSettings()
+    collectives: CollectiveSettings = CollectiveSettings()
+    trust: TrustSettings = TrustSettings()
+    runs: RunSettings = RunSettings()
+    contributing: ContributorSettings = ContributorSettings()
+    state: StateSettings = StateSettings()
 
 
-class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+class ResolvedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings, and for each dotted name the place its value came from."""
 
     settings: Settings
@@ -127,13 +127,13 @@ class _Given(msgspec.Struct, frozen=True):
 
 
 _SECTIONS: Mapping[str, type[msgspec.Struct]] = {
-    "network": Network,
-    "link": Link,
-    "collectives": Collectives,
-    "trust": Trust,
-    "runs": Runs,
-    "contributing": Contributing,
-    "state": State,
+    "network": NetworkSettings,
+    "link": LinkSettings,
+    "collectives": CollectiveSettings,
+    "trust": TrustSettings,
+    "runs": RunSettings,
+    "contributing": ContributorSettings,
+    "state": StateSettings,
 }
 _TYPES: Mapping[str, Any] = {
     f"{section}.{key}": hint
@@ -167,7 +167,7 @@ def resolve_settings(
     path: Path | None = None,
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
-) -> Resolved:
+) -> ResolvedSettings:
     """The effective settings and where each came from; raises ConfigError naming the place of a fault."""
     variables = os.environ if environ is None else environ
     given = {
@@ -184,7 +184,7 @@ def resolve_settings(
     )
     origins = {name: given[name].origin if name in given else "default" for name in _TYPES}
     _check_together(settings, origins)
-    return Resolved(settings=settings, origins=origins)
+    return ResolvedSettings(settings=settings, origins=origins)
 
 
 def state_directory(settings: Settings) -> Path:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import psutil
 
-from barnraise.core.flow.rate_limit import Allowance, Backoff, Searches
-from barnraise.core.flow.wakeup import Alarm, end_task
+from barnraise.core.flow.rate_limit import Backoff, SearchSchedule, SourceRateLimit
+from barnraise.core.flow.wakeup import Wakeup, end_task
 from barnraise.discovery.datagrams import Datagram, decode_datagram, encode_datagram
 from barnraise.discovery.finder import OnSighting, Sighting, is_dialable, only_loopback
 from barnraise.transport.addresses import own_addresses, source_of
@@ -60,9 +60,9 @@ class BroadcastFinder:
         self._discovery_port = port
         self._targets = targets
         self._addresses = addresses
-        self._searches = Searches(_BACKOFF, patience_s=patience_s, forget_s=_FORGET_S)
-        self._answers = Allowance(_ANSWERS_PER_SOURCE, _ANSWERS_IN_TOTAL)
-        self._alarm = Alarm()
+        self._searches = SearchSchedule(_BACKOFF, patience_s=patience_s, forget_s=_FORGET_S)
+        self._answers = SourceRateLimit(_ANSWERS_PER_SOURCE, _ANSWERS_IN_TOTAL)
+        self._alarm = Wakeup()
         self._task: asyncio.Task[None] | None = None
         self._on_sighting: OnSighting | None = None
         self._transport: asyncio.DatagramTransport | None = None

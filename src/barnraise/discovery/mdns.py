@@ -17,7 +17,7 @@ from zeroconf import BadTypeInNameException, Error, IPVersion, RecordUpdate, Rec
 from zeroconf import DNSAddress, DNSOutgoing, DNSPointer, DNSQuestion  # type: ignore[attr-defined]  # isort: skip
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
-from barnraise.core.flow.wakeup import Alarm, end_task
+from barnraise.core.flow.wakeup import Wakeup, end_task
 from barnraise.discovery.finder import OnSighting, Sighting, is_dialable, only_loopback
 from barnraise.discovery.namespace import is_tag
 from barnraise.transport.addresses import own_addresses
@@ -54,7 +54,7 @@ class MdnsFinder:
         self._addresses = addresses
         self._poll_s = poll_s
         self._on_sighting: OnSighting | None = None
-        self._alarm = Alarm()
+        self._alarm = Wakeup()
         self._task: asyncio.Task[None] | None = None
         self._side_tasks: set[asyncio.Future[object]] = set()
         # Random for each start, so that adverts of two days cannot be told to come from one machine.

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from barnraise.core.flow.rate_limit import Backoff, Searches
-from barnraise.core.flow.wakeup import Alarm, end_task
+from barnraise.core.flow.rate_limit import Backoff, SearchSchedule
+from barnraise.core.flow.wakeup import Wakeup, end_task
 from barnraise.discovery.finder import UNTAGGED, OnSighting, Sighting
 
 _BACKOFF = Backoff(2.0, 60.0)
@@ -18,7 +18,7 @@ _IDLE_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Remembered:
+class KnownAddress:
     """Where a node was met before."""
 
     node: str
@@ -32,22 +32,22 @@ class RememberedFinder:
     name = "remembered"
     finds_strangers = False
 
-    def __init__(self, places: Iterable[Remembered] = ()) -> None:
-        self._places: dict[str, Remembered] = {}
+    def __init__(self, places: Iterable[KnownAddress] = ()) -> None:
+        self._places: dict[str, KnownAddress] = {}
         self._present: frozenset[str] = frozenset()
         self._watching = False
-        self._searches = Searches(_BACKOFF)
-        self._alarm = Alarm()
+        self._searches = SearchSchedule(_BACKOFF)
+        self._alarm = Wakeup()
         self._task: asyncio.Task[None] | None = None
         self._on_sighting: OnSighting | None = None
         self.remember(places)
 
-    def remember(self, places: Iterable[Remembered]) -> None:
+    def remember(self, places: Iterable[KnownAddress]) -> None:
         """All that is known from now on, the most useful first; what is beyond the bound is not kept."""
         self._places = {}
         for place in places:
             if len(self._places) < _MOST_NODES:
-                self._places[place.node] = Remembered(
+                self._places[place.node] = KnownAddress(
                     place.node, place.addresses[:_MOST_ADDRESSES], place.port
                 )
         self._look()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from barnraise.core.errors import DiscoveryError
 from barnraise.discovery.finder import Finder, OnSighting, Sighting
-from barnraise.discovery.sightings import Places
+from barnraise.discovery.sightings import SightingFilter
 from barnraise.transport.addresses import own_addresses
 
 _OWN_S = 5.0
@@ -25,7 +25,7 @@ class Discovery:
     ) -> None:
         self._finders = tuple(finders)
         self._addresses = addresses
-        self._places = Places()
+        self._places = SightingFilter()
         self._on_sighting: OnSighting | None = None
         self._port = 0
         self._own: frozenset[str] = frozenset()

@@ -20,7 +20,7 @@ class _Second:
     count: int = 0
 
 
-class Places:
+class SightingFilter:
     """Remembers where somebody was sighted lately, and lets news through."""
 
     def __init__(self) -> None:

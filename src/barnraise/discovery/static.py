@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from barnraise.core.errors import ConfigError
-from barnraise.core.flow.rate_limit import Backoff, Searches
-from barnraise.core.flow.wakeup import Alarm, end_task
+from barnraise.core.flow.rate_limit import Backoff, SearchSchedule
+from barnraise.core.flow.wakeup import Wakeup, end_task
 from barnraise.discovery.finder import UNTAGGED, OnSighting, Sighting
 
 _BACKOFF = Backoff(5.0, 60.0)
@@ -83,8 +83,8 @@ class StaticFinder:
             raise ConfigError(f"network.peers has {len(peers)} entries, more than {_MOST_PEERS}")
         self._peers = tuple(dict.fromkeys(parse_peer(peer, default_port) for peer in peers))
         self._resolve = resolve or _resolve
-        self._searches = Searches(_BACKOFF)
-        self._alarm = Alarm()
+        self._searches = SearchSchedule(_BACKOFF)
+        self._alarm = Wakeup()
         self._task: asyncio.Task[None] | None = None
         self._on_sighting: OnSighting | None = None
         self._unresolved: dict[str, str] = {}

@@ -32,8 +32,8 @@ from typing import Literal
 import msgspec
 
 from barnraise.core.sanitize import printable
-from barnraise.environments.installed_packages import Package, Packages
-from barnraise.environments.script_imports import Needs
+from barnraise.environments.installed_packages import InstalledPackages, Package
+from barnraise.environments.script_imports import ScriptImports
 from barnraise.environments.torch_build import choose_torch
 
 Level = Literal["fine", "risky", "impossible"]
@@ -44,7 +44,7 @@ _OR_SYNC = ", or put a requirements.txt into the folder and use `--env sync`."
 _WORST_FIRST: tuple[Level, ...] = ("impossible", "risky", "fine")
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class CompatibilityFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One difference; no node means every machine, and a fine one needs no mend."""
 
     level: Level
@@ -54,29 +54,29 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
 
 
-class LeftOut(msgspec.Struct, frozen=True):
+class ExcludedMachine(msgspec.Struct, frozen=True):
     """A machine that cannot take part, whatever is installed there."""
 
     node: str
     why: str
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class CompatibilityVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Who can run the script, who is left out, and what a person must mend before it can start."""
 
     kept: tuple[str, ...]
-    left_out: tuple[LeftOut, ...]
-    blocking: tuple[Finding, ...]
+    left_out: tuple[ExcludedMachine, ...]
+    blocking: tuple[CompatibilityFinding, ...]
 
 
 def compare(
-    reference: Packages,
-    others: Mapping[str, Packages],
-    needs: Needs,
+    reference: InstalledPackages,
+    others: Mapping[str, InstalledPackages],
+    needs: ScriptImports,
     devices: Mapping[str, Sequence[str]],
     *,
     built_from: str | None = None,
-) -> tuple[Finding, ...]:
+) -> tuple[CompatibilityFinding, ...]:
     """Every difference that counts, the worst first.
 
     ``others`` are the machines that are to take part, the reference's own by its name if it is one of them;
@@ -84,9 +84,11 @@ def compare(
     """
     if needs.syntax is not None:
         mend = "Correct it, then run again; `python -m py_compile` with the file's name checks it."
-        return (Finding(level="impossible", about="code", sentence=f"{needs.syntax}.", mend=mend),)
+        return (
+            CompatibilityFinding(level="impossible", about="code", sentence=f"{needs.syntax}.", mend=mend),
+        )
     mends = _Mends(devices, built_from)
-    findings: list[Finding] = []
+    findings: list[CompatibilityFinding] = []
     for node, packages in others.items():
         findings += _python(reference, node, packages)
         findings += _cuda(needs, node, devices)
@@ -97,20 +99,20 @@ def compare(
     return tuple(sorted(findings, key=lambda each: _WORST_FIRST.index(each.level)))
 
 
-def usable(findings: Sequence[Finding], nodes: Sequence[str]) -> Verdict:
+def usable(findings: Sequence[CompatibilityFinding], nodes: Sequence[str]) -> CompatibilityVerdict:
     """Sorts the machines; what would have to be installed on one that is left out blocks nothing."""
     impossible = [each for each in findings if each.level == "impossible"]
     lacking = {each.node: each for each in reversed(impossible) if each.about == "device"}
     blocking = tuple(each for each in impossible if each.node not in lacking)
     blocked = {each.node for each in blocking}
-    return Verdict(
+    return CompatibilityVerdict(
         kept=tuple(node for node in nodes if node not in lacking and node not in blocked),
-        left_out=tuple(LeftOut(node, lacking[node].sentence) for node in nodes if node in lacking),
+        left_out=tuple(ExcludedMachine(node, lacking[node].sentence) for node in nodes if node in lacking),
         blocking=blocking,
     )
 
 
-def describe(findings: Sequence[Finding]) -> list[str]:
+def describe(findings: Sequence[CompatibilityFinding]) -> list[str]:
     """Lines for a person: one if all is fine, else each difference that counts, with its mend."""
     shown = [each for level in _WORST_FIRST[:2] for each in findings if each.level == level]
     if not shown:
@@ -133,7 +135,7 @@ class _Mends(msgspec.Struct, frozen=True):
     devices: Mapping[str, Sequence[str]]
     built_from: str | None
 
-    def install(self, node: str, packages: Packages | None, name: str, known: Package | None) -> str:
+    def install(self, node: str, packages: InstalledPackages | None, name: str, known: Package | None) -> str:
         # Another machine's word becomes part of a command: nothing but a name and a version may pass.
         wanted = name
         if known is not None and known.distribution and _NAME.fullmatch(known.distribution):
@@ -145,7 +147,7 @@ class _Mends(msgspec.Struct, frozen=True):
         where = f"On {node}" if node else "On each machine"
         return f"{where} run `{_pip(packages)} install {wanted}`{_OR_SYNC}"
 
-    def torch(self, node: str, packages: Packages, version: str) -> str:
+    def torch(self, node: str, packages: InstalledPackages, version: str) -> str:
         """That version of torch, in the build for the machine's devices."""
         if self.built_from is not None:
             return f"Pin one version of torch in {self.built_from}, and run again."
@@ -162,24 +164,26 @@ def _left_out(node: str, why: str) -> str:
     return f"Leave {node} out with `--on`: {why}."
 
 
-def _pip(packages: Packages | None) -> str:
+def _pip(packages: InstalledPackages | None) -> str:
     python = packages.executable if packages is not None else ""
     if not python.isprintable() or not python or set(python) & _BREAKS_A_COMMAND:
         return "python -m pip"
     return f'"{python}" -m pip' if " " in python else f"{python} -m pip"
 
 
-def _python(reference: Packages, node: str, packages: Packages) -> Iterator[Finding]:
+def _python(
+    reference: InstalledPackages, node: str, packages: InstalledPackages
+) -> Iterator[CompatibilityFinding]:
     ours, theirs = _numbers(reference.python), _numbers(packages.python)
     if ours[:2] == theirs[:2] and reference.implementation == packages.implementation:
         return
     here = _python_name(reference)
     mend = f"If the script fails there, install {here} on {node} and Barnraise in it."
     sentence = f"{node} runs {_python_name(packages)}, and here it is {here}."
-    yield Finding(level="risky", about="python", node=node, sentence=sentence, mend=mend)
+    yield CompatibilityFinding(level="risky", about="python", node=node, sentence=sentence, mend=mend)
 
 
-def _python_name(packages: Packages) -> str:
+def _python_name(packages: InstalledPackages) -> str:
     version = ".".join(map(str, _numbers(packages.python)[:2])) or packages.python
     return (
         f"Python {version}"
@@ -188,10 +192,12 @@ def _python_name(packages: Packages) -> str:
     )
 
 
-def _cuda(needs: Needs, node: str, devices: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+def _cuda(
+    needs: ScriptImports, node: str, devices: Mapping[str, Sequence[str]]
+) -> Iterator[CompatibilityFinding]:
     if needs.cuda is None or "cuda" in devices.get(node, ()):
         return
-    yield Finding(
+    yield CompatibilityFinding(
         level="impossible",
         about="device",
         node=node,
@@ -202,8 +208,8 @@ def _cuda(needs: Needs, node: str, devices: Mapping[str, Sequence[str]]) -> Iter
 
 
 def _torch(
-    reference: Packages, others: Mapping[str, Packages], needs: Needs, mends: _Mends
-) -> Iterator[Finding]:
+    reference: InstalledPackages, others: Mapping[str, InstalledPackages], needs: ScriptImports, mends: _Mends
+) -> Iterator[CompatibilityFinding]:
     # A machine that only starts runs may have no torch: then the first one that has it is the measure.
     place, expected = next(
         ((where, each.torch) for where, each in _measures(reference, others) if each.torch),
@@ -214,7 +220,7 @@ def _torch(
     for node, packages in others.items():
         if packages.torch is None:
             if named:
-                yield Finding(
+                yield CompatibilityFinding(
                     level="impossible" if needed else "risky",
                     about="torch",
                     node=node,
@@ -226,9 +232,9 @@ def _torch(
             continue
         both = f"{node} has torch {packages.torch}, and {place} it is {expected}"
         if _numbers(packages.torch)[:2] == _numbers(expected)[:2]:
-            yield Finding(level="fine", about="torch", node=node, sentence=f"{both}.")
+            yield CompatibilityFinding(level="fine", about="torch", node=node, sentence=f"{both}.")
             continue
-        yield Finding(
+        yield CompatibilityFinding(
             level="impossible" if named else "risky",
             about="torch",
             node=node,
@@ -237,12 +243,14 @@ def _torch(
         )
 
 
-def _measures(reference: Packages, others: Mapping[str, Packages]) -> Iterator[tuple[str, Packages]]:
+def _measures(
+    reference: InstalledPackages, others: Mapping[str, InstalledPackages]
+) -> Iterator[tuple[str, InstalledPackages]]:
     yield "here", reference
     yield from ((f"on {node}", packages) for node, packages in others.items())
 
 
-def _missing_torch(node: str, packages: Packages, mends: _Mends) -> str:
+def _missing_torch(node: str, packages: InstalledPackages, mends: _Mends) -> str:
     if mends.built_from is not None:
         return f"Add torch to {mends.built_from}, and run again."
     choice = choose_torch(packages.os, packages.arch, nvidia=False, amd=False)
@@ -252,23 +260,27 @@ def _missing_torch(node: str, packages: Packages, mends: _Mends) -> str:
 
 
 def _package(
-    name: str, required: bool, reference: Packages, others: Mapping[str, Packages], mends: _Mends
-) -> Iterator[Finding]:
+    name: str,
+    required: bool,
+    reference: InstalledPackages,
+    others: Mapping[str, InstalledPackages],
+    mends: _Mends,
+) -> Iterator[CompatibilityFinding]:
     expected = reference.package(name)
     known = expected or next((found for each in others.values() if (found := each.package(name))), None)
     if known is None:
         sentence = f"{name} is imported by the script, and no machine has it."
         if required:
             mend = mends.install("", None, name, None)
-            yield Finding(level="impossible", about="package", sentence=sentence, mend=mend)
+            yield CompatibilityFinding(level="impossible", about="package", sentence=sentence, mend=mend)
         else:
-            yield Finding(level="fine", about="package", sentence=sentence)
+            yield CompatibilityFinding(level="fine", about="package", sentence=sentence)
         return
     for node, packages in others.items():
         found = packages.package(name)
         if found is None:
             where = "imports it" if required else "imports it in some places"
-            yield Finding(
+            yield CompatibilityFinding(
                 level="impossible" if required else "risky",
                 about="package",
                 node=node,
@@ -280,17 +292,17 @@ def _package(
 
 
 def _versions(
-    node: str, packages: Packages, found: Package, expected: Package, mends: _Mends
-) -> Iterator[Finding]:
+    node: str, packages: InstalledPackages, found: Package, expected: Package, mends: _Mends
+) -> Iterator[CompatibilityFinding]:
     same_origin = found.distribution == expected.distribution
     if not same_origin or not found.version or not expected.version or found.version == expected.version:
         return
     sentence = f"{node} has {found.name} {found.version}, and here it is {expected.version}."
     if _numbers(found.version)[:1] == _numbers(expected.version)[:1]:
-        yield Finding(level="fine", about="package", node=node, sentence=sentence)
+        yield CompatibilityFinding(level="fine", about="package", node=node, sentence=sentence)
         return
     mend = mends.install(node, packages, found.name, expected)
-    yield Finding(level="risky", about="package", node=node, sentence=sentence, mend=mend)
+    yield CompatibilityFinding(level="risky", about="package", node=node, sentence=sentence, mend=mend)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

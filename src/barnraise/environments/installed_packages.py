@@ -40,7 +40,7 @@ class Package(msgspec.Struct, frozen=True):
     version: Word | None = None
 
 
-class Packages(msgspec.Struct, frozen=True, kw_only=True):
+class InstalledPackages(msgspec.Struct, frozen=True, kw_only=True):
     """What one Python has; ``os`` and ``arch`` are the names that ``platform`` gives them."""
 
     python: Word
@@ -56,12 +56,14 @@ class Packages(msgspec.Struct, frozen=True, kw_only=True):
         return next((each for each in self.packages if each.name == name), None)
 
 
-def own_packages(names: Iterable[str]) -> Packages:
+def own_packages(names: Iterable[str]) -> InstalledPackages:
     """What this process's Python has; takes some tenths of a second if something was installed meanwhile."""
-    return msgspec.convert(package_probe.survey(_bounded(names), _distributions()), Packages)
+    return msgspec.convert(package_probe.survey(_bounded(names), _distributions()), InstalledPackages)
 
 
-async def packages_of(python: Path, names: Iterable[str], *, deadline_s: float = _DEADLINE_S) -> Packages:
+async def packages_of(
+    python: Path, names: Iterable[str], *, deadline_s: float = _DEADLINE_S
+) -> InstalledPackages:
     """What another Python of this machine has, asked in a process of it."""
     # Our own folder must not be searched, hence -P.
     command = (str(python), "-P", package_probe.__file__)
@@ -79,7 +81,7 @@ async def packages_told_by(
     hint: str,
     environment: Mapping[str, str] | None = None,
     deadline_s: float = _DEADLINE_S,
-) -> Packages:
+) -> InstalledPackages:
     """What a command says that runs ``package_survey`` somewhere; RunEnvironmentError about ``whose``.
 
     Threads instead of asyncio's own subprocesses, which the agent's loop does not have on Windows.
@@ -106,7 +108,7 @@ async def packages_told_by(
         words = complaints.decode("utf-8", "replace").strip().splitlines()
         raise failed(words[-1][:200] if words else f"it ended with {process.returncode}")
     try:
-        return msgspec.json.decode(lines[-1], type=Packages)
+        return msgspec.json.decode(lines[-1], type=InstalledPackages)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise failed(f"its answer cannot be read ({error})") from None
 

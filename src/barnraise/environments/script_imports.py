@@ -47,7 +47,7 @@ _ASKED = {"cuda", "mps", "xpu", "accelerator"}
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-class Needs(msgspec.Struct, frozen=True, kw_only=True):
+class ScriptImports(msgspec.Struct, frozen=True, kw_only=True):
     """What the script imports from outside its folder, and what would keep it from running at all."""
 
     required: Names = ()
@@ -67,11 +67,11 @@ class _Import(msgspec.Struct, frozen=True):
     relative: bool = False
 
 
-def needs_of(files: Mapping[str, bytes], script: str) -> Needs:
+def needs_of(files: Mapping[str, bytes], script: str) -> ScriptImports:
     """The needs of a script in a folder whose files are named by relative paths with ``/``."""
     script = str(PurePosixPath(script))
     if script not in files:
-        return Needs(syntax=f"{script} is not in the folder that is sent"[:600])
+        return ScriptImports(syntax=f"{script} is not in the folder that is sent"[:600])
     folder = _Folder(files, script)
     required: dict[str, None] = {}
     optional: dict[str, None] = {}
@@ -86,7 +86,7 @@ def needs_of(files: Mapping[str, bytes], script: str) -> Needs:
         seen[path] = is_required
         tree = _parsed(path, files[path])
         if isinstance(tree, str):
-            return Needs(syntax=tree[:600])
+            return ScriptImports(syntax=tree[:600])
         if tree is None:
             continue
         demand = _cuda_demand(path, files[path], tree)
@@ -99,7 +99,7 @@ def needs_of(files: Mapping[str, bytes], script: str) -> Needs:
             top = found.name.partition(".")[0]
             if not local and not found.relative and not folder.holds(found) and top not in _NO_NEEDS:
                 (required if must else optional).setdefault(top[:_LONGEST_NAME])
-    return Needs(
+    return ScriptImports(
         required=tuple(required)[:_MOST_NAMES],
         optional=tuple(name for name in optional if name not in required)[:_MOST_NAMES],
         cuda=demands.get(script) or next(iter(demands.values()), None),

@@ -27,15 +27,15 @@ def main(arguments: list[str]) -> int:
     try:
         from barnraise.hub.object_store.s3 import read_place
         from barnraise.hub.protocol.invites import read_invite
-        from barnraise.hub.server.server import Listening, Seats, run
+        from barnraise.hub.server.server import ListenOptions, MemberSeats, run
 
         host = given.host or ("127.0.0.1" if given.plain else "0.0.0.0")
         run(
             given.directory,
-            Listening(host, given.port, given.plain, given.with_parent),
+            ListenOptions(host, given.port, given.plain, given.with_parent),
             follow=read_invite(given.follow) if given.follow else None,
             parent=read_invite(given.parent) if given.parent else None,
-            seats=Seats(given.seats, tuple(given.offer)) if given.seats and given.offer else None,
+            seats=MemberSeats(given.seats, tuple(given.offer)) if given.seats and given.offer else None,
             store=read_place(given.store, given.store_endpoint) if given.store else None,
             held_out=given.held_out,
         )

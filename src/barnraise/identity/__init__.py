@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from barnraise.identity.keys import NodeKey, verify_signature
     from barnraise.identity.node_id import NodeId
     from barnraise.identity.trust import (
-        Admit,
-        Found,
-        Member,
-        Revoke,
+        AdmitMember,
+        FoundCluster,
+        RevokeMember,
         Role,
         SignedEntry,
+        TrustedMember,
         TrustLog,
         decode_entry,
         encode_entry,
@@ -45,15 +45,15 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "WORKER_BYTES",
-    "Admit",
-    "Found",
-    "Member",
+    "AdmitMember",
+    "FoundCluster",
     "NodeId",
     "NodeKey",
-    "Revoke",
+    "RevokeMember",
     "Role",
     "SignedEntry",
     "TrustLog",
+    "TrustedMember",
     "WorkerCredentials",
     "WorkerIdentity",
     "anchor",

@@ -45,7 +45,7 @@ _Name = Annotated[str, Meta(min_length=1, max_length=NAME_LENGTH)]
 _Index = Annotated[int, Meta(ge=0, lt=LOG_ENTRIES)]
 
 
-class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="found"):
+class FoundCluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="found"):
     """The first entry: makes a cluster, with its first owner and its first discovery secret."""
 
     node: _Key
@@ -64,7 +64,7 @@ class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
         return [("node", self.subject.short), ("name", self.name)]
 
 
-class Admit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="admit"):
+class AdmitMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="admit"):
     """Lets a machine in, in one role for good."""
 
     node: _Key
@@ -79,7 +79,7 @@ class Admit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
         return f"Admit({self.subject.short}, {self.role}, {self.name!r})"
 
 
-class Revoke(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="revoke"):
+class RevokeMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="revoke"):
     """Removes a machine for ever; from here on the cluster has a new discovery secret."""
 
     node: _Key
@@ -96,7 +96,7 @@ class Revoke(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
         return [("node", self.subject.short)]
 
 
-Body = Found | Admit | Revoke
+Body = FoundCluster | AdmitMember | RevokeMember
 
 
 class _Unsigned(msgspec.Struct, frozen=True):
@@ -120,7 +120,7 @@ class SignedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return NodeId(self.signer)
 
 
-class Member(msgspec.Struct, frozen=True):
+class TrustedMember(msgspec.Struct, frozen=True):
     """What the log says about a machine that is in."""
 
     role: Role
@@ -164,13 +164,13 @@ class TrustLog:
     entries: tuple[SignedEntry, ...]
     secrets: tuple[bytes, ...]
     _heads: tuple[bytes, ...]
-    _members: dict[NodeId, Member]
-    _revoked: dict[NodeId, Member]
+    _members: dict[NodeId, TrustedMember]
+    _revoked: dict[NodeId, TrustedMember]
 
     @classmethod
     def found(cls, key: NodeKey, name: str) -> TrustLog:
         """A new cluster whose only member and owner is this machine."""
-        body = Found(
+        body = FoundCluster(
             node=key.id.raw,
             name=name,
             secret=secrets.token_bytes(SECRET_BYTES),
@@ -190,11 +190,11 @@ class TrustLog:
 
     def admit(self, key: NodeKey, node: NodeId, role: Role, name: str) -> SignedEntry:
         """An entry that lets ``node`` in, signed by this machine; it counts once it is in the log."""
-        return self._next(key, Admit(node=node.raw, role=role, name=name))
+        return self._next(key, AdmitMember(node=node.raw, role=role, name=name))
 
     def revoke(self, key: NodeKey, node: NodeId) -> SignedEntry:
         """An entry that removes ``node`` for ever, with a new discovery secret."""
-        return self._next(key, Revoke(node=node.raw, secret=secrets.token_bytes(SECRET_BYTES)))
+        return self._next(key, RevokeMember(node=node.raw, secret=secrets.token_bytes(SECRET_BYTES)))
 
     def resign(self, key: NodeKey, entry: SignedEntry) -> SignedEntry | None:
         """What ``entry`` wished, signed anew on top of this log; None if this log does it already.
@@ -208,9 +208,9 @@ class TrustLog:
         if entry.by != key.id:
             raise TrustError(f"the entry was signed by {entry.by.short}, only that machine can sign it anew")
         body, node = entry.body, entry.body.subject
-        if isinstance(body, Found):
+        if isinstance(body, FoundCluster):
             raise TrustError("the first entry of a trust log cannot be signed anew")
-        if isinstance(body, Admit):
+        if isinstance(body, AdmitMember):
             return None if self.role(node) == body.role else self.admit(key, node, body.role, body.name)
         return None if node in self._revoked else self.revoke(key, node)
 
@@ -222,13 +222,13 @@ class TrustLog:
         body, node = entry.body, entry.body.subject
         self._check_rules(entry)
         members, revoked = dict(self._members), dict(self._revoked)
-        if isinstance(body, Found):
-            members[node] = Member("owner", body.name)
-        elif isinstance(body, Admit):
-            members[node] = Member(body.role, body.name)
+        if isinstance(body, FoundCluster):
+            members[node] = TrustedMember("owner", body.name)
+        elif isinstance(body, AdmitMember):
+            members[node] = TrustedMember(body.role, body.name)
         else:
             revoked[node] = members.pop(node)
-        rotated = () if isinstance(body, Admit) else (body.secret,)
+        rotated = () if isinstance(body, AdmitMember) else (body.secret,)
         head = hashlib.sha3_256(data).digest()
         return TrustLog(
             (*self.entries, entry), self.secrets + rotated, (*self._heads, head), members, revoked
@@ -260,12 +260,12 @@ class TrustLog:
         return member.role if member else None
 
     @property
-    def members(self) -> dict[NodeId, Member]:
+    def members(self) -> dict[NodeId, TrustedMember]:
         """Who is in, in order of admission."""
         return dict(self._members)
 
     @property
-    def revoked(self) -> dict[NodeId, Member]:
+    def revoked(self) -> dict[NodeId, TrustedMember]:
         """Who is out for ever, with what it was, in order of removal."""
         return dict(self._revoked)
 
@@ -307,7 +307,7 @@ class TrustLog:
 
     def _check_rules(self, entry: SignedEntry) -> None:
         body, node = entry.body, entry.body.subject
-        if isinstance(body, Found):
+        if isinstance(body, FoundCluster):
             if self.entries:
                 raise TrustError("a cluster is founded once, by the first entry of its log")
             if entry.by != node:
@@ -320,7 +320,7 @@ class TrustLog:
                 f"{entry.by.short} is no owner of this cluster and can neither admit nor remove",
                 hint="Do it on a machine that `barnraise nodes` shows as owner.",
             )
-        if isinstance(body, Admit):
+        if isinstance(body, AdmitMember):
             self._check_admission(node)
         else:
             self._check_removal(node)
@@ -362,7 +362,7 @@ def check_name(name: str) -> None:
 
 
 def _check_name(body: Body) -> None:
-    if not isinstance(body, Revoke):
+    if not isinstance(body, RevokeMember):
         check_name(body.name)
 
 

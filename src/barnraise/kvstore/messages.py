@@ -43,7 +43,7 @@ class ReplicaView(msgspec.Struct, frozen=True, array_like=True):
 IsQuorum = Callable[[ReplicaView, set[bytes]], bool]
 
 
-class Ballot(msgspec.Struct, frozen=True, array_like=True):
+class ViewBallot(msgspec.Struct, frozen=True, array_like=True):
     """One reign of a view's primary. ``nonce`` tells two lives of the same machine apart."""
 
     view: Count
@@ -55,83 +55,83 @@ class Ballot(msgspec.Struct, frozen=True, array_like=True):
         return self.view, self.attempt
 
 
-NOBODY = Ballot(0, 0, b"")
+NOBODY = ViewBallot(0, 0, b"")
 
 
-class Gather(msgspec.Struct, frozen=True, array_like=True, tag="gather"):
+class PrepareView(msgspec.Struct, frozen=True, array_like=True, tag="gather"):
     """The new primary: what do you hold? Follow nobody older. ``known``: views not to be told."""
 
-    ballot: Ballot
+    ballot: ViewBallot
     known: Annotated[tuple[Count, ...], Meta(max_length=64)]
 
 
-class Promise(msgspec.Struct, frozen=True, array_like=True, tag="promise"):
+class ViewPromise(msgspec.Struct, frozen=True, array_like=True, tag="promise"):
     """I hold ``number`` operations of the reign ``held``. I may have forgotten views up to ``blind``."""
 
-    ballot: Ballot
-    held: Ballot
+    ballot: ViewBallot
+    held: ViewBallot
     number: Count
     blind: Count
     views: Annotated[tuple[ReplicaView, ...], Meta(max_length=64)]
 
 
-class Outbid(msgspec.Struct, frozen=True, array_like=True, tag="outbid"):
+class BallotRejected(msgspec.Struct, frozen=True, array_like=True, tag="outbid"):
     """I have promised this one already."""
 
-    ballot: Ballot
-    promised: Ballot
+    ballot: ViewBallot
+    promised: ViewBallot
 
 
-class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
+class AppendEntry(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
     """Hold these operations, the first of which is number ``first``.
 
     The reign began with ``base_number`` operations of ``base``; ``oldest`` is the first that the primary
     could still send.
     """
 
-    ballot: Ballot
-    base: Ballot
+    ballot: ViewBallot
+    base: ViewBallot
     base_number: Count
     oldest: Count
     first: Count
     operations: tuple[Operation, ...]
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True, tag="held"):
+class AppendAck(msgspec.Struct, frozen=True, array_like=True, tag="held"):
     """I hold this many operations; ``follows``: of this reign. ``fetching``: send me none now."""
 
-    ballot: Ballot
+    ballot: ViewBallot
     number: Count
     follows: bool
     fetching: bool = False
 
 
-class Knock(msgspec.Struct, frozen=True, array_like=True, tag="knock"):
+class ResendRequest(msgspec.Struct, frozen=True, array_like=True, tag="knock"):
     """I am in your view and have no board of it: send me something."""
 
     view: Count
 
 
-class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
+class SnapshotRequest(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     """Send me your board from ``offset`` on. A copy that is under way names what it is a copy of."""
 
-    ballot: Ballot
+    ballot: ViewBallot
     ticket: Nonce
     offset: Count
-    held: Ballot
+    held: ViewBallot
     number: Count
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
+class SnapshotChunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
     ticket: Nonce
-    held: Ballot
+    held: ViewBallot
     number: Count
     total: Annotated[int, Meta(ge=0, le=LARGEST_IMAGE)]
     offset: Count
     data: Annotated[bytes, Meta(max_length=CHUNK_BYTES)]
 
 
-class Forward(msgspec.Struct, frozen=True, array_like=True, tag="forward"):
+class ForwardedRequest(msgspec.Struct, frozen=True, array_like=True, tag="forward"):
     """An operation of a client of mine. ``life`` and ``request`` come back with the answer."""
 
     life: Nonce
@@ -139,32 +139,43 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, tag="forward"):
     operation: Operation
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
+class ClientReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     life: Nonce
     request: Count
     result: Result
 
 
-Message = Gather | Promise | Outbid | Prepare | Held | Knock | Fetch | Chunk | Forward | Reply
+Message = (
+    PrepareView
+    | ViewPromise
+    | BallotRejected
+    | AppendEntry
+    | AppendAck
+    | ResendRequest
+    | SnapshotRequest
+    | SnapshotChunk
+    | ForwardedRequest
+    | ClientReply
+)
 
 
-class Send(NamedTuple):
+class ReplicaSend(NamedTuple):
     to: bytes
     message: Message
 
 
-class Answer(NamedTuple):
+class ReplicaAnswer(NamedTuple):
     ticket: object
     result: Result
 
 
-class Note(NamedTuple):
+class ReplicaNote(NamedTuple):
     """For the log."""
 
     text: str
 
 
-Effect = Send | Answer | Note
+Effect = ReplicaSend | ReplicaAnswer | ReplicaNote
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from barnraise.agent_client.kv_messages import Check, Denied, Done, MultiGet, Operation, Result, Scope, Watch
-from barnraise.kvstore.messages import Answer
-from barnraise.kvstore.store import Board
+from barnraise.agent_client.kv_messages import (
+    CheckKeys,
+    GetKeys,
+    KvDenied,
+    KvDone,
+    Namespace,
+    Operation,
+    Result,
+    WatchKey,
+)
+from barnraise.kvstore.messages import ReplicaAnswer
+from barnraise.kvstore.store import KeyValueStore
 
 MOST_PENDING = 20_000
 RETRY_S = 0.5
@@ -38,21 +47,21 @@ class _Pending:
 class _Watching:
     __slots__ = ("asking", "deadline", "last", "looked", "operation", "place", "ticket")
 
-    def __init__(self, operation: Watch, ticket: object, deadline: float) -> None:
+    def __init__(self, operation: WatchKey, ticket: object, deadline: float) -> None:
         self.operation = operation
         self.ticket = ticket
         self.deadline = deadline
-        self.last: Done | None = None  # what the primary said last
+        self.last: KvDone | None = None  # what the primary said last
         self.asking = False
         self.looked = -1e9
         self.place = 0  # the first key that the copy here does not have
 
     def read(self) -> Operation:
         watch = self.operation
-        kind = MultiGet if watch.fetch else Check
+        kind = GetKeys if watch.fetch else CheckKeys
         return kind(watch.scope, watch.client, watch.serial, watch.founding, watch.keys)
 
-    def is_promising(self, board: Board) -> bool:
+    def is_promising(self, board: KeyValueStore) -> bool:
         """Whether the copy here has all the keys; only the primary can say so for sure."""
         keys, scope = self.operation.keys, self.operation.scope
         has = board.has_value if self.operation.fetch else board.has
@@ -66,12 +75,12 @@ class ToSubmit(NamedTuple):
     operation: Operation
 
 
-class Requests:
+class PendingRequests:
     """Every one of them is answered once: by the primary, or at its deadline."""
 
     def __init__(self) -> None:
         self._pending: dict[int, _Pending] = {}
-        self._watches: dict[Scope, list[_Watching]] = {}
+        self._watches: dict[Namespace, list[_Watching]] = {}
         self._fresh: list[int] = []
         self._next = 0
 
@@ -80,11 +89,15 @@ class Requests:
         oldest = next(iter(self._pending.values()), None)
         return oldest is not None and now - oldest.began > _LINGER_S
 
-    def add(self, operation: Operation | Watch, ticket: object, deadline: float, now: float) -> Answer | None:
+    def add(
+        self, operation: Operation | WatchKey, ticket: object, deadline: float, now: float
+    ) -> ReplicaAnswer | None:
         """An answer only if it cannot be taken at all."""
         if len(self._pending) >= MOST_PENDING:
-            return Answer(ticket, Denied("late", "too many questions wait already", "Ask again later."))
-        if isinstance(operation, Watch):
+            return ReplicaAnswer(
+                ticket, KvDenied("late", "too many questions wait already", "Ask again later.")
+            )
+        if isinstance(operation, WatchKey):
             watch = _Watching(operation, ticket, deadline)
             self._watches.setdefault(operation.scope, []).append(watch)
             self._ask(watch, now)
@@ -115,39 +128,39 @@ class Requests:
                 one.sent = now
                 yield ToSubmit(request, one.operation)
 
-    def answered(self, request: int, result: Result) -> Answer | None:
+    def answered(self, request: int, result: Result) -> ReplicaAnswer | None:
         one = self._pending.pop(request, None)
         if one is None:
             return None
         if one.watch is None:
-            return Answer(one.ticket, result)
+            return ReplicaAnswer(one.ticket, result)
         one.watch.asking = False
-        if isinstance(result, Done) and result.missing:
+        if isinstance(result, KvDone) and result.missing:
             one.watch.last = result
             return None
         self._leave(one.watch)
-        return Answer(one.ticket, result)
+        return ReplicaAnswer(one.ticket, result)
 
-    def changed(self, board: Board, scope: Scope | None, now: float) -> None:
+    def changed(self, board: KeyValueStore, scope: Namespace | None, now: float) -> None:
         """The copy here has changed, in one scope or altogether: a watch may have its keys now."""
         each = self._watches.values() if scope is None else (self._watches.get(scope, ()),)
         for watch in [one for some in each for one in some if not one.asking]:
             if watch.is_promising(board):
                 self._ask(watch, now)
 
-    def tick(self, now: float, why: str) -> list[Answer]:
+    def tick(self, now: float, why: str) -> list[ReplicaAnswer]:
         """Look again for watches whose news may have been missed; end what is over its deadline."""
         answers = []
         for request in [number for number, one in self._pending.items() if now >= one.deadline]:
             one = self._pending.pop(request)
             if one.watch is None:
-                answers.append(Answer(one.ticket, _late(why)))
+                answers.append(ReplicaAnswer(one.ticket, _late(why)))
             else:
                 one.watch.asking = False
         for watch in [one for each in self._watches.values() for one in each]:
             if now >= watch.deadline:
                 self._leave(watch)
-                answers.append(Answer(watch.ticket, _late(why) if watch.last is None else watch.last))
+                answers.append(ReplicaAnswer(watch.ticket, _late(why) if watch.last is None else watch.last))
             elif not watch.asking and now - watch.looked > _LOOK_S:
                 self._ask(watch, now)
         return answers
@@ -170,5 +183,5 @@ class Requests:
             self._watches.pop(scope, None)
 
 
-def _late(why: str) -> Denied:
-    return Denied("late", why, "See `barnraise status`; start the machines that it names as missing.")
+def _late(why: str) -> KvDenied:
+    return KvDenied("late", why, "See `barnraise status`; start the machines that it names as missing.")

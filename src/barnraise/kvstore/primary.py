@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from barnraise.agent_client.kv_messages import Drop, Operation, Result, Scope
-from barnraise.kvstore.messages import Ballot, Held, IsQuorum, Prepare, ReplicaView, Send
-from barnraise.kvstore.snapshot import Copy
+from barnraise.agent_client.kv_messages import DropNamespace, Namespace, Operation, Result
+from barnraise.kvstore.messages import AppendAck, AppendEntry, IsQuorum, ReplicaSend, ReplicaView, ViewBallot
+from barnraise.kvstore.snapshot import ReplicaLog
 from barnraise.kvstore.store import MOST_SCOPES
 
 RETRY_S = 0.25
@@ -16,7 +16,7 @@ IDLE_S = 6 * 3600.0
 MOST_UNANSWERED = 20_000
 
 
-class Origin(NamedTuple):
+class RequestOrigin(NamedTuple):
     """Who waits for an answer: a request of one life of a node."""
 
     node: bytes
@@ -24,8 +24,8 @@ class Origin(NamedTuple):
     request: int
 
 
-class Due(NamedTuple):
-    origin: Origin
+class DueReply(NamedTuple):
+    origin: RequestOrigin
     result: Result
 
 
@@ -42,10 +42,12 @@ class _Backup:
         self.sent = 0.0
 
 
-class Reign:
+class Primary:
     """One primary, in one view, under one ballot. ``copy`` is its own and has everything."""
 
-    def __init__(self, me: bytes, view: ReplicaView, ballot: Ballot, copy: Copy, now: float) -> None:
+    def __init__(
+        self, me: bytes, view: ReplicaView, ballot: ViewBallot, copy: ReplicaLog, now: float
+    ) -> None:
         self.ballot = ballot
         self.committed = -1  # nothing is, before a quorum follows
         self._me = me
@@ -54,11 +56,11 @@ class Reign:
         self._base, self._base_number = copy.held, copy.number
         copy.held = ballot
         self._backups = {node: _Backup() for node in view.members if node != me}
-        self._unanswered: deque[tuple[int, Origin, Result]] = deque()
-        self._open: set[Origin] = set()
-        self._touched: dict[Scope, float] = dict.fromkeys(copy.board.scopes, now)
+        self._unanswered: deque[tuple[int, RequestOrigin, Result]] = deque()
+        self._open: set[RequestOrigin] = set()
+        self._touched: dict[Namespace, float] = dict.fromkeys(copy.board.scopes, now)
 
-    def begin(self, now: float, *, anew: bool) -> list[Send]:
+    def begin(self, now: float, *, anew: bool) -> list[ReplicaSend]:
         """``anew``: nobody's copy is the beginning of this board, all must fetch it."""
         if anew:
             self._base = self.ballot
@@ -68,7 +70,7 @@ class Reign:
             for send in self._send(node, backup, now, poke=True)
         ]
 
-    def take(self, operation: Operation, origin: Origin, now: float) -> list[Send]:
+    def take(self, operation: Operation, origin: RequestOrigin, now: float) -> list[ReplicaSend]:
         """Number it, unless it is under way already."""
         if origin in self._open or len(self._unanswered) >= MOST_UNANSWERED:
             return []
@@ -79,7 +81,7 @@ class Reign:
         self._unanswered.append((self._copy.number, origin, result))
         return list(self._spread(now))
 
-    def held(self, node: bytes, message: Held, now: float) -> list[Send]:
+    def held(self, node: bytes, message: AppendAck, now: float) -> list[ReplicaSend]:
         backup = self._backups.get(node)
         if backup is None or message.ballot != self.ballot or (backup.follows and not message.follows):
             return []
@@ -89,15 +91,15 @@ class Reign:
         backup.follows = message.follows
         return list(self._send(node, backup, now))
 
-    def knocked(self, node: bytes, now: float) -> list[Send]:
+    def knocked(self, node: bytes, now: float) -> list[ReplicaSend]:
         """It has nothing of this reign, whatever it said in an earlier life."""
         if node not in self._backups:
             return []
         backup = self._backups[node] = _Backup()
         return list(self._send(node, backup, now, poke=True))
 
-    def tick(self, now: float) -> list[Send]:
-        sends: list[Send] = []
+    def tick(self, now: float) -> list[ReplicaSend]:
+        sends: list[ReplicaSend] = []
         for node, backup in self._backups.items():
             behind = not backup.follows or backup.number < self._copy.number
             if behind and now - backup.sent > RETRY_S:
@@ -105,7 +107,7 @@ class Reign:
                 sends += self._send(node, backup, now, poke=True)
         return sends
 
-    def due(self, is_quorum: IsQuorum) -> list[Due]:
+    def due(self, is_quorum: IsQuorum) -> list[DueReply]:
         """What a quorum holds by now and has not been answered yet."""
         if self.committed < self._copy.number:
             self.committed = max(self.committed, self._held_by_quorum(is_quorum))
@@ -113,7 +115,7 @@ class Reign:
         while self._unanswered and self._unanswered[0][0] <= self.committed:
             _, origin, result = self._unanswered.popleft()
             self._open.discard(origin)
-            ready.append(Due(origin, result))
+            ready.append(DueReply(origin, result))
         return ready
 
     def missing(self) -> tuple[bytes, ...]:
@@ -134,11 +136,11 @@ class Reign:
                 return number
         return -1
 
-    def _spread(self, now: float) -> Iterator[Send]:
+    def _spread(self, now: float) -> Iterator[ReplicaSend]:
         for node, backup in self._backups.items():
             yield from self._send(node, backup, now)
 
-    def _send(self, node: bytes, backup: _Backup, now: float, *, poke: bool = False) -> Iterator[Send]:
+    def _send(self, node: bytes, backup: _Backup, now: float, *, poke: bool = False) -> Iterator[ReplicaSend]:
         """What it lacks; one message at a time, so that more operations go together when it is slow."""
         if backup.waiting:
             return
@@ -147,21 +149,21 @@ class Reign:
         operations = copy.since(first) if backup.known and first >= copy.oldest else ()
         if operations or poke:
             backup.waiting, backup.sent = True, now
-            prepare = Prepare(self.ballot, self._base, self._base_number, copy.oldest, first, operations)
-            yield Send(node, prepare)
+            prepare = AppendEntry(self.ballot, self._base, self._base_number, copy.oldest, first, operations)
+            yield ReplicaSend(node, prepare)
 
-    def _touch(self, scope: Scope, now: float) -> None:
+    def _touch(self, scope: Namespace, now: float) -> None:
         self._touched[scope] = now
         if len(self._touched) > 4 * MOST_SCOPES:  # readers may name scopes that are not there
             existing = set(self._copy.board.scopes)
             self._touched = {one: then for one, then in self._touched.items() if one in existing}
 
-    def _make_room(self, scope: Scope, now: float) -> None:
+    def _make_room(self, scope: Namespace, now: float) -> None:
         """Drop the scope that has been idle longest, if it was idle for hours and its place is needed."""
         board = self._copy.board
         if board.has_room_for(scope):
             return
         oldest = min(board.scopes, key=lambda other: self._touched.get(other, now))
         if now - self._touched.get(oldest, now) > IDLE_S:
-            self._copy.apply(Drop(oldest, bytes(16), self._copy.number, board.founding))
+            self._copy.apply(DropNamespace(oldest, bytes(16), self._copy.number, board.founding))
             self._touched.pop(oldest, None)

@@ -10,33 +10,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from barnraise.agent_client.kv_messages import WRITES, Operation, Watch
+from barnraise.agent_client.kv_messages import WRITES, Operation, WatchKey
 from barnraise.core.errors import ProtocolError
 from barnraise.kvstore.messages import (
     NOBODY,
-    Ballot,
-    Chunk,
+    AppendAck,
+    AppendEntry,
+    BallotRejected,
+    ClientReply,
     Effect,
-    Fetch,
-    Forward,
-    Gather,
-    Held,
+    ForwardedRequest,
     IsQuorum,
-    Knock,
     Message,
-    Note,
-    Outbid,
-    Prepare,
-    Promise,
+    PrepareView,
+    ReplicaNote,
+    ReplicaSend,
     ReplicaView,
-    Reply,
-    Send,
+    ResendRequest,
+    SnapshotChunk,
+    SnapshotRequest,
+    ViewBallot,
+    ViewPromise,
 )
-from barnraise.kvstore.pending import Requests, ToSubmit
-from barnraise.kvstore.primary import Origin, Reign
-from barnraise.kvstore.snapshot import Copy, Donor, Fetched, Fetching
-from barnraise.kvstore.store import Board
-from barnraise.kvstore.view_change import Found, Gathering, Wait, founding_name, judge
+from barnraise.kvstore.pending import PendingRequests, ToSubmit
+from barnraise.kvstore.primary import Primary, RequestOrigin
+from barnraise.kvstore.snapshot import ReceivedSnapshot, ReplicaLog, SnapshotReceiver, SnapshotSender
+from barnraise.kvstore.store import KeyValueStore
+from barnraise.kvstore.view_change import StartEmpty, ViewChange, WaitFor, founding_name, judge
 
 TICK_S = 0.1
 PATIENCE_S = 30.0
@@ -47,7 +47,7 @@ _MOST_VIEWS = 64
 _MOST_EARLY = 1000
 
 
-class Replica:
+class KvReplica:
     """``nonce``: 16 random bytes of this start. ``last_view``: the newest view on disk that was there before
     this start (not one that lists this incarnation), 0 if none: in those it reigns over nobody."""
 
@@ -69,14 +69,14 @@ class Replica:
         self.primary: bytes | None = None
         self._known: dict[int, ReplicaView] = {}
         self._promised = NOBODY
-        self._copy = Copy()
-        self._donor = Donor(self._copy)
-        self._requests = Requests()
-        self._reign: Reign | None = None
-        self._gathering: Gathering | None = None
-        self._fetching: Fetching | None = None
+        self._copy = ReplicaLog()
+        self._donor = SnapshotSender(self._copy)
+        self._requests = PendingRequests()
+        self._reign: Primary | None = None
+        self._gathering: ViewChange | None = None
+        self._fetching: SnapshotReceiver | None = None
         self._fetches = 0
-        self._early: dict[Origin, Operation] = {}
+        self._early: dict[RequestOrigin, Operation] = {}
         self._knocked = self._now = -1e9
         self._out: list[Effect] = []
 
@@ -129,7 +129,7 @@ class Replica:
         return self._done(now)
 
     def request(
-        self, operation: Operation | Watch, ticket: object, now: float, patience_s: float = PATIENCE_S
+        self, operation: Operation | WatchKey, ticket: object, now: float, patience_s: float = PATIENCE_S
     ) -> list[Effect]:
         """An operation of a client of this machine; its answer comes as an effect, at the latest when the
         patience has ended."""
@@ -153,7 +153,7 @@ class Replica:
         if self._reign is not None:
             self._out += self._reign.tick(now)
         if self._fetching is not None and self._fetching.is_overdue(now):
-            self._out.append(Send(self._fetching.donor, self._fetching.request(now)))
+            self._out.append(ReplicaSend(self._fetching.donor, self._fetching.request(now)))
         self._knock(now)
         self._submit(self._requests.unanswered(now), now)
         return self._done(now)
@@ -161,27 +161,27 @@ class Replica:
     def receive(self, sender: bytes, message: Message, now: float) -> list[Effect]:
         """From a node whose link has proved who it is."""
         match message:
-            case Gather():
+            case PrepareView():
                 self._on_gather(sender, message)
-            case Promise():
+            case ViewPromise():
                 self._on_promise(sender, message, now)
-            case Outbid():
+            case BallotRejected():
                 self._on_outbid(message, now)
-            case Prepare():
+            case AppendEntry():
                 self._on_prepare(sender, message, now)
-            case Held():
+            case AppendAck():
                 if self._reign is not None:
                     self._out += self._reign.held(sender, message, now)
-            case Knock():
+            case ResendRequest():
                 if self._reign is not None and self._view is not None and message.view == self._view.number:
                     self._out += self._reign.knocked(sender, now)
-            case Fetch():
+            case SnapshotRequest():
                 self._on_fetch(sender, message, now)
-            case Chunk():
+            case SnapshotChunk():
                 self._on_chunk(sender, message, now)
-            case Forward():
+            case ForwardedRequest():
                 self._on_forward(sender, message, now)
-            case Reply():
+            case ClientReply():
                 if message.life == self._nonce:
                     answer = self._requests.answered(message.request, message.result)
                     self._out += [] if answer is None else [answer]
@@ -197,9 +197,9 @@ class Replica:
     def _gather(self, attempt: int, now: float) -> None:
         assert self._view is not None
         began = now if self._gathering is None else self._gathering.began
-        self._promised = Ballot(self._view.number, attempt, self._nonce)
+        self._promised = ViewBallot(self._view.number, attempt, self._nonce)
         self._fetching = None
-        self._gathering = Gathering(self._promised, began)
+        self._gathering = ViewChange(self._promised, began)
         self._gathering.replies[self._me] = self._promise(())
         self._ask_around(now)
         self._consider(now)
@@ -209,9 +209,9 @@ class Replica:
         assert self._view is not None
         assert self._gathering is not None
         self._gathering.asked = now
-        question = Gather(self._gathering.ballot, tuple(self._known))
+        question = PrepareView(self._gathering.ballot, tuple(self._known))
         nodes = self._gathering.unheard(self._view, self._known)
-        self._out += [Send(node, question) for node in nodes]
+        self._out += [ReplicaSend(node, question) for node in nodes]
 
     def _keep_gathering(self, now: float) -> None:
         assert self._gathering is not None
@@ -223,7 +223,7 @@ class Replica:
             self._ask_around(now)
         self._consider(now)
 
-    def _on_promise(self, sender: bytes, message: Promise, now: float) -> None:
+    def _on_promise(self, sender: bytes, message: ViewPromise, now: float) -> None:
         gathering = self._gathering
         if gathering is None or message.ballot != gathering.ballot or self._fetching is not None:
             return
@@ -232,7 +232,7 @@ class Replica:
             self._learn(view)
         self._consider(now)
 
-    def _on_outbid(self, message: Outbid, now: float) -> None:
+    def _on_outbid(self, message: BallotRejected, now: float) -> None:
         gathering = self._gathering
         if gathering is None or message.ballot != gathering.ballot:
             return
@@ -246,10 +246,10 @@ class Replica:
             return
         impatient = now - gathering.began > _LEFT_S
         verdict = judge(view, gathering.replies, self._known, self._is_quorum, impatient=impatient)
-        if isinstance(verdict, Wait):
+        if isinstance(verdict, WaitFor):
             gathering.waits_for = verdict.missing
             return
-        if isinstance(verdict, Found):
+        if isinstance(verdict, StartEmpty):
             self._found(verdict.lost, now)
             return
         best = gathering.replies[verdict.node]
@@ -265,14 +265,14 @@ class Replica:
         ballot, replies = self._gathering.ballot, self._gathering.replies
         number = max(reply.number for reply in replies.values())
         if lost and any(reply.held != NOBODY for reply in replies.values()):
-            self._out.append(Note(f"the board lost its memory and begins anew: {lost}"))
-        self._copy.replace(Board(founding_name(ballot)), NOBODY, number + 1)
+            self._out.append(ReplicaNote(f"the board lost its memory and begins anew: {lost}"))
+        self._copy.replace(KeyValueStore(founding_name(ballot)), NOBODY, number + 1)
         self._begin_reign(now, anew=True)
 
     def _begin_reign(self, now: float, *, anew: bool) -> None:
         assert self._view is not None
         assert self._gathering is not None
-        self._reign = Reign(self._me, self._view, self._gathering.ballot, self._copy, now)
+        self._reign = Primary(self._me, self._view, self._gathering.ballot, self._copy, now)
         self._gathering = None
         self._blind = 0
         self._out += self._reign.begin(now, anew=anew)
@@ -283,24 +283,24 @@ class Replica:
 
     # following
 
-    def _promise(self, known: tuple[int, ...]) -> Promise:
+    def _promise(self, known: tuple[int, ...]) -> ViewPromise:
         views = tuple(
             view
             for number, view in self._known.items()
             if self._copy.held.view <= number < self._promised.view and number not in known
         )
-        return Promise(self._promised, self._copy.held, self._copy.number, self._blind, views)
+        return ViewPromise(self._promised, self._copy.held, self._copy.number, self._blind, views)
 
-    def _on_gather(self, sender: bytes, message: Gather) -> None:
+    def _on_gather(self, sender: bytes, message: PrepareView) -> None:
         if not self._is_from_primary(sender, message.ballot):
             return
         if self._outbids(message.ballot):
-            self._out.append(Send(sender, Outbid(message.ballot, self._promised)))
+            self._out.append(ReplicaSend(sender, BallotRejected(message.ballot, self._promised)))
             return
         self._promised = message.ballot
-        self._out.append(Send(sender, self._promise(message.known)))
+        self._out.append(ReplicaSend(sender, self._promise(message.known)))
 
-    def _on_prepare(self, sender: bytes, message: Prepare, now: float) -> None:
+    def _on_prepare(self, sender: bytes, message: AppendEntry, now: float) -> None:
         if not self._is_from_primary(sender, message.ballot) or self._outbids(message.ballot):
             return
         self._promised = message.ballot
@@ -316,7 +316,7 @@ class Replica:
             self._fetch(sender, message.ballot, now)
         self._say_held(sender)
 
-    def _follow(self, message: Prepare, now: float) -> None:
+    def _follow(self, message: AppendEntry, now: float) -> None:
         copy = self._copy
         for number, operation in enumerate(message.operations, message.first):
             self._adopt(message)
@@ -325,7 +325,7 @@ class Replica:
                 self._notice(operation, now)
         self._adopt(message)
 
-    def _adopt(self, message: Prepare) -> None:
+    def _adopt(self, message: AppendEntry) -> None:
         """The copy belongs to the new reign once it has all that the reign began with."""
         if self._copy.number >= message.base_number and self._copy.held != message.ballot:
             self._copy.held = message.ballot
@@ -334,13 +334,13 @@ class Replica:
     def _say_held(self, primary: bytes) -> None:
         copy, fetching = self._copy, self._fetching is not None
         follows = copy.held == self._promised
-        self._out.append(Send(primary, Held(self._promised, copy.number, follows, fetching)))
+        self._out.append(ReplicaSend(primary, AppendAck(self._promised, copy.number, follows, fetching)))
 
-    def _is_from_primary(self, sender: bytes, ballot: Ballot) -> bool:
+    def _is_from_primary(self, sender: bytes, ballot: ViewBallot) -> bool:
         view = self._view
         return view is not None and ballot.view == view.number and sender == self.primary != self._me
 
-    def _outbids(self, ballot: Ballot) -> bool:
+    def _outbids(self, ballot: ViewBallot) -> bool:
         """Whether this one has promised not to follow that ballot."""
         promised = self._promised
         return ballot != promised and ballot.rank <= promised.rank
@@ -353,41 +353,41 @@ class Replica:
         has_one = self._copy.held.view == view.number or self._fetching is not None
         if not has_one and now - self._knocked > 2 * _RETRY_S:
             self._knocked = now
-            self._out.append(Send(self.primary, Knock(view.number)))
+            self._out.append(ReplicaSend(self.primary, ResendRequest(view.number)))
 
     # copies on their way
 
-    def _fetch(self, donor: bytes, ballot: Ballot, now: float) -> None:
+    def _fetch(self, donor: bytes, ballot: ViewBallot, now: float) -> None:
         self._fetches += 1
         ticket = self._nonce[:8] + self._fetches.to_bytes(8, "big")
-        self._fetching = Fetching(donor, ballot, ticket, now)
-        self._out.append(Send(donor, self._fetching.request(now)))
+        self._fetching = SnapshotReceiver(donor, ballot, ticket, now)
+        self._out.append(ReplicaSend(donor, self._fetching.request(now)))
 
-    def _on_fetch(self, sender: bytes, message: Fetch, now: float) -> None:
+    def _on_fetch(self, sender: bytes, message: SnapshotRequest, now: float) -> None:
         view = self._view
         if view is None or message.ballot != self._promised or self._copy.held == NOBODY:
             return
         reigns = self._reign is not None and sender in view.members
         if reigns or sender == self.primary:
-            self._out.append(Send(sender, self._donor.answer(message, now)))
+            self._out.append(ReplicaSend(sender, self._donor.answer(message, now)))
 
-    def _on_chunk(self, sender: bytes, message: Chunk, now: float) -> None:
+    def _on_chunk(self, sender: bytes, message: SnapshotChunk, now: float) -> None:
         fetching = self._fetching
         if fetching is None or sender != fetching.donor:
             return
         try:
             got = fetching.receive(message, now)
         except ProtocolError as error:
-            self._out.append(Note(f"the board of {self._name(sender)} was not taken: {error.message}"))
+            self._out.append(ReplicaNote(f"the board of {self._name(sender)} was not taken: {error.message}"))
             self._fetching = None
             return
-        if isinstance(got, Fetched):
+        if isinstance(got, ReceivedSnapshot):
             self._fetching = None
             self._install(sender, fetching.ballot, got, now)
         elif got:
-            self._out.append(Send(sender, fetching.request(now)))
+            self._out.append(ReplicaSend(sender, fetching.request(now)))
 
-    def _install(self, donor: bytes, ballot: Ballot, got: Fetched, now: float) -> None:
+    def _install(self, donor: bytes, ballot: ViewBallot, got: ReceivedSnapshot, now: float) -> None:
         if self._gathering is not None:
             wanted = self._gathering.wanted
             if wanted is None or (got.held, got.number) != (wanted.held, wanted.number):
@@ -403,11 +403,11 @@ class Replica:
 
     # requests
 
-    def _on_forward(self, sender: bytes, message: Forward, now: float) -> None:
+    def _on_forward(self, sender: bytes, message: ForwardedRequest, now: float) -> None:
         if self._view is not None and self.primary == self._me and sender in self._view.members:
-            self._take(message.operation, Origin(sender, message.life, message.request), now)
+            self._take(message.operation, RequestOrigin(sender, message.life, message.request), now)
 
-    def _take(self, operation: Operation, origin: Origin, now: float) -> None:
+    def _take(self, operation: Operation, origin: RequestOrigin, now: float) -> None:
         """As the primary; one that does not reign yet keeps it until then."""
         if self._reign is not None:
             self._out += self._reign.take(operation, origin, now)
@@ -425,9 +425,9 @@ class Replica:
             return
         for request, operation in list(requests):
             if self.primary == self._me:
-                self._take(operation, Origin(self._me, self._nonce, request), now)
+                self._take(operation, RequestOrigin(self._me, self._nonce, request), now)
             else:
-                self._out.append(Send(self.primary, Forward(self._nonce, request, operation)))
+                self._out.append(ReplicaSend(self.primary, ForwardedRequest(self._nonce, request, operation)))
 
     def _done(self, now: float) -> list[Effect]:
         """Answers go last: whoever gets one over the same link has got the operation before."""
@@ -435,7 +435,9 @@ class Replica:
         while self._reign is not None and (due := self._reign.due(self._is_quorum)):
             for origin, result in due:
                 if origin.node != self._me:
-                    self._out.append(Send(origin.node, Reply(origin.life, origin.request, result)))
+                    self._out.append(
+                        ReplicaSend(origin.node, ClientReply(origin.life, origin.request, result))
+                    )
                     continue
                 answer = self._requests.answered(origin.request, result)
                 self._out += [] if answer is None else [answer]

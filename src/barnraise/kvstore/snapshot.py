@@ -7,8 +7,15 @@ from typing import NamedTuple
 
 from barnraise.agent_client.kv_messages import Operation, Result, weight
 from barnraise.core.errors import ProtocolError
-from barnraise.kvstore.messages import CHUNK_BYTES, LARGEST_IMAGE, NOBODY, Ballot, Chunk, Fetch
-from barnraise.kvstore.store import Board
+from barnraise.kvstore.messages import (
+    CHUNK_BYTES,
+    LARGEST_IMAGE,
+    NOBODY,
+    SnapshotChunk,
+    SnapshotRequest,
+    ViewBallot,
+)
+from barnraise.kvstore.store import KeyValueStore
 
 _LOG_BYTES = 8 << 20
 _LOG_LENGTH = 4096
@@ -17,11 +24,11 @@ _MOST_PINS = 4
 RETRY_S = 0.5
 
 
-class Copy:
+class ReplicaLog:
     """The board after ``number`` operations, the last of them in the reign ``held``."""
 
     def __init__(self) -> None:
-        self.board = Board(b"")
+        self.board = KeyValueStore(b"")
         self.held = NOBODY
         self.number = 0
         self._log: deque[tuple[Operation, int]] = deque()
@@ -41,7 +48,7 @@ class Copy:
             self._weight -= self._log.popleft()[1]
         return self.board.apply(operation, self.number)
 
-    def replace(self, board: Board, held: Ballot, number: int) -> None:
+    def replace(self, board: KeyValueStore, held: ViewBallot, number: int) -> None:
         self.board, self.held, self.number = board, held, number
         self._log.clear()
         self._weight = 0
@@ -69,14 +76,14 @@ class _Pin:
         self.used = now
 
 
-class Donor:
+class SnapshotSender:
     """Serves pieces of the board; what it began to serve does not change under the one who fetches."""
 
-    def __init__(self, copy: Copy) -> None:
+    def __init__(self, copy: ReplicaLog) -> None:
         self._copy = copy
-        self._pins: dict[tuple[Ballot, int], _Pin] = {}
+        self._pins: dict[tuple[ViewBallot, int], _Pin] = {}
 
-    def answer(self, request: Fetch, now: float) -> Chunk:
+    def answer(self, request: SnapshotRequest, now: float) -> SnapshotChunk:
         wanted = (request.held, request.number)
         pin = self._pins.get(wanted) if request.offset else None
         if pin is None:  # the first piece, or what was asked for is gone: from the beginning
@@ -86,13 +93,13 @@ class Donor:
             offset = request.offset
         pin.used = now
         data = pin.data[offset : offset + CHUNK_BYTES]
-        return Chunk(request.ticket, wanted[0], wanted[1], len(pin.data), offset, data)
+        return SnapshotChunk(request.ticket, wanted[0], wanted[1], len(pin.data), offset, data)
 
     def tick(self, now: float) -> None:
         for key in [key for key, pin in self._pins.items() if now - pin.used > _PIN_S]:
             del self._pins[key]
 
-    def _fresh(self, now: float) -> tuple[tuple[Ballot, int], _Pin]:
+    def _fresh(self, now: float) -> tuple[tuple[ViewBallot, int], _Pin]:
         """The board as it is now. An older one would not do: who fetches may have forgotten what it held
         already, and must not end up with less."""
         key = (self._copy.held, self._copy.number)
@@ -103,20 +110,20 @@ class Donor:
             del self._pins[min((other for other in self._pins if other != key), key=self._used)]
         return key, pin
 
-    def _used(self, key: tuple[Ballot, int]) -> float:
+    def _used(self, key: tuple[ViewBallot, int]) -> float:
         return self._pins[key].used
 
 
-class Fetched(NamedTuple):
-    board: Board
-    held: Ballot
+class ReceivedSnapshot(NamedTuple):
+    board: KeyValueStore
+    held: ViewBallot
     number: int
 
 
-class Fetching:
+class SnapshotReceiver:
     """One board on its way here, asked for piece by piece."""
 
-    def __init__(self, donor: bytes, ballot: Ballot, ticket: bytes, now: float) -> None:
+    def __init__(self, donor: bytes, ballot: ViewBallot, ticket: bytes, now: float) -> None:
         self.donor = donor
         self.ballot = ballot
         self._ticket = ticket
@@ -125,14 +132,14 @@ class Fetching:
         self._asked = now
         self.progress = now
 
-    def request(self, now: float) -> Fetch:
+    def request(self, now: float) -> SnapshotRequest:
         self._asked = now
-        return Fetch(self.ballot, self._ticket, len(self._data), *self._source)
+        return SnapshotRequest(self.ballot, self._ticket, len(self._data), *self._source)
 
     def is_overdue(self, now: float) -> bool:
         return now - self._asked > RETRY_S
 
-    def receive(self, chunk: Chunk, now: float) -> Fetched | bool:
+    def receive(self, chunk: SnapshotChunk, now: float) -> ReceivedSnapshot | bool:
         """The board once it is whole; True if the next piece should be asked for, False to go on waiting.
 
         ProtocolError if what came cannot be a board.
@@ -150,4 +157,4 @@ class Fetching:
         self.progress = now
         if len(self._data) < chunk.total:
             return True
-        return Fetched(Board.of_image(bytes(self._data)), chunk.held, chunk.number)
+        return ReceivedSnapshot(KeyValueStore.of_image(bytes(self._data)), chunk.held, chunk.number)

@@ -18,26 +18,26 @@ from barnraise.agent_client.kv_messages import (
     LARGEST_VALUE,
     LOBBY,
     WRITES,
-    Add,
-    Append,
-    Check,
-    CompareSet,
-    Count,
-    Delete,
-    Denied,
-    Done,
-    Drop,
-    Get,
-    Length,
-    MultiGet,
-    MultiSet,
+    AddToKey,
+    AppendToKey,
+    CheckKeys,
+    CompareAndSet,
+    CountResult,
+    DeleteKey,
+    DropNamespace,
+    GetKey,
+    GetKeys,
+    KvDenied,
+    KvDone,
+    Namespace,
     Operation,
-    Pop,
-    Push,
+    PopFromQueue,
+    PushToQueue,
+    QueueLength,
     Read,
     Result,
-    Scope,
-    Set,
+    SetKey,
+    SetKeys,
     Write,
 )
 from barnraise.core.decoding import decode
@@ -67,19 +67,19 @@ class _Memory(msgspec.Struct, frozen=True, array_like=True):
 class _Image(msgspec.Struct, frozen=True, array_like=True):
     """A scope as it travels."""
 
-    scope: Scope
+    scope: Namespace
     values: dict[str, bytes]
     queues: dict[str, list[bytes]]
     clients: dict[bytes, _Memory]
 
 
-class _BoardImage(msgspec.Struct, frozen=True, array_like=True):
+class _StoreImage(msgspec.Struct, frozen=True, array_like=True):
     founding: bytes
     fences: Annotated[dict[str, int], Meta(max_length=_MOST_FENCES)]
     scopes: Annotated[list[_Image], Meta(max_length=MOST_SCOPES)]
 
 
-class _Room:
+class _Namespace:
     """The contents of one scope."""
 
     __slots__ = ("clients", "queues", "size", "values")
@@ -104,28 +104,28 @@ class _Room:
         self.clients[client] = memory
 
 
-class Board:
+class KeyValueStore:
     """``founding`` names the history that it belongs to; a board that lost its memory begins a new one."""
 
     def __init__(self, founding: bytes) -> None:
         self.founding = founding
-        self._rooms: dict[Scope, _Room] = {}
+        self._rooms: dict[Namespace, _Namespace] = {}
         # The oldest generation of a run that is not stale. What is older is never let in again.
         self._fences: dict[str, int] = {}
 
     @property
-    def scopes(self) -> tuple[Scope, ...]:
+    def scopes(self) -> tuple[Namespace, ...]:
         return tuple(self._rooms)
 
-    def has_room_for(self, scope: Scope) -> bool:
+    def has_room_for(self, scope: Namespace) -> bool:
         """Whether a write to it would find a place among the scopes."""
         return scope in self._rooms or len(self._rooms) - len(self._older(scope)) < MOST_SCOPES
 
-    def has(self, scope: Scope, key: str) -> bool:
+    def has(self, scope: Namespace, key: str) -> bool:
         room = self._rooms.get(scope)
         return room is not None and room.has(key)
 
-    def has_value(self, scope: Scope, key: str) -> bool:
+    def has_value(self, scope: Namespace, key: str) -> bool:
         """Not only a queue."""
         room = self._rooms.get(scope)
         return room is not None and key in room.values
@@ -142,12 +142,12 @@ class Board:
         if memory is not None and operation.serial <= memory.serial:
             if operation.serial == memory.serial:
                 return memory.result
-            return Denied("invalid", "this write comes after a later one of the same client", "Write anew.")
-        if isinstance(operation, Drop):
+            return KvDenied("invalid", "this write comes after a later one of the same client", "Write anew.")
+        if isinstance(operation, DropNamespace):
             return self._drop(operation, number)
         if room is None:
             found = self._open(operation.scope)
-            if isinstance(found, Denied):
+            if isinstance(found, KvDenied):
                 return found
             room = found
         if operation.client not in room.clients and len(room.clients) >= MOST_CLIENTS:
@@ -164,16 +164,16 @@ class Board:
             _Image(scope, room.values, {key: list(items) for key, items in room.queues.items()}, room.clients)
             for scope, room in self._rooms.items()
         ]
-        return msgspec.msgpack.encode(_BoardImage(self.founding, self._fences, scopes))
+        return msgspec.msgpack.encode(_StoreImage(self.founding, self._fences, scopes))
 
     @classmethod
-    def of_image(cls, data: bytes) -> Board:
+    def of_image(cls, data: bytes) -> KeyValueStore:
         """The board that `image` was made of; ProtocolError if it cannot be."""
         image = decode(_image_decoder, data, "a copy of the board cannot be read")
         board = cls(image.founding)
         board._fences = image.fences
         for one in image.scopes:
-            room = _Room()
+            room = _Namespace()
             for key, value in one.values.items():
                 room.put(key, value)
             for key, items in one.queues.items():
@@ -188,9 +188,9 @@ class Board:
 
     # scopes
 
-    def _fence(self, operation: Operation) -> Denied | None:
+    def _fence(self, operation: Operation) -> KvDenied | None:
         if operation.founding and operation.founding != self.founding:
-            return Denied(
+            return KvDenied(
                 "lost",
                 "the board lost its memory, because too many machines that held it ended at once",
                 "Start the run again; what it had on the board before is gone.",
@@ -198,12 +198,12 @@ class Board:
         scope = operation.scope
         newest = self._fences.get(scope.run, 0)
         if LOBBY < scope.generation < newest:
-            return Denied(
+            return KvDenied(
                 "stale", f"{scope} has ended; the run is at generation {newest} or after it", _TOO_LATE
             )
         return None
 
-    def _older(self, scope: Scope) -> list[Scope]:
+    def _older(self, scope: Namespace) -> list[Namespace]:
         if scope.generation == LOBBY:
             return []
         return [
@@ -212,22 +212,22 @@ class Board:
             if other.run == scope.run and LOBBY < other.generation < scope.generation
         ]
 
-    def _open(self, scope: Scope) -> _Room | Denied:
+    def _open(self, scope: Namespace) -> _Namespace | KvDenied:
         if not self.has_room_for(scope):
             return _full(f"the board has {MOST_SCOPES} scopes already, none is left for {scope}")
         for other in self._older(scope):
             del self._rooms[other]
         if scope.generation > self._fences.get(scope.run, 0):
             self._raise_fence(scope.run, scope.generation)
-        room = self._rooms[scope] = _Room()
+        room = self._rooms[scope] = _Namespace()
         return room
 
-    def _drop(self, operation: Drop, number: int) -> Done:
+    def _drop(self, operation: DropNamespace, number: int) -> KvDone:
         scope = operation.scope
         existed = self._rooms.pop(scope, None) is not None
         if scope.generation != LOBBY:
             self._raise_fence(scope.run, scope.generation + 1)
-        return Done(number, self.founding, count=int(existed))
+        return KvDone(number, self.founding, count=int(existed))
 
     def _raise_fence(self, run: str, generation: int) -> None:
         self._fences.pop(run, None)  # the newest fence goes last, so that the first is the one to forget
@@ -237,46 +237,46 @@ class Board:
 
     # operations
 
-    def _write(self, room: _Room, operation: Write, number: int) -> Result:
+    def _write(self, room: _Namespace, operation: Write, number: int) -> Result:
         match operation:
-            case Set(key=key, value=value):
+            case SetKey(key=key, value=value):
                 denied = _no_room(room, operation.scope, [(key, value)])
                 if denied is None:
                     room.put(key, value)
-            case MultiSet(keys=keys, values=values):
+            case SetKeys(keys=keys, values=values):
                 if len(keys) != len(values):
                     return _invalid(f"{len(keys)} keys come with {len(values)} values")
                 denied = _no_room(room, operation.scope, zip(keys, values, strict=True))
                 if denied is None:
                     for key, value in zip(keys, values, strict=True):
                         room.put(key, value)
-            case Append(key=key, value=value):
+            case AppendToKey(key=key, value=value):
                 whole = room.values.get(key, b"") + value
                 denied = _no_room(room, operation.scope, [(key, whole)])
                 if denied is None:
                     room.put(key, whole)
-            case Add():
+            case AddToKey():
                 return self._add(room, operation, number)
-            case CompareSet():
+            case CompareAndSet():
                 return self._compare_set(room, operation, number)
-            case Delete(key=key):
+            case DeleteKey(key=key):
                 old = room.values.pop(key, None)
                 room.size -= 0 if old is None else _length(key) + len(old)
-                return Done(number, self.founding, count=int(old is not None))
-            case Push(key=key, value=value):
+                return KvDone(number, self.founding, count=int(old is not None))
+            case PushToQueue(key=key, value=value):
                 denied = _no_room(room, operation.scope, [(key, value)], queue=True)
                 if denied is None:
                     room.size += len(value) + (0 if key in room.queues else _length(key))
                     room.queues.setdefault(key, deque()).append(value)
-            case Pop(key=key):
+            case PopFromQueue(key=key):
                 return self._pop(room, key, number)
-            case Drop():
+            case DropNamespace():
                 raise AssertionError("a drop opens no scope")
             case _:
                 assert_never(operation)
-        return Done(number, self.founding) if denied is None else denied
+        return KvDone(number, self.founding) if denied is None else denied
 
-    def _add(self, room: _Room, operation: Add, number: int) -> Result:
+    def _add(self, room: _Namespace, operation: AddToKey, number: int) -> Result:
         text = room.values.get(operation.key) or b"0"
         try:
             total = int(text[:_LONGEST_NUMBER]) + operation.amount
@@ -289,9 +289,9 @@ class Board:
         if denied is not None:
             return denied
         room.put(operation.key, value)
-        return Done(number, self.founding, count=total)
+        return KvDone(number, self.founding, count=total)
 
-    def _compare_set(self, room: _Room, operation: CompareSet, number: int) -> Result:
+    def _compare_set(self, room: _Namespace, operation: CompareAndSet, number: int) -> Result:
         key, current = operation.key, room.values.get(operation.key)
         equal = (current or b"") == operation.expected
         seen = operation.desired if equal else operation.expected if current is None else current
@@ -299,48 +299,48 @@ class Board:
         if seen and room.size + len(seen) > SCOPE_BYTES:
             return _full_scope(operation.scope)
         if not equal:
-            return Done(number, self.founding, value=seen)
+            return KvDone(number, self.founding, value=seen)
         denied = _no_room(room, operation.scope, [(key, operation.desired)])
         if denied is not None:
             return denied
         room.put(key, operation.desired)
-        return Done(number, self.founding, value=operation.desired)
+        return KvDone(number, self.founding, value=operation.desired)
 
-    def _pop(self, room: _Room, key: str, number: int) -> Done:
+    def _pop(self, room: _Namespace, key: str, number: int) -> KvDone:
         queue = room.queues.get(key)
         if queue is None:
-            return Done(number, self.founding, missing=(key,))
+            return KvDone(number, self.founding, missing=(key,))
         value = queue.popleft()
         room.size -= len(value)
         if not queue:
             del room.queues[key]
             room.size -= _length(key)
-        return Done(number, self.founding, value=value)
+        return KvDone(number, self.founding, value=value)
 
     def _read(self, operation: Read, number: int) -> Result:
-        room = self._rooms.get(operation.scope) or _Room()
+        room = self._rooms.get(operation.scope) or _Namespace()
         match operation:
-            case Get(key=key):
+            case GetKey(key=key):
                 value = room.values.get(key)
                 missing = (key,) if value is None else ()
-                return Done(number, self.founding, value=value, missing=missing)
-            case MultiGet(keys=keys):
+                return KvDone(number, self.founding, value=value, missing=missing)
+            case GetKeys(keys=keys):
                 lacking = _first_few(key for key in keys if key not in room.values)
                 if lacking:
-                    return Done(number, self.founding, missing=lacking)
-                return Done(number, self.founding, values=_that_fit(room.values[key] for key in keys))
-            case Check(keys=keys):
+                    return KvDone(number, self.founding, missing=lacking)
+                return KvDone(number, self.founding, values=_that_fit(room.values[key] for key in keys))
+            case CheckKeys(keys=keys):
                 lacking = _first_few(key for key in keys if not room.has(key))
-                return Done(number, self.founding, missing=lacking)
-            case Count():
-                return Done(number, self.founding, count=len(room.values))
-            case Length(key=key):
-                return Done(number, self.founding, count=len(room.queues.get(key, ())))
+                return KvDone(number, self.founding, missing=lacking)
+            case CountResult():
+                return KvDone(number, self.founding, count=len(room.values))
+            case QueueLength(key=key):
+                return KvDone(number, self.founding, count=len(room.queues.get(key, ())))
             case _:
                 assert_never(operation)
 
 
-_image_decoder = msgspec.msgpack.Decoder(_BoardImage)
+_image_decoder = msgspec.msgpack.Decoder(_StoreImage)
 
 
 def _length(key: str) -> int:
@@ -348,7 +348,7 @@ def _length(key: str) -> int:
 
 
 def _told(result: Result) -> int:
-    return len(result.value or b"") if isinstance(result, Done) else 0
+    return len(result.value or b"") if isinstance(result, KvDone) else 0
 
 
 def _first_few(keys: Iterable[str]) -> tuple[str, ...]:
@@ -373,8 +373,8 @@ def _that_fit(values: Iterable[bytes]) -> tuple[bytes, ...]:
 
 
 def _no_room(
-    room: _Room, scope: Scope, pairs: Iterable[tuple[str, bytes]], *, queue: bool = False
-) -> Denied | None:
+    room: _Namespace, scope: Namespace, pairs: Iterable[tuple[str, bytes]], *, queue: bool = False
+) -> KvDenied | None:
     """Why these cannot be written, all or none."""
     size, count = room.size, len(room.values) + len(room.queues)
     for key, value in pairs:
@@ -396,15 +396,15 @@ def _no_room(
     return _full_scope(scope) if size > SCOPE_BYTES and size > room.size else None
 
 
-def _full_scope(scope: Scope) -> Denied:
-    return Denied(
+def _full_scope(scope: Namespace) -> KvDenied:
+    return KvDenied(
         "full", f"{scope} holds {format_size(SCOPE_BYTES)} already", "Delete keys that nobody needs."
     )
 
 
-def _full(message: str) -> Denied:
-    return Denied("full", message, _USE_ANOTHER_RUN)
+def _full(message: str) -> KvDenied:
+    return KvDenied("full", message, _USE_ANOTHER_RUN)
 
 
-def _invalid(message: str) -> Denied:
-    return Denied("invalid", message, "Correct the call; nothing was written.")
+def _invalid(message: str) -> KvDenied:
+    return KvDenied("invalid", message, "Correct the call; nothing was written.")

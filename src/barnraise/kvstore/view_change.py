@@ -11,34 +11,34 @@ import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from barnraise.kvstore.messages import NOBODY, Ballot, IsQuorum, Promise, ReplicaView
+from barnraise.kvstore.messages import NOBODY, IsQuorum, ReplicaView, ViewBallot, ViewPromise
 
 
-class Take(NamedTuple):
+class UseOwnLog(NamedTuple):
     """The copy of this node is the newest, and complete."""
 
     node: bytes
 
 
-class Found(NamedTuple):
+class StartEmpty(NamedTuple):
     """Begin an empty board: there never was one (``lost`` is empty), or it is lost, for this reason."""
 
     lost: str
 
 
-class Wait(NamedTuple):
+class WaitFor(NamedTuple):
     """For any of these to answer."""
 
     missing: tuple[bytes, ...]
     view: int
 
 
-Verdict = Take | Found | Wait
+Verdict = UseOwnLog | StartEmpty | WaitFor
 
 
 def judge(
     view: ReplicaView,
-    replies: Mapping[bytes, Promise],
+    replies: Mapping[bytes, ViewPromise],
     known: Mapping[int, ReplicaView],
     is_quorum: IsQuorum,
     *,
@@ -48,7 +48,7 @@ def judge(
     if view.forced:
         missing = tuple(node for node in view.members if node not in replies)
         if missing and not impatient:
-            return Wait(missing, view.number)
+            return WaitFor(missing, view.number)
         return _newest(replies)
     top = max(reply.held.view for reply in replies.values())
     began = view.number if top >= view.number else view.number - 1
@@ -56,8 +56,8 @@ def judge(
         past = known.get(number)
         if past is None:
             if impatient:
-                return Found(f"nobody here knows who was in view {number}")
-            return Wait(tuple(node for node in view.members if node not in replies), number)
+                return StartEmpty(f"nobody here knows who was in view {number}")
+            return WaitFor(tuple(node for node in view.members if node not in replies), number)
         verdict = _of_view(view, past, replies, is_quorum, impatient=impatient)
         if verdict is not None:
             return verdict
@@ -69,11 +69,11 @@ def judge(
 def _of_view(
     view: ReplicaView,
     past: ReplicaView,
-    replies: Mapping[bytes, Promise],
+    replies: Mapping[bytes, ViewPromise],
     is_quorum: IsQuorum,
     *,
     impatient: bool,
-) -> Wait | Found | None:
+) -> WaitFor | StartEmpty | None:
     """None if enough of its voters have answered and remember it."""
     remember = {node for node in past.voters if node in replies and replies[node].blind < past.number}
     if is_quorum(past, remember):
@@ -82,32 +82,32 @@ def _of_view(
         node for node in past.voters if node not in replies and (node in view.members or not impatient)
     }
     if is_quorum(past, remember | may_answer):
-        return Wait(tuple(sorted(may_answer)), past.number)
-    return Found(f"too few of the {len(past.voters)} voters of view {past.number} still have it")
+        return WaitFor(tuple(sorted(may_answer)), past.number)
+    return StartEmpty(f"too few of the {len(past.voters)} voters of view {past.number} still have it")
 
 
-def _newest(replies: Mapping[bytes, Promise]) -> Take | Found:
+def _newest(replies: Mapping[bytes, ViewPromise]) -> UseOwnLog | StartEmpty:
     node, best = max(replies.items(), key=lambda item: (item[1].held.rank, item[1].number, item[0]))
-    return Found("") if best.held == NOBODY else Take(node)
+    return StartEmpty("") if best.held == NOBODY else UseOwnLog(node)
 
 
-def founding_name(ballot: Ballot) -> bytes:
+def founding_name(ballot: ViewBallot) -> bytes:
     """Another one for every board that was ever begun."""
     seed = ballot.nonce + ballot.view.to_bytes(8, "big") + ballot.attempt.to_bytes(8, "big")
     return hashlib.blake2b(seed, digest_size=8).digest()
 
 
-class Gathering:
+class ViewChange:
     """What a primary has been told so far under this ballot."""
 
     __slots__ = ("asked", "ballot", "began", "replies", "waits_for", "wanted")
 
-    def __init__(self, ballot: Ballot, began: float) -> None:
+    def __init__(self, ballot: ViewBallot, began: float) -> None:
         self.ballot = ballot
         self.began = began
         self.asked = began
-        self.replies: dict[bytes, Promise] = {}
-        self.wanted: Promise | None = None
+        self.replies: dict[bytes, ViewPromise] = {}
+        self.wanted: ViewPromise | None = None
         self.waits_for: tuple[bytes, ...] = ()
 
     def unheard(self, view: ReplicaView, known: Mapping[int, ReplicaView]) -> list[bytes]:

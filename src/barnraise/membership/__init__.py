@@ -5,7 +5,7 @@ effects, so that thousands of schedules can be simulated in one test. `storage` 
 outlive a power cut. May import ``identity`` and ``core``; never torch.
 """
 
-from barnraise.membership.node import Member
-from barnraise.membership.view import Present, View
+from barnraise.membership.node import MembershipNode
+from barnraise.membership.view import MembershipView, PresentMember
 
-__all__ = ["Member", "Present", "View"]
+__all__ = ["MembershipNode", "MembershipView", "PresentMember"]

@@ -16,7 +16,7 @@ _DEVIATIONS = 4.0
 _TRIPS = 32
 
 
-class Estimate:
+class SilenceEstimate:
     """Moving average and mean deviation of a quantity."""
 
     __slots__ = ("deviation", "mean")
@@ -31,7 +31,7 @@ class Estimate:
         self.deviation += _DEVIATION_GAIN * (abs(error) - self.deviation)
 
 
-class Health:
+class FailureDetector:
     """What one peer's beats tell. It counts as silent when it is not heard, or does not hear us."""
 
     __slots__ = ("echoed", "gap", "heard", "patience", "trip", "trips")
@@ -39,8 +39,8 @@ class Health:
     def __init__(self, now: float) -> None:
         self.heard = now
         self.echoed = now
-        self.gap = Estimate(BEAT_S, BEAT_S / 8)
-        self.trip = Estimate(0.0, 0.0)
+        self.gap = SilenceEstimate(BEAT_S, BEAT_S / 8)
+        self.trip = SilenceEstimate(0.0, 0.0)
         self.trips: deque[float] = deque(maxlen=_TRIPS)
         self.patience = LEAST_SILENCE_S
 
@@ -57,7 +57,7 @@ class Health:
         if trip < 0:
             return
         if not self.trips:
-            self.trip = Estimate(trip, trip / 2)
+            self.trip = SilenceEstimate(trip, trip / 2)
         else:
             self.trip.add(trip)
         self.trips.append(trip)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from barnraise.membership.failure_detector import BEAT_S
 from barnraise.membership.history import History
-from barnraise.membership.messages import Beat
-from barnraise.membership.peers import Peer
-from barnraise.membership.view import Present
+from barnraise.membership.messages import Heartbeat
+from barnraise.membership.peers import PeerState
+from barnraise.membership.view import PresentMember
 
 _KEPT = 64
 
 
-class Pulse:
+class HeartbeatSender:
     """When the next beat is due, and when each of the last ones was sent."""
 
     def __init__(self, now: float) -> None:
@@ -26,7 +26,7 @@ class Pulse:
         self._sent[self._serial] = now
         self._sent.pop(self._serial - _KEPT, None)
 
-    def echoed(self, peer: Peer, beat: Beat, now: float) -> None:
+    def echoed(self, peer: PeerState, beat: Heartbeat, now: float) -> None:
         """A beat says which of ours its sender had; only a newer one than before is news."""
         sent = self._sent.get(beat.echo)
         if sent is not None and beat.echo > peer.echo:
@@ -35,17 +35,17 @@ class Pulse:
 
     def beat(
         self,
-        me: Present,
+        me: PresentMember,
         history: History,
-        peer: Peer,
+        peer: PeerState,
         now: float,
         *,
         leaving: bool,
         suspects: frozenset[bytes],
-        visitors: tuple[Present, ...],
-    ) -> Beat:
+        visitors: tuple[PresentMember, ...],
+    ) -> Heartbeat:
         decided = history.decided
-        return Beat(
+        return Heartbeat(
             me=me,
             serial=max(1, self._serial),
             echo=peer.serial,

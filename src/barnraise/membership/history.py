@@ -5,10 +5,10 @@ from __future__ import annotations
 from barnraise.core.errors import BarnraiseError, TrustError
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog, decode_entry, encode_entry
-from barnraise.membership.effects import Save
-from barnraise.membership.messages import Beat, Decided
-from barnraise.membership.paxos import Decision, Record, founded
-from barnraise.membership.view import Present, View, read_view
+from barnraise.membership.effects import SaveState
+from barnraise.membership.messages import DecisionMessage, Heartbeat
+from barnraise.membership.paxos import AcceptorState, PaxosDecision, founded
+from barnraise.membership.view import MembershipView, PresentMember, read_view
 
 _LOG_AT_ONCE = 1200
 
@@ -16,49 +16,49 @@ _LOG_AT_ONCE = 1200
 class History:
     """Changes only by what was decided; every change says what is to be saved."""
 
-    def __init__(self, record: Record, log: TrustLog) -> None:
+    def __init__(self, record: AcceptorState, log: TrustLog) -> None:
         self.record = record
         self._set_view(read_view(record.decided))
         self._set_log(log)
 
     @property
-    def decided(self) -> Decision:
+    def decided(self) -> PaxosDecision:
         return self.record.decided
 
     def role(self, node: bytes) -> str | None:
         return self._roles.get(node)
 
-    def place(self, node: bytes) -> Present | None:
+    def place(self, node: bytes) -> PresentMember | None:
         """As which member a node is in the view."""
         return self.places.get(node)
 
-    def answered(self, record: Record) -> Save:
+    def answered(self, record: AcceptorState) -> SaveState:
         """A promise or a vote was given."""
         self.record = record
-        return Save(record)
+        return SaveState(record)
 
-    def adopt(self, decision: Decision, log: TrustLog) -> Save:
+    def adopt(self, decision: PaxosDecision, log: TrustLog) -> SaveState:
         """In force from now on."""
         self.record = founded(decision)
         self._set_view(read_view(decision))
         return self.keep_log(log)
 
-    def keep_log(self, log: TrustLog) -> Save:
+    def keep_log(self, log: TrustLog) -> SaveState:
         old, new = self.log.entries, log.entries
         kept = 0
         while kept < min(len(old), len(new)) and (old[kept] is new[kept] or old[kept] == new[kept]):
             kept += 1
         self._set_log(log)
-        return Save(self.record, kept, tuple(encode_entry(entry) for entry in new[kept:]))
+        return SaveState(self.record, kept, tuple(encode_entry(entry) for entry in new[kept:]))
 
-    def with_entries_of(self, view: View) -> TrustLog:
+    def with_entries_of(self, view: MembershipView) -> TrustLog:
         """The log as this view makes it; the caller has checked that it starts where ours ends."""
         log = self.log
         for data in view.entries:
             log = log.extended(decode_entry(data))
         return log
 
-    def fault(self, decision: Decision) -> str | None:
+    def fault(self, decision: PaxosDecision) -> str | None:
         """What is wrong with a proposed view, if anything."""
         length = len(self.log.entries)
         try:
@@ -74,7 +74,7 @@ class History:
                 return f"{NodeId(member.node).short} may not be in it"
         return None
 
-    def told(self, message: Decided) -> tuple[TrustLog, bool]:
+    def told(self, message: DecisionMessage) -> tuple[TrustLog, bool]:
         """The log that a decision leads to as far as we can follow, and whether we can follow to its end.
 
         Raises BarnraiseError if it cannot be. On a branch that the user opened the log may be another one, so
@@ -98,7 +98,7 @@ class History:
                 log = log.extended(decode_entry(data))
         return log, len(log.entries) >= view.log_from + len(view.entries)
 
-    def differs_from(self, beat: Beat) -> str | None:
+    def differs_from(self, beat: Heartbeat) -> str | None:
         """Two histories under one number: only if somebody's disk or key was copied."""
         if beat.branch != self.decided.branch:
             return None
@@ -107,12 +107,12 @@ class History:
         known = beat.log_length <= len(self.log.entries)
         return "trust log" if known and self.log.head_at(beat.log_length) != beat.log_head else None
 
-    def telling(self, log_length: int) -> Decided:
+    def telling(self, log_length: int) -> DecisionMessage:
         """What to tell a node whose log is so long."""
         missing = self.log.entries[log_length : log_length + _LOG_AT_ONCE]
-        return Decided(self.decided, log_length, tuple(encode_entry(entry) for entry in missing))
+        return DecisionMessage(self.decided, log_length, tuple(encode_entry(entry) for entry in missing))
 
-    def _set_view(self, view: View) -> None:
+    def _set_view(self, view: MembershipView) -> None:
         self.view = view
         self.places = {member.node: member for member in view.members}
 

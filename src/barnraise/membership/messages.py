@@ -9,25 +9,25 @@ from msgspec import Meta
 
 from barnraise.membership.paxos import (
     MOST_VOTERS,
-    Accept,
-    Accepted,
     Count,
-    Decision,
     Digest,
-    Prepare,
-    Promise,
+    PaxosAccept,
+    PaxosAccepted,
+    PaxosDecision,
+    PaxosPrepare,
+    PaxosPromise,
+    PaxosReject,
     RawNode,
-    Refuse,
 )
-from barnraise.membership.view import IncarnationId, Present
+from barnraise.membership.view import IncarnationId, PresentMember
 
 LogEntry = Annotated[bytes, Meta(max_length=4096)]
 
 
-class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     """I am alive; this is what I hold and whom I miss. ``echo`` is the last serial I had from you."""
 
-    me: Present
+    me: PresentMember
     serial: Count
     echo: Count
     held_us: Count
@@ -38,24 +38,24 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     log_head: Digest
     leaving: bool = False
     suspects: Annotated[tuple[RawNode, ...], Meta(max_length=MOST_VOTERS)] = ()
-    visitors: Annotated[tuple[Present, ...], Meta(max_length=64)] = ()
+    visitors: Annotated[tuple[PresentMember, ...], Meta(max_length=64)] = ()
 
 
-class Decided(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
+class DecisionMessage(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
     """This was decided. ``log``: entries of the trust log from ``log_from`` on that you may lack."""
 
-    decision: Decision
+    decision: PaxosDecision
     log_from: Annotated[int, Meta(ge=0, le=4096)] = 0
     log: Annotated[tuple[LogEntry, ...], Meta(max_length=4096)] = ()
 
 
-class Behind(msgspec.Struct, frozen=True, array_like=True, tag="behind"):
+class CatchUpRequest(msgspec.Struct, frozen=True, array_like=True, tag="behind"):
     """I cannot follow: tell me the newest decision and the trust log from here on."""
 
     log_length: Annotated[int, Meta(ge=0, le=4096)]
 
 
-class Wish(msgspec.Struct, frozen=True, array_like=True, tag="wish"):
+class TrustProposal(msgspec.Struct, frozen=True, array_like=True, tag="wish"):
     """An owner's entry that wants a place in the trust log."""
 
     entry: LogEntry
@@ -67,4 +67,15 @@ class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
     incarnation: IncarnationId
 
 
-Message = Beat | Decided | Behind | Wish | Goodbye | Prepare | Promise | Accept | Accepted | Refuse
+Message = (
+    Heartbeat
+    | DecisionMessage
+    | CatchUpRequest
+    | TrustProposal
+    | Goodbye
+    | PaxosPrepare
+    | PaxosPromise
+    | PaxosAccept
+    | PaxosAccepted
+    | PaxosReject
+)

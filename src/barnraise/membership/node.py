@@ -13,29 +13,36 @@ from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog
 from barnraise.membership import failure_detector, paxos
-from barnraise.membership.effects import Changed, Effect, Note, Send
-from barnraise.membership.heartbeat import Pulse
+from barnraise.membership.effects import Effect, LogNote, SendMessage, ViewChanged
+from barnraise.membership.heartbeat import HeartbeatSender
 from barnraise.membership.history import History
-from barnraise.membership.messages import Beat, Behind, Decided, Goodbye, Message, Wish
-from barnraise.membership.paxos import (
-    Accept,
-    Accepted,
-    Ballot,
-    Decision,
-    Prepare,
-    Promise,
-    Proposal,
-    Record,
-    Refuse,
+from barnraise.membership.messages import (
+    CatchUpRequest,
+    DecisionMessage,
+    Goodbye,
+    Heartbeat,
+    Message,
+    TrustProposal,
 )
-from barnraise.membership.peer_table import Surroundings
-from barnraise.membership.peers import Peer
-from barnraise.membership.pending_proposals import Wishes
+from barnraise.membership.paxos import (
+    AcceptorState,
+    PaxosAccept,
+    PaxosAccepted,
+    PaxosBallot,
+    PaxosDecision,
+    PaxosPrepare,
+    PaxosPromise,
+    PaxosProposal,
+    PaxosReject,
+)
+from barnraise.membership.peer_table import PeerTable
+from barnraise.membership.peers import PeerState
+from barnraise.membership.pending_proposals import PendingProposals
 from barnraise.membership.view import (
-    Present,
-    Standing,
-    View,
-    Wanted,
+    MembershipView,
+    MemberStanding,
+    PresentMember,
+    WantedChange,
     coordinator,
     decide,
     next_view,
@@ -50,38 +57,40 @@ _GATHER_S = 0.15
 _TELL_AGAIN_S = 0.5
 
 
-class Member:
+class MembershipNode:
     """Owns what one node believes and promises about the cluster's views."""
 
-    def __init__(self, me: Present, record: Record, log: TrustLog, rng: random.Random, now: float) -> None:
+    def __init__(
+        self, me: PresentMember, record: AcceptorState, log: TrustLog, rng: random.Random, now: float
+    ) -> None:
         self.me = me
         self.history = History(record, log)
-        self._around = Surroundings(me.node, self.history, now)
+        self._around = PeerTable(me.node, self.history, now)
         self.leaving = False
         self._rng = rng
-        self._pulse = Pulse(now)
+        self._pulse = HeartbeatSender(now)
         self._last_tick = now
-        self._proposal: Proposal | None = None
+        self._proposal: PaxosProposal | None = None
         self._deadline = now
         self._not_before = now
         self._gathering: float | None = None
         self._round = 0
-        self._wishes = Wishes()
+        self._wishes = PendingProposals()
         self._absent: frozenset[bytes] = frozenset()
         self._suspects: frozenset[bytes] = frozenset()
         self._warned: set[tuple[bytes, str]] = set()
         self._out: list[Effect] = []
 
     @property
-    def view(self) -> View:
+    def view(self) -> MembershipView:
         return self.history.view
 
     @property
-    def peers(self) -> Mapping[bytes, Peer]:
+    def peers(self) -> Mapping[bytes, PeerState]:
         return self._around.peers
 
     @property
-    def record(self) -> Record:
+    def record(self) -> AcceptorState:
         return self.history.record
 
     @property
@@ -100,7 +109,7 @@ class Member:
     def coordinator(self, now: float) -> tuple[bytes | None, str]:
         return coordinator(self.view, self.dead(now) | self._leavers() | self._absent)
 
-    def standing(self, now: float) -> Standing:
+    def standing(self, now: float) -> MemberStanding:
         return standing(self.view, self.dead(now) | self._around.unreachable(now))
 
     # events
@@ -126,27 +135,27 @@ class Member:
         if role is None or sender == self.me.node:
             return []
         match message:
-            case Beat():
+            case Heartbeat():
                 if message.me.node == sender:
                     self._on_beat(sender, message, now)
             case Goodbye():
                 self._around.peer(sender, now).leaving = message.incarnation
                 self._consider(now)
-            case Behind():
+            case CatchUpRequest():
                 if now - self._around.peer(sender, now).told >= _TELL_AGAIN_S / 10:
                     self._tell(sender, message.log_length, now)
             case _ if role != "owner":
                 if (sender, "guest") not in self._warned:
                     self._warned.add((sender, "guest"))
                     self._note(f"{_short(sender)} is a guest and may not decide: it is not listened to")
-            case Decided():
+            case DecisionMessage():
                 self._on_decided(sender, message, now)
-            case Wish():
+            case TrustProposal():
                 self._wishes.add(message.entry, self.history, now)
                 self._consider(now)
-            case Prepare() | Accept():
+            case PaxosPrepare() | PaxosAccept():
                 self._on_question(sender, message, now)
-            case Promise() | Accepted() | Refuse():
+            case PaxosPromise() | PaxosAccepted() | PaxosReject():
                 self._on_reply(sender, message, now)
         return self._done()
 
@@ -154,7 +163,7 @@ class Member:
         """Greet at once: who is new should not wait for the next beat."""
         self._around.peer(node, now).linked = True
         if self.history.role(node) is not None:
-            self._out.append(Send(node, self._beat_for(node, self._around.visitors(now), now)))
+            self._out.append(SendMessage(node, self._beat_for(node, self._around.visitors(now), now)))
         return self._done()
 
     def link_down(self, node: bytes) -> None:
@@ -182,7 +191,7 @@ class Member:
         self.leaving = True
         self._beat(now)
         word = Goodbye(self.me.incarnation)
-        self._out += [Send(node, word) for node in self._around.others()]
+        self._out += [SendMessage(node, word) for node in self._around.others()]
         return self._done()
 
     def stay(self, now: float) -> list[Effect]:
@@ -215,9 +224,9 @@ class Member:
         visitors = self._around.visitors(now)
         for node in sorted(targets - {self.me.node}):
             if self.history.role(node) is not None:
-                self._out.append(Send(node, self._beat_for(node, visitors, now)))
+                self._out.append(SendMessage(node, self._beat_for(node, visitors, now)))
 
-    def _beat_for(self, node: bytes, visitors: tuple[Present, ...], now: float) -> Beat:
+    def _beat_for(self, node: bytes, visitors: tuple[PresentMember, ...], now: float) -> Heartbeat:
         return self._pulse.beat(
             self.me,
             self.history,
@@ -228,7 +237,7 @@ class Member:
             visitors=visitors,
         )
 
-    def _on_beat(self, sender: bytes, beat: Beat, now: float) -> None:
+    def _on_beat(self, sender: bytes, beat: Heartbeat, now: float) -> None:
         peer = self._around.peer(sender, now)
         was_new = peer.beat is None or peer.beat.me != beat.me
         peer.heard(beat, now)
@@ -247,7 +256,7 @@ class Member:
         if was_new:
             self._consider(now)
 
-    def _is_forked(self, sender: bytes, beat: Beat) -> bool:
+    def _is_forked(self, sender: bytes, beat: Heartbeat) -> bool:
         what = self.history.differs_from(beat)
         if what is None:
             self._around.forked.discard(sender)
@@ -272,7 +281,7 @@ class Member:
         if self._proposal is not None and now < self._deadline:
             return
         entries, barred = self._wishes.fitting(self.history)
-        wanted = Wanted(
+        wanted = WantedChange(
             dead=dead | self._absent,
             leaving=self._leavers() | barred,
             arrived={self.me.node: self.me, **self._around.arrived(barred, now)},
@@ -293,7 +302,7 @@ class Member:
         if enough and paxos.is_quorum(view.voters, alive):
             self._propose(view, now)
 
-    def _is_time(self, view: View, now: float) -> bool:
+    def _is_time(self, view: MembershipView, now: float) -> bool:
         """Arrivals are gathered for a moment, so that eight machines started together make one change."""
         if view.entries or view.without or not set(self.view.nodes) <= set(view.nodes):
             return True
@@ -310,33 +319,33 @@ class Member:
         targets = [first] if heard and first is not None else self._around.others()
         for node in targets:
             if node != self.me.node and node not in self._wishes.removals():
-                self._out += [Send(node, Wish(entry)) for entry in entries]
+                self._out += [SendMessage(node, TrustProposal(entry)) for entry in entries]
 
     # agreement
 
-    def _propose(self, view: View, now: float) -> None:
+    def _propose(self, view: MembershipView, now: float) -> None:
         promised = self.record.promised
         self._round = max(self._round, promised.round if promised is not None else 0) + 1
-        ballot = Ballot(self._round, self.me.node)
+        ballot = PaxosBallot(self._round, self.me.node)
         wish = decide(self.record.decided, self.record.digest, view, self._rng.getrandbits(32))
-        self._proposal = Proposal(self.record, ballot, wish, self._absent)
+        self._proposal = PaxosProposal(self.record, ballot, wish, self._absent)
         self._deadline = now + _ATTEMPT_S
         self._not_before = now
         self._ask_all(self._proposal.prepare(), now)
 
-    def _ask_all(self, question: Prepare | Accept, now: float) -> None:
-        others = [Send(node, question) for node in self.view.voters if node != self.me.node]
+    def _ask_all(self, question: PaxosPrepare | PaxosAccept, now: float) -> None:
+        others = [SendMessage(node, question) for node in self.view.voters if node != self.me.node]
         self._out += others
         self._on_question(self.me.node, question, now)
 
-    def _on_question(self, sender: bytes, question: Prepare | Accept, now: float) -> None:
-        after = question.after if isinstance(question, Prepare) else question.decision.previous
+    def _on_question(self, sender: bytes, question: PaxosPrepare | PaxosAccept, now: float) -> None:
+        after = question.after if isinstance(question, PaxosPrepare) else question.decision.previous
         if after != self.record.digest:
             peer = self._around.peer(sender, now)
             if now - peer.told >= _TELL_AGAIN_S / 4 and self.history.decided.number:
                 self._tell(sender, self._known_log(peer), now)
             return
-        if isinstance(question, Prepare):
+        if isinstance(question, PaxosPrepare):
             answer = paxos.answer_prepare(self.record, self.me.node, question)
         else:
             if (fault := self.history.fault(question.decision)) is not None:
@@ -350,20 +359,20 @@ class Member:
         if sender == self.me.node:
             self._on_reply(sender, answer.reply, now)
         else:
-            self._out.append(Send(sender, answer.reply))
+            self._out.append(SendMessage(sender, answer.reply))
 
-    def _on_reply(self, sender: bytes, reply: Promise | Accepted | Refuse, now: float) -> None:
+    def _on_reply(self, sender: bytes, reply: PaxosPromise | PaxosAccepted | PaxosReject, now: float) -> None:
         proposal = self._proposal
         if proposal is None or proposal.after != self.record.digest or sender not in proposal.voters:
             return
-        if isinstance(reply, Refuse):
+        if isinstance(reply, PaxosReject):
             if reply.ballot == proposal.ballot:
                 self._round = max(self._round, reply.promised.round)
                 self._proposal = None
                 # Another proposes too: chance decides who comes first.
                 self._not_before = now + self._rng.uniform(0.05, 0.4)
             return
-        if isinstance(reply, Promise):
+        if isinstance(reply, PaxosPromise):
             accept = proposal.promised(sender, reply)
             if accept is not None:
                 self._ask_all(accept, now)
@@ -375,7 +384,7 @@ class Member:
                 self._adopt(proposal.decision, log, now)
                 self._spread(before, now)
 
-    def _on_decided(self, sender: bytes, message: Decided, now: float) -> None:
+    def _on_decided(self, sender: bytes, message: DecisionMessage, now: float) -> None:
         mine, theirs = self.history.decided, message.decision
         if theirs.position <= mine.position:
             return
@@ -397,7 +406,7 @@ class Member:
             self._note(f"the user went on without this machine: {lost} of its own view changes are dropped")
         self._adopt(theirs, log, now)
 
-    def _adopt(self, decision: Decision, log: TrustLog, now: float) -> None:
+    def _adopt(self, decision: PaxosDecision, log: TrustLog, now: float) -> None:
         before = self.history.places
         self._out.append(self.history.adopt(decision, log))
         self._around.view_changed(now)
@@ -412,34 +421,34 @@ class Member:
                 peer.health.forgive(now)
                 peer.gone = False
         self._suspects = self._around.unheard(now)
-        self._out.append(Changed(self.view.why))
+        self._out.append(ViewChanged(self.view.why))
 
     def _ask_for_more(self, sender: bytes, branch: int, now: float) -> None:
         """On another branch the trust log may be another one from some place on."""
         self._around.peer(sender, now).asked = now
         have = len(self.history.log.entries) if branch == self.history.decided.branch else 0
-        self._out.append(Send(sender, Behind(have)))
+        self._out.append(SendMessage(sender, CatchUpRequest(have)))
 
-    def _spread(self, before: View, now: float) -> None:
+    def _spread(self, before: MembershipView, now: float) -> None:
         """Whoever proposed tells everybody; should it die meanwhile, beats show who fell behind."""
         for node in dict.fromkeys((*before.nodes, *self.view.nodes)):
             if node != self.me.node and self.history.role(node) is not None:
                 self._tell(node, self._known_log(self._around.peer(node, now)), now)
 
-    def _known_log(self, peer: Peer) -> int:
+    def _known_log(self, peer: PeerState) -> int:
         """How much of our trust log a peer has; nothing is certain if it is on another branch."""
         return peer.log_length if peer.position.branch == self.history.decided.branch else 0
 
     def _tell(self, node: bytes, log_length: int, now: float) -> None:
         self._around.peer(node, now).told = now
-        self._out.append(Send(node, self.history.telling(log_length)))
+        self._out.append(SendMessage(node, self.history.telling(log_length)))
 
     def _leavers(self) -> frozenset[bytes]:
         leavers = self._around.leavers() | self._wishes.removals()
         return leavers | {self.me.node} if self.leaving else leavers
 
     def _note(self, text: str) -> None:
-        self._out.append(Note(text))
+        self._out.append(LogNote(text))
 
     def _done(self) -> list[Effect]:
         out, self._out = self._out, []

@@ -21,21 +21,21 @@ BRANCH_BITS = 16  # of a branch's number are chance, so that two that are opened
 _MOST_PAYLOAD = 512 * 1024
 
 
-class Ballot(msgspec.Struct, frozen=True, array_like=True, order=True):
+class PaxosBallot(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Ordered by round; the proposer's node makes it unique."""
 
     round: Count
     node: RawNode
 
 
-class Position(NamedTuple):
+class ChainPosition(NamedTuple):
     """Where a decision stands. A higher branch, opened only by the user's word, beats any number."""
 
     branch: int
     number: int
 
 
-class Decision(msgspec.Struct, frozen=True, array_like=True):
+class PaxosDecision(msgspec.Struct, frozen=True, array_like=True):
     """One link of a chain. ``voters``, most senior first, decide the next one."""
 
     branch: Count
@@ -45,8 +45,8 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     payload: Annotated[bytes, Meta(max_length=_MOST_PAYLOAD)]
 
     @property
-    def position(self) -> Position:
-        return Position(self.branch, self.number)
+    def position(self) -> ChainPosition:
+        return ChainPosition(self.branch, self.number)
 
     @property
     def digest(self) -> bytes:
@@ -56,65 +56,65 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
 class Vote(msgspec.Struct, frozen=True, array_like=True):
     """What an acceptor accepted, and under which ballot."""
 
-    ballot: Ballot
-    decision: Decision
+    ballot: PaxosBallot
+    decision: PaxosDecision
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
+class AcceptorState(msgspec.Struct, frozen=True, array_like=True):
     """All that a node must never forget about a chain. ``digest`` is that of ``decided``."""
 
-    decided: Decision
+    decided: PaxosDecision
     digest: Digest
-    promised: Ballot | None = None
+    promised: PaxosBallot | None = None
     accepted: Vote | None = None
 
 
-class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
+class PaxosPrepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
     """May I propose what follows ``after``?"""
 
     after: Digest
-    ballot: Ballot
+    ballot: PaxosBallot
 
 
-class Promise(msgspec.Struct, frozen=True, array_like=True, tag="promise"):
+class PaxosPromise(msgspec.Struct, frozen=True, array_like=True, tag="promise"):
     """Yes, and this is what I accepted before, if anything."""
 
     after: Digest
-    ballot: Ballot
+    ballot: PaxosBallot
     accepted: Vote | None
 
 
-class Accept(msgspec.Struct, frozen=True, array_like=True, tag="accept"):
+class PaxosAccept(msgspec.Struct, frozen=True, array_like=True, tag="accept"):
     """Please accept this."""
 
-    ballot: Ballot
-    decision: Decision
+    ballot: PaxosBallot
+    decision: PaxosDecision
 
 
-class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
+class PaxosAccepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
     """Done, and on disk."""
 
     after: Digest
-    ballot: Ballot
+    ballot: PaxosBallot
 
 
-class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
+class PaxosReject(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
     """No: a higher ballot was promised already."""
 
     after: Digest
-    ballot: Ballot
-    promised: Ballot
+    ballot: PaxosBallot
+    promised: PaxosBallot
 
 
-Question = Prepare | Accept
-Reply = Promise | Accepted | Refuse
+Question = PaxosPrepare | PaxosAccept
+Reply = PaxosPromise | PaxosAccepted | PaxosReject
 
 
-class Answer(NamedTuple):
+class PaxosReply(NamedTuple):
     """``record`` is to be saved before ``reply`` is sent; None if nothing changed."""
 
     reply: Reply | None
-    record: Record | None
+    record: AcceptorState | None
 
 
 def is_quorum(voters: Collection[bytes], agreeing: Collection[bytes], absent: Collection[bytes] = ()) -> bool:
@@ -129,54 +129,56 @@ def is_quorum(voters: Collection[bytes], agreeing: Collection[bytes], absent: Co
     return 2 * yes > len(counting) or (2 * yes == len(counting) and counting[0] in agreeing)
 
 
-def founded(decision: Decision) -> Record:
+def founded(decision: PaxosDecision) -> AcceptorState:
     """The record of a chain whose newest decision is this one."""
-    return Record(decided=decision, digest=decision.digest)
+    return AcceptorState(decided=decision, digest=decision.digest)
 
 
-def answer_prepare(record: Record, me: bytes, question: Prepare) -> Answer:
+def answer_prepare(record: AcceptorState, me: bytes, question: PaxosPrepare) -> PaxosReply:
     """As an acceptor. No reply at all if the question is not about what we decide next."""
     if question.after != record.digest or me not in record.decided.voters:
-        return Answer(None, None)
+        return PaxosReply(None, None)
     if question.ballot.node not in record.decided.voters:
-        return Answer(None, None)
+        return PaxosReply(None, None)
     if record.promised is not None and question.ballot < record.promised:
-        return Answer(Refuse(question.after, question.ballot, record.promised), None)
+        return PaxosReply(PaxosReject(question.after, question.ballot, record.promised), None)
     kept = None
     if question.ballot != record.promised:
         kept = msgspec.structs.replace(record, promised=question.ballot)
-    return Answer(Promise(question.after, question.ballot, record.accepted), kept)
+    return PaxosReply(PaxosPromise(question.after, question.ballot, record.accepted), kept)
 
 
-def answer_accept(record: Record, me: bytes, question: Accept) -> Answer:
+def answer_accept(record: AcceptorState, me: bytes, question: PaxosAccept) -> PaxosReply:
     """As an acceptor; the caller has checked what the decision says."""
     after = question.decision.previous
     if after != record.digest or me not in record.decided.voters:
-        return Answer(None, None)
+        return PaxosReply(None, None)
     if question.ballot.node not in record.decided.voters or not follows(record.decided, question.decision):
-        return Answer(None, None)
+        return PaxosReply(None, None)
     if record.promised is not None and question.ballot < record.promised:
-        return Answer(Refuse(after, question.ballot, record.promised), None)
+        return PaxosReply(PaxosReject(after, question.ballot, record.promised), None)
     vote = Vote(question.ballot, question.decision)
     kept = msgspec.structs.replace(record, promised=question.ballot, accepted=vote)
-    return Answer(Accepted(after, question.ballot), kept if kept != record else None)
+    return PaxosReply(PaxosAccepted(after, question.ballot), kept if kept != record else None)
 
 
-def follows(last: Decision, decision: Decision) -> bool:
+def follows(last: PaxosDecision, decision: PaxosDecision) -> bool:
     """Whether its position is the next one; a new branch starts where the user opened it."""
     opened = decision.branch >> BRANCH_BITS == (last.branch >> BRANCH_BITS) + 1
     return decision.number == last.number + 1 and (decision.branch == last.branch or opened)
 
 
-def new_branch(last: Decision, chance: int) -> int:
+def new_branch(last: PaxosDecision, chance: int) -> int:
     """The number of a branch that the user opens after this decision."""
     return ((last.branch >> BRANCH_BITS) + 1 << BRANCH_BITS) + chance % (1 << BRANCH_BITS)
 
 
-class Proposal:
+class PaxosProposal:
     """One attempt of one proposer to have the next decision made."""
 
-    def __init__(self, record: Record, ballot: Ballot, wish: Decision, absent: frozenset[bytes]) -> None:
+    def __init__(
+        self, record: AcceptorState, ballot: PaxosBallot, wish: PaxosDecision, absent: frozenset[bytes]
+    ) -> None:
         self.ballot = ballot
         self.after = record.digest
         self.voters = record.decided.voters
@@ -186,12 +188,12 @@ class Proposal:
         self.accepting = False
         self._promised: set[bytes] = set()
         self._accepted: set[bytes] = set()
-        self._highest: Ballot | None = None
+        self._highest: PaxosBallot | None = None
 
-    def prepare(self) -> Prepare:
-        return Prepare(self.after, self.ballot)
+    def prepare(self) -> PaxosPrepare:
+        return PaxosPrepare(self.after, self.ballot)
 
-    def promised(self, sender: bytes, promise: Promise) -> Accept | None:
+    def promised(self, sender: bytes, promise: PaxosPromise) -> PaxosAccept | None:
         """What to ask for once a quorum has promised; None before, or when that was asked already."""
         if promise.ballot != self.ballot or promise.after != self.after or self.accepting:
             return None
@@ -205,9 +207,9 @@ class Proposal:
         if not is_quorum(self.voters, self._promised, self.absent):
             return None
         self.accepting = True
-        return Accept(self.ballot, self.decision)
+        return PaxosAccept(self.ballot, self.decision)
 
-    def accepted(self, sender: bytes, answer: Accepted) -> bool:
+    def accepted(self, sender: bytes, answer: PaxosAccepted) -> bool:
         """Whether this made it a decision."""
         if answer.ballot != self.ballot or answer.after != self.after:
             return False

@@ -6,19 +6,19 @@ import msgspec
 
 from barnraise.membership import failure_detector
 from barnraise.membership.history import History
-from barnraise.membership.peers import Peer
-from barnraise.membership.view import Present
+from barnraise.membership.peers import PeerState
+from barnraise.membership.view import PresentMember
 
 _MOST_VISITORS = 64
 
 
-class Surroundings:
+class PeerTable:
     """All the peers of one node, seen against the view."""
 
     def __init__(self, me: bytes, history: History, now: float) -> None:
         self._me = me
         self._history = history
-        self.peers: dict[bytes, Peer] = {}
+        self.peers: dict[bytes, PeerState] = {}
         self.forked: set[bytes] = set()
         self.watching: frozenset[bytes] = frozenset()
         self.view_changed(now)
@@ -34,10 +34,10 @@ class Surroundings:
     def others(self) -> list[bytes]:
         return [node for node in self._history.places if node != self._me]
 
-    def peer(self, node: bytes, now: float) -> Peer:
+    def peer(self, node: bytes, now: float) -> PeerState:
         peer = self.peers.get(node)
         if peer is None:
-            peer = self.peers[node] = Peer(now)
+            peer = self.peers[node] = PeerState(now)
         return peer
 
     def unheard(self, now: float) -> frozenset[bytes]:
@@ -73,7 +73,7 @@ class Surroundings:
             if peer.leaving is not None and node in members and members[node].incarnation == peer.leaving
         )
 
-    def visitors(self, now: float) -> tuple[Present, ...]:
+    def visitors(self, now: float) -> tuple[PresentMember, ...]:
         """Nodes that want in and that we hear: the coordinator may have no link to them."""
         found = []
         for node, peer in self.peers.items():
@@ -85,9 +85,9 @@ class Surroundings:
                 found.append(here)
         return tuple(found[:_MOST_VISITORS])
 
-    def arrived(self, barred: frozenset[bytes], now: float) -> dict[bytes, Present]:
+    def arrived(self, barred: frozenset[bytes], now: float) -> dict[bytes, PresentMember]:
         """Everybody else who is alive and may be in the next view, by our own ears or a member's word."""
-        found: dict[bytes, Present] = {}
+        found: dict[bytes, PresentMember] = {}
         for node, peer in self.peers.items():
             if node in self._history.places and self._history.role(node) == "owner":
                 for here in peer.visitors(now):
@@ -109,7 +109,7 @@ class Surroundings:
             allowed[node] = msgspec.structs.replace(here, votes=here.votes and role == "owner")
         return allowed
 
-    def _is_news(self, here: Present, now: float) -> bool:
+    def _is_news(self, here: PresentMember, now: float) -> bool:
         """Of a member we have our own ears, and of one that we have just evicted others may not know yet."""
         member = self._history.place(here.node)
         if member is not None and member.incarnation == here.incarnation:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from barnraise.membership.failure_detector import BEAT_S, Health
-from barnraise.membership.messages import Beat
-from barnraise.membership.paxos import Position
-from barnraise.membership.view import Present
+from barnraise.membership.failure_detector import BEAT_S, FailureDetector
+from barnraise.membership.messages import Heartbeat
+from barnraise.membership.paxos import ChainPosition
+from barnraise.membership.view import PresentMember
 
 _REPORT_S = 6 * BEAT_S
 _MOST_HOLD_S = 8.0
@@ -15,7 +15,7 @@ _MOST_GUEST_LIVES = 3
 _JUST_S = 5.0
 
 
-class Peer:
+class PeerState:
     """One other node, linked or not."""
 
     __slots__ = (
@@ -37,8 +37,8 @@ class Peer:
     )
 
     def __init__(self, now: float) -> None:
-        self.health = Health(now)
-        self.beat: Beat | None = None
+        self.health = FailureDetector(now)
+        self.beat: Heartbeat | None = None
         self.serial = 0
         self.got = now
         self.gone = False
@@ -52,9 +52,9 @@ class Peer:
         self._evicted: list[float] = []
         self._lives: list[float] = []
 
-    def heard(self, beat: Beat, now: float) -> None:
+    def heard(self, beat: Heartbeat, now: float) -> None:
         if self.beat is not None and beat.me.incarnation != self.beat.me.incarnation:
-            self.health, self.serial, self.echo = Health(now), 0, 0
+            self.health, self.serial, self.echo = FailureDetector(now), 0, 0
             self._lives = [*(then for then in self._lives if now - then < _FORGET_S), now]
         if beat.serial <= self.serial:  # a late or doubled one
             return
@@ -63,14 +63,18 @@ class Peer:
         self._reported = now
 
     @property
-    def position(self) -> Position:
-        return Position(self.beat.branch, self.beat.number) if self.beat is not None else Position(0, 0)
+    def position(self) -> ChainPosition:
+        return (
+            ChainPosition(self.beat.branch, self.beat.number)
+            if self.beat is not None
+            else ChainPosition(0, 0)
+        )
 
     @property
     def log_length(self) -> int:
         return self.beat.log_length if self.beat is not None else 0
 
-    def present(self, now: float) -> Present | None:
+    def present(self, now: float) -> PresentMember | None:
         """Its incarnation, if it is alive: a beat of it has just come. To be forgiven is not enough."""
         if self.beat is None or self.gone or self.health.is_silent(now):
             return None
@@ -85,7 +89,7 @@ class Peer:
             return None
         return self.beat.suspects
 
-    def visitors(self, now: float) -> tuple[Present, ...]:
+    def visitors(self, now: float) -> tuple[PresentMember, ...]:
         if self.beat is None or now - self._reported > _REPORT_S:
             return ()
         return self.beat.visitors

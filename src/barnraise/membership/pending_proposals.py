@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from barnraise.core.errors import BarnraiseError
-from barnraise.identity.trust import Revoke, decode_entry
+from barnraise.identity.trust import RevokeMember, decode_entry
 from barnraise.membership.history import History
 
 _WISH_S = 30.0
@@ -15,7 +15,7 @@ _MOST_WISHES = 64
 _MOST_AT_ONCE = 16
 
 
-class Fitting(NamedTuple):
+class FittingProposal(NamedTuple):
     """Entries that can be decided now, and nodes that must leave the view first.
 
     The decision that revokes a node carries the new secret, so that node must not be asked to vote on it.
@@ -25,7 +25,7 @@ class Fitting(NamedTuple):
     barred: frozenset[bytes]
 
 
-class Wishes:
+class PendingProposals:
     """Kept by every node, so that a wish survives the coordinator that first heard it."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Wishes:
         self._repeated = now
         return tuple(self._until)
 
-    def fitting(self, history: History) -> Fitting:
+    def fitting(self, history: History) -> FittingProposal:
         log = history.log
         entries: list[bytes] = []
         barred: set[bytes] = set()
@@ -67,7 +67,7 @@ class Wishes:
                 extended = log.extended(entry)
             except BarnraiseError:
                 continue
-            if isinstance(entry.body, Revoke):
+            if isinstance(entry.body, RevokeMember):
                 barred.add(entry.body.node)
                 if entry.body.node in history.places:
                     break
@@ -75,10 +75,10 @@ class Wishes:
             entries.append(data)
             if len(entries) == _MOST_AT_ONCE:
                 break
-        return Fitting(tuple(entries), frozenset(barred))
+        return FittingProposal(tuple(entries), frozenset(barred))
 
 
 @lru_cache(maxsize=256)
 def _removed(data: bytes) -> bytes | None:
     body = decode_entry(data).body
-    return body.node if isinstance(body, Revoke) else None
+    return body.node if isinstance(body, RevokeMember) else None

@@ -16,12 +16,12 @@ from barnraise.core.database import open_database
 from barnraise.core.errors import BarnraiseError, MembershipError
 from barnraise.identity.private_file import private_directory
 from barnraise.identity.trust import TrustLog, decode_entry
-from barnraise.membership.paxos import Record
+from barnraise.membership.paxos import AcceptorState
 
 FILE_NAME = "cluster.db"
 VIEWS = "views"
 _FORM = 1
-_records = msgspec.msgpack.Decoder(Record)
+_records = msgspec.msgpack.Decoder(AcceptorState)
 _TABLES = """
 CREATE TABLE IF NOT EXISTS chain (name TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS trust (place INTEGER PRIMARY KEY, entry BLOB NOT NULL);
@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS run (place INTEGER PRIMARY KEY, name TEXT UNIQUE, rec
 """
 
 
-class Storage:
+class MembershipStorage:
     """One agent's file. Every method that writes returns only when the disk has it."""
 
     def __init__(self, directory: Path) -> None:
@@ -43,7 +43,7 @@ class Storage:
     def close(self) -> None:
         self._base.close()
 
-    def record(self, chain: str = VIEWS) -> Record | None:
+    def record(self, chain: str = VIEWS) -> AcceptorState | None:
         """The kept record of a chain."""
         row = self._row("SELECT record FROM chain WHERE name = ?", chain)
         if row is None:
@@ -65,7 +65,7 @@ class Storage:
 
     def save(
         self,
-        record: Record,
+        record: AcceptorState,
         log_from: int | None = None,
         entries: tuple[bytes, ...] = (),
         chain: str = VIEWS,
@@ -79,7 +79,7 @@ class Storage:
                 places = enumerate(entries, log_from)
                 self._base.executemany("INSERT INTO trust VALUES (?, ?)", list(places))
 
-    def replace_cluster(self, record: Record, entries: tuple[bytes, ...]) -> None:
+    def replace_cluster(self, record: AcceptorState, entries: tuple[bytes, ...]) -> None:
         """Forget the cluster that this machine was in, for another."""
         with self._transaction():
             self._base.execute("DELETE FROM chain")

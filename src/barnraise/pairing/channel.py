@@ -30,7 +30,7 @@ _LETTER: dict[Side, bytes] = {"joiner": b"A", "offerer": b"B"}
 _OTHER: dict[Side, Side] = {"joiner": "offerer", "offerer": "joiner"}
 
 
-class Exchange:
+class SpakeExchange:
     """One side of one SPAKE2 run. It is used once."""
 
     def __init__(self, side: Side, password: bytes, tag: bytes) -> None:
@@ -53,7 +53,7 @@ class Exchange:
         return f"Exchange({self.side})"
 
 
-class Channel:
+class PairingChannel:
     """Seals what this side sends and opens what the other side sent, each in its order."""
 
     def __init__(self, side: Side, key: bytes, *, tag: bytes, hello: bytes, answer: bytes) -> None:

@@ -26,7 +26,7 @@ _FORM = "A code is a number and two words, as in 7-crossover-clockwork."
 
 
 @dataclass(frozen=True, repr=False)
-class Code:
+class PairingCode:
     """``str`` gives it as people see it; ``repr``, which lands in logs, keeps the words back."""
 
     number: int
@@ -52,11 +52,11 @@ class Code:
         return _PASSWORD_DOMAIN + str(self).encode("ascii")
 
 
-def new_code(number: int | None = None) -> Code:
+def new_code(number: int | None = None) -> PairingCode:
     """A random code; the number too, unless the caller must avoid one that is taken."""
     if number is None:
         number = secrets.choice(NUMBERS)
-    return Code(number, secrets.choice(WORDS), secrets.choice(WORDS))
+    return PairingCode(number, secrets.choice(WORDS), secrets.choice(WORDS))
 
 
 def offer_tag(number: int) -> bytes:
@@ -64,7 +64,7 @@ def offer_tag(number: int) -> bytes:
     return hashlib.sha3_256(_TAG_DOMAIN + str(number).encode("ascii")).digest()[:TAG_BYTES]
 
 
-def parse_code(text: str) -> Code:
+def parse_code(text: str) -> PairingCode:
     """Read what a person typed: case, blanks, dashes and word ends do not matter, wrong words do.
 
     A slip of the finger is found here, before it costs the only guess.
@@ -84,7 +84,7 @@ def parse_code(text: str) -> Code:
         first, second = _word(letters[0]), _word(letters[1])
     else:
         first, second = _split(letters)
-    return Code(int(numbers[0]), first, second)
+    return PairingCode(int(numbers[0]), first, second)
 
 
 def _word(typed: str) -> str:

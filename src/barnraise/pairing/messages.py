@@ -1,6 +1,6 @@
 """What the two machines say to each other: typed, bounded, and read strictly. Pure.
 
-``Hello``, ``Answer`` and ``Unable`` go in clear; the rest only sealed (see ``channel``).
+``PairingHello``, ``PairingAnswer`` and ``PairingUnable`` go in clear; the rest only sealed (see ``channel``).
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     pass
 
 
-class Hello(_Message, frozen=True, tag="hello"):
+class PairingHello(_Message, frozen=True, tag="hello"):
     """Joiner, first: the versions that it speaks and its half of SPAKE2."""
 
     versions: _Versions
     spake: _Spake
 
 
-class Answer(_Message, frozen=True, tag="answer"):
+class PairingAnswer(_Message, frozen=True, tag="answer"):
     """Offerer: the version chosen and its half of SPAKE2. With this the code is spent."""
 
     version: _Version
     spake: _Spake
 
 
-class Unable(_Message, frozen=True, tag="unable"):
+class PairingUnable(_Message, frozen=True, tag="unable"):
     """Offerer, instead of an answer: no version in common. The code is not spent."""
 
     versions: _Versions
 
 
-class Proof(_Message, frozen=True, tag="proof"):
+class PairingProof(_Message, frozen=True, tag="proof"):
     """Joiner: who it is, where it is, and its node key's signature of all that was said."""
 
     node: _Key
@@ -79,7 +79,7 @@ class Proof(_Message, frozen=True, tag="proof"):
     signature: _Signature
 
 
-class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PairingPeer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a machine of the cluster was last seen."""
 
     node: _Key
@@ -87,7 +87,7 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: _Port
 
     @classmethod
-    def of(cls, node: NodeId, addresses: Iterable[str], port: int) -> Peer:
+    def of(cls, node: NodeId, addresses: Iterable[str], port: int) -> PairingPeer:
         return cls(node=node.raw, addresses=dialable(addresses), port=port)
 
     @property
@@ -95,10 +95,10 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return NodeId(self.node)
 
 
-_Peers = Annotated[tuple[Peer, ...], Meta(max_length=MOST_PEERS)]
+_Peers = Annotated[tuple[PairingPeer, ...], Meta(max_length=MOST_PEERS)]
 
 
-class Grant(_Message, frozen=True, tag="grant"):
+class PairingGrant(_Message, frozen=True, tag="grant"):
     """Offerer: who it is, what is granted, the whole trust log, where the others are, and its signature."""
 
     node: _Key
@@ -115,19 +115,21 @@ class Grant(_Message, frozen=True, tag="grant"):
         return [("node", NodeId(self.node).short), ("role", self.role)]
 
 
-class Refusal(_Message, frozen=True, tag="refusal"):
+class PairingRefusal(_Message, frozen=True, tag="refusal"):
     """Offerer, instead of a grant: why not, for a person."""
 
     reason: _Text
 
 
-class Done(_Message, frozen=True, tag="done"):
+class PairingDone(_Message, frozen=True, tag="done"):
     """Joiner, last: it has verified and kept the log with this head."""
 
     head: _Hash
 
 
-Message = Hello | Answer | Unable | Proof | Grant | Refusal | Done
+Message = (
+    PairingHello | PairingAnswer | PairingUnable | PairingProof | PairingGrant | PairingRefusal | PairingDone
+)
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Message)
 _One = TypeVar("_One", bound=_Message)
@@ -166,18 +168,18 @@ def decode(
 
 
 def _check_texts(message: object) -> None:
-    if isinstance(message, Proof | Grant):
+    if isinstance(message, PairingProof | PairingGrant):
         try:
             check_name(message.name)
         except TrustError as error:
             raise PairingError(error.message, hint=error.hint) from error
-    if isinstance(message, Proof):
+    if isinstance(message, PairingProof):
         _check_addresses(message.addresses)
         _check_printable(message.platform)
-    elif isinstance(message, Grant):
+    elif isinstance(message, PairingGrant):
         for peer in message.peers:
             _check_addresses(peer.addresses)
-    elif isinstance(message, Refusal):
+    elif isinstance(message, PairingRefusal):
         _check_printable(message.reason)
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from barnraise.core.errors import PairingError
 from barnraise.identity.keys import NodeKey
 from barnraise.identity.trust import Role, check_name
-from barnraise.pairing.code import Code
+from barnraise.pairing.code import PairingCode
 from barnraise.pairing.protocol import Offerer
 from barnraise.pairing.psk import Psk
 
@@ -22,12 +22,12 @@ OfferState = Literal["open", "answered", "used", "burned", "expired", "withdrawn
 _AGAIN = "Run `barnraise pair` for a new code."
 
 
-class Offer:
+class PairingOffer:
     """One open code, or a pre-shared key. A key has many guesses and no end, since nobody can guess it."""
 
     def __init__(
         self,
-        secret: Code | Psk,
+        secret: PairingCode | Psk,
         role: Role,
         *,
         key: NodeKey,

@@ -28,14 +28,23 @@ from barnraise.identity.keys import NodeKey
 from barnraise.identity.node_id import NodeId
 from barnraise.identity.trust import Role, SignedEntry, TrustLog, decode_entry, encode_entry
 from barnraise.pairing import messages
-from barnraise.pairing.channel import TAG_OVERHEAD, Channel, Exchange, Side
-from barnraise.pairing.code import Code
-from barnraise.pairing.messages import Answer, Done, Grant, Hello, Peer, Proof, Refusal, Unable
+from barnraise.pairing.channel import TAG_OVERHEAD, PairingChannel, Side, SpakeExchange
+from barnraise.pairing.code import PairingCode
+from barnraise.pairing.messages import (
+    PairingAnswer,
+    PairingDone,
+    PairingGrant,
+    PairingHello,
+    PairingPeer,
+    PairingProof,
+    PairingRefusal,
+    PairingUnable,
+)
 from barnraise.pairing.psk import Psk
 
 
 @dataclass(frozen=True)
-class Proven:
+class PairingProven:
     """On the offerer's side: this machine knew the code. Let the cluster decide, then grant or refuse."""
 
     node: NodeId
@@ -47,40 +56,40 @@ class Proven:
 
 
 @dataclass(frozen=True)
-class Joined:
+class PairingJoined:
     """On the joiner's side: it is in."""
 
     log: TrustLog
     role: Role
     offerer: NodeId
     offerer_name: str
-    peers: tuple[Peer, ...]
+    peers: tuple[PairingPeer, ...]
 
 
 @dataclass(frozen=True)
-class Confirmed:
+class PairingConfirmed:
     """On the offerer's side: the joiner has the log."""
 
     node: NodeId
 
 
 @dataclass(frozen=True)
-class Unspoken:
+class PairingAborted:
     """On the offerer's side: no version in common; send what there is to send and close. Nothing is spent."""
 
     reason: str
 
 
 @dataclass(frozen=True, repr=False)
-class Step:
+class PairingStep:
     """What a received message leads to: bytes to send, a result, both or neither."""
 
     send: bytes | None = None
-    done: Proven | Joined | Confirmed | Unspoken | None = None
+    done: PairingProven | PairingJoined | PairingConfirmed | PairingAborted | None = None
 
 
 @dataclass(frozen=True)
-class Introduction:
+class PeerIntroduction:
     """What a machine says about itself."""
 
     name: str
@@ -89,7 +98,7 @@ class Introduction:
     port: int
 
 
-class Guess(Protocol):
+class CodeGuess(Protocol):
     """How an offerer's machine tells its offer what became of the one guess."""
 
     def claim(self) -> None:
@@ -110,13 +119,18 @@ class Joiner:
     """The machine that wants in. One code, one connection, one guess: never try again with the same code."""
 
     def __init__(
-        self, secret: Code | Psk, key: NodeKey, introduction: Introduction, *, role: Role | None = None
+        self,
+        secret: PairingCode | Psk,
+        key: NodeKey,
+        introduction: PeerIntroduction,
+        *,
+        role: Role | None = None,
     ) -> None:
         """``role`` is the only one that the user agreed to, if they said so; a pre-shared key says it."""
         self._secret = secret
         self._wanted = secret.role if isinstance(secret, Psk) else role
         self._key = key
-        self._proof = Proof(
+        self._proof = PairingProof(
             node=key.id.raw,
             name=introduction.name,
             platform=introduction.platform,
@@ -126,9 +140,9 @@ class Joiner:
         )
         # What the other side would not take is found here, before it costs the code.
         self._unsigned = messages.encode(self._proof, messages.PROOF_BYTES - TAG_OVERHEAD)
-        self._exchange = Exchange("joiner", secret.password, secret.tag)
+        self._exchange = SpakeExchange("joiner", secret.password, secret.tag)
         self._hello = b""
-        self._channel: Channel | None = None
+        self._channel: PairingChannel | None = None
         self._over = False
 
     @property
@@ -136,12 +150,12 @@ class Joiner:
         """The most bytes that the next message may have."""
         return messages.GRANT_BYTES if self._channel else messages.HELLO_BYTES
 
-    def begin(self) -> Step:
-        hello = Hello(versions=messages.VERSIONS, spake=self._exchange.message)
+    def begin(self) -> PairingStep:
+        hello = PairingHello(versions=messages.VERSIONS, spake=self._exchange.message)
         self._hello = messages.encode(hello, messages.HELLO_BYTES)
-        return Step(send=self._hello)
+        return PairingStep(send=self._hello)
 
-    def receive(self, data: bytes) -> Step:
+    def receive(self, data: bytes) -> PairingStep:
         if self._over:
             raise PairingError("a message came after the end of the pairing")
         try:
@@ -170,37 +184,37 @@ class Joiner:
             hint="The code is burned. Run `barnraise pair` there and type the new code here.",
         )
 
-    def _prove(self, data: bytes) -> Step:
-        answer = messages.decode(data, Answer, Unable, limit=messages.HELLO_BYTES)
-        if isinstance(answer, Unable):
+    def _prove(self, data: bytes) -> PairingStep:
+        answer = messages.decode(data, PairingAnswer, PairingUnable, limit=messages.HELLO_BYTES)
+        if isinstance(answer, PairingUnable):
             raise _no_version(answer.versions)
         if answer.version not in messages.VERSIONS:
             raise PairingError(f"the other machine chose version {answer.version}, which was not offered")
         key = self._exchange.finish(answer.spake)
         tag = self._secret.tag
-        self._channel = channel = Channel("joiner", key, tag=tag, hello=self._hello, answer=data)
+        self._channel = channel = PairingChannel("joiner", key, tag=tag, hello=self._hello, answer=data)
         signature = self._key.sign(channel.to_sign("joiner", self._unsigned))
         proof = msgspec.structs.replace(self._proof, signature=signature)
-        return Step(send=channel.seal(messages.encode(proof, messages.PROOF_BYTES - TAG_OVERHEAD)))
+        return PairingStep(send=channel.seal(messages.encode(proof, messages.PROOF_BYTES - TAG_OVERHEAD)))
 
-    def _finish(self, data: bytes, channel: Channel) -> Step:
+    def _finish(self, data: bytes, channel: PairingChannel) -> PairingStep:
         plain = channel.open(data)
         if plain is None:
             raise PairingError(
                 "the other machine's answer cannot be opened: it does not know the code",
                 hint="Somebody else may be answering. Run `barnraise pair` again and use `--at HOST`.",
             )
-        grant = messages.decode(plain, Grant, Refusal, limit=messages.GRANT_BYTES)
-        if isinstance(grant, Refusal):
+        grant = messages.decode(plain, PairingGrant, PairingRefusal, limit=messages.GRANT_BYTES)
+        if isinstance(grant, PairingRefusal):
             raise PairingError(f"the other machine refused: {grant.reason}")
         _check_signature(channel, "offerer", grant, grant.node, self._key.id.raw)
         log = self._checked_log(grant)
         members = log.members
         self._over = True
-        done = messages.encode(Done(head=log.head), messages.DONE_BYTES - TAG_OVERHEAD)
-        return Step(
+        done = messages.encode(PairingDone(head=log.head), messages.DONE_BYTES - TAG_OVERHEAD)
+        return PairingStep(
             send=channel.seal(done),
-            done=Joined(
+            done=PairingJoined(
                 log=log,
                 role=grant.role,
                 offerer=NodeId(grant.node),
@@ -209,7 +223,7 @@ class Joiner:
             ),
         )
 
-    def _checked_log(self, grant: Grant) -> TrustLog:
+    def _checked_log(self, grant: PairingGrant) -> TrustLog:
         try:
             log = TrustLog.read(decode_entry(entry) for entry in grant.log)
         except TrustError as error:
@@ -226,14 +240,16 @@ class Joiner:
 class Offerer:
     """The machine that lets somebody in; `Offer.take` makes it, one for each connection."""
 
-    def __init__(self, secret: Code | Psk, role: Role, key: NodeKey, name: str, guess: Guess) -> None:
+    def __init__(
+        self, secret: PairingCode | Psk, role: Role, key: NodeKey, name: str, guess: CodeGuess
+    ) -> None:
         self._secret = secret
         self._role: Role = role
         self._key = key
         self._name = name
         self._guess = guess
-        self._channel: Channel | None = None
-        self._proven: Proven | None = None
+        self._channel: PairingChannel | None = None
+        self._proven: PairingProven | None = None
         self._granted: bytes | None = None
         self._over = False
 
@@ -244,11 +260,11 @@ class Offerer:
             return messages.HELLO_BYTES
         return messages.PROOF_BYTES if self._proven is None else messages.DONE_BYTES
 
-    def begin(self) -> Step:
+    def begin(self) -> PairingStep:
         """The joiner speaks first."""
-        return Step()
+        return PairingStep()
 
-    def receive(self, data: bytes) -> Step:
+    def receive(self, data: bytes) -> PairingStep:
         if self._over:
             raise PairingError("a message came after the end of the pairing")
         try:
@@ -263,7 +279,7 @@ class Offerer:
             self._end(error.message)
             raise
 
-    def grant(self, log: TrustLog, entry: SignedEntry | None, peers: Iterable[Peer]) -> bytes:
+    def grant(self, log: TrustLog, entry: SignedEntry | None, peers: Iterable[PairingPeer]) -> bytes:
         """The answer to a proven joiner, once the cluster has decided.
 
         ``entry`` is the admission if it is next in ``log`` but not in it yet.
@@ -281,7 +297,7 @@ class Offerer:
                 f"{proven.name} is a member already, as {role}; the code is for the role {self._role}",
                 hint="A role is for good: unpair the machine and give it a new node key to change it.",
             )
-        grant = Grant(
+        grant = PairingGrant(
             node=self._key.id.raw,
             name=self._name,
             role=role,
@@ -301,7 +317,7 @@ class Offerer:
         channel, _ = self._deciding()
         self._over = True
         shown = printable(reason, instead=" ")[: messages.LONGEST_TEXT]
-        refusal = Refusal(reason=shown)
+        refusal = PairingRefusal(reason=shown)
         return channel.seal(messages.encode(refusal, messages.GRANT_BYTES - TAG_OVERHEAD))
 
     def lost(self) -> PairingError:
@@ -317,26 +333,28 @@ class Offerer:
             hint=f"If {proven.name} does not show up, pair it again: it keeps its place.",
         )
 
-    def _answer(self, data: bytes) -> Step:
+    def _answer(self, data: bytes) -> PairingStep:
         self._guess.check()
         try:
-            hello = messages.decode(data, Hello, limit=messages.HELLO_BYTES)
+            hello = messages.decode(data, PairingHello, limit=messages.HELLO_BYTES)
             common = set(hello.versions) & set(messages.VERSIONS)
             if not common:
                 self._over = True
-                unable = messages.encode(Unable(versions=messages.VERSIONS), messages.HELLO_BYTES)
-                return Step(send=unable, done=Unspoken(_no_version(hello.versions).message))
-            exchange = Exchange("offerer", self._secret.password, self._secret.tag)
+                unable = messages.encode(PairingUnable(versions=messages.VERSIONS), messages.HELLO_BYTES)
+                return PairingStep(send=unable, done=PairingAborted(_no_version(hello.versions).message))
+            exchange = SpakeExchange("offerer", self._secret.password, self._secret.tag)
             key = exchange.finish(hello.spake)
         except PairingError:
             self._guess.spoil()
             raise
-        answer = messages.encode(Answer(version=max(common), spake=exchange.message), messages.HELLO_BYTES)
+        answer = messages.encode(
+            PairingAnswer(version=max(common), spake=exchange.message), messages.HELLO_BYTES
+        )
         self._guess.claim()
-        self._channel = Channel("offerer", key, tag=self._secret.tag, hello=data, answer=answer)
-        return Step(send=answer)
+        self._channel = PairingChannel("offerer", key, tag=self._secret.tag, hello=data, answer=answer)
+        return PairingStep(send=answer)
 
-    def _verify(self, data: bytes, channel: Channel) -> Step:
+    def _verify(self, data: bytes, channel: PairingChannel) -> PairingStep:
         plain = channel.open(data)
         if plain is None:
             if isinstance(self._secret, Psk):
@@ -345,7 +363,7 @@ class Offerer:
                 "a machine tried a wrong code",
                 hint="If that was a typing error, run `barnraise pair` again; if not, somebody is guessing.",
             )
-        proof = messages.decode(plain, Proof, limit=messages.PROOF_BYTES)
+        proof = messages.decode(plain, PairingProof, limit=messages.PROOF_BYTES)
         _check_signature(channel, "joiner", proof, proof.node)
         if proof.node == self._key.id.raw:
             raise PairingError(
@@ -353,7 +371,7 @@ class Offerer:
                 hint="Its disk was cloned. Run `barnraise leave` on one of the two: it gets a new node id.",
             )
         self._guess.use(proof.name)
-        self._proven = Proven(
+        self._proven = PairingProven(
             node=NodeId(proof.node),
             name=proof.name,
             platform=proof.platform,
@@ -361,20 +379,20 @@ class Offerer:
             port=proof.port,
             role=self._role,
         )
-        return Step(done=self._proven)
+        return PairingStep(done=self._proven)
 
-    def _confirm(self, data: bytes, channel: Channel, proven: Proven) -> Step:
+    def _confirm(self, data: bytes, channel: PairingChannel, proven: PairingProven) -> PairingStep:
         if self._granted is None:
             raise PairingError(f"{proven.name} spoke before it was answered")
         plain = channel.open(data)
         if plain is None:
             raise PairingError(f"the last message of {proven.name} cannot be opened")
-        if messages.decode(plain, Done, limit=messages.DONE_BYTES).head != self._granted:
+        if messages.decode(plain, PairingDone, limit=messages.DONE_BYTES).head != self._granted:
             raise PairingError(f"{proven.name} confirms another trust log than it was sent")
         self._over = True
-        return Step(done=Confirmed(proven.node))
+        return PairingStep(done=PairingConfirmed(proven.node))
 
-    def _deciding(self) -> tuple[Channel, Proven]:
+    def _deciding(self) -> tuple[PairingChannel, PairingProven]:
         """The pause between proof and grant; to grant or refuse at another time is our own bug."""
         assert self._channel is not None, "nobody has spoken yet"
         assert self._proven is not None, "nobody has proved anything yet"
@@ -387,7 +405,9 @@ class Offerer:
             self._guess.burn(why)
 
 
-def _check_signature(channel: Channel, by: Side, message: Proof | Grant, signer: bytes, *more: bytes) -> None:
+def _check_signature(
+    channel: PairingChannel, by: Side, message: PairingProof | PairingGrant, signer: bytes, *more: bytes
+) -> None:
     """The node key's own word that it took part in this very exchange, and said this."""
     unsigned = msgspec.structs.replace(message, signature=messages.NO_SIGNATURE)
     plain = messages.encode(unsigned, messages.GRANT_BYTES)

@@ -5,43 +5,43 @@ nothing here measures, sends or waits.
 """
 
 from barnraise.planning.inputs.cluster import (
-    Cluster,
-    Member,
-    Path,
+    NetworkPath,
+    PlanCluster,
+    PlannedMachine,
     both_ways,
     build_cluster,
     cluster_of,
     without,
 )
-from barnraise.planning.inputs.codecs import LOSSY, Codec
-from barnraise.planning.inputs.hypothetical import Imagined, imagine, with_imagined
-from barnraise.planning.inputs.inputs import Model, Options, StepProfile
+from barnraise.planning.inputs.codecs import LOSSY, PlanCodec
+from barnraise.planning.inputs.hypothetical import HypotheticalMachine, imagine, with_imagined
+from barnraise.planning.inputs.inputs import ModelSize, PlanLimits, StepTimes
 from barnraise.planning.inputs.levels import Level, Levels, read_levels
-from barnraise.planning.plan.advice import Advice, advise
+from barnraise.planning.plan.advice import PlanAdvice, advise
 from barnraise.planning.plan.calibration import Calibration, Observation, refit
-from barnraise.planning.plan.drift_monitor import Replan, Watch, adopt, begin_watch, is_worth, watch
+from barnraise.planning.plan.drift_monitor import DriftMonitor, Replan, adopt, begin_watch, is_worth, watch
 from barnraise.planning.plan.planner import make_plans
-from barnraise.planning.plan.plans import Plan, Ranking, observation
+from barnraise.planning.plan.plans import Plan, PlanRanking, observation
 
 __all__ = [
     "LOSSY",
-    "Advice",
     "Calibration",
-    "Cluster",
-    "Codec",
-    "Imagined",
+    "DriftMonitor",
+    "HypotheticalMachine",
     "Level",
     "Levels",
-    "Member",
-    "Model",
+    "ModelSize",
+    "NetworkPath",
     "Observation",
-    "Options",
-    "Path",
     "Plan",
-    "Ranking",
+    "PlanAdvice",
+    "PlanCluster",
+    "PlanCodec",
+    "PlanLimits",
+    "PlanRanking",
+    "PlannedMachine",
     "Replan",
-    "StepProfile",
-    "Watch",
+    "StepTimes",
     "adopt",
     "advise",
     "begin_watch",

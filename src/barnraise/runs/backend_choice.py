@@ -21,14 +21,14 @@ _SENDS_NOTHING = frozenset({"fake"})
 Name = Annotated[str, Meta(max_length=200)]
 
 
-class Choice(msgspec.Struct, frozen=True):
+class BackendChoice(msgspec.Struct, frozen=True):
     """``backend`` as torch takes it, and why it is this one."""
 
     backend: str
     reason: str
 
 
-class Rank(msgspec.Struct, frozen=True, array_like=True):
+class RankDevices(msgspec.Struct, frozen=True, array_like=True):
     """What one rank tells the others before they choose; ``asked`` is None where the script named nothing."""
 
     asked: Name | None
@@ -37,18 +37,20 @@ class Rank(msgspec.Struct, frozen=True, array_like=True):
     system: Annotated[str, Meta(max_length=64)]
 
 
-def encode_rank(rank: Rank) -> bytes:
+def encode_rank(rank: RankDevices) -> bytes:
     return msgspec.msgpack.encode(rank)
 
 
-def decode_rank(data: bytes, number: int) -> Rank:
+def decode_rank(data: bytes, number: int) -> RankDevices:
     return decode(_ranks, data, f"what rank {number} tells of itself cannot be read")
 
 
-_ranks = msgspec.msgpack.Decoder(Rank)
+_ranks = msgspec.msgpack.Decoder(RankDevices)
 
 
-def choose_together(ranks: Sequence[Rank], machines: Sequence[int], forced: str, fabric: str) -> Choice:
+def choose_together(
+    ranks: Sequence[RankDevices], machines: Sequence[int], forced: str, fabric: str
+) -> BackendChoice:
     """The same choice on every rank, because each knows of all. ``machines`` are those of the ranks.
 
     On an untrusted fabric nothing that another machine tells can open a plaintext engine between machines.
@@ -66,7 +68,7 @@ def choose_together(ranks: Sequence[Rank], machines: Sequence[int], forced: str,
     )
     if len(asked) > 1 and forced == AUTO and choice.backend != OURS:
         named = ", ".join(sorted(name or "none" for name in asked))
-        return Choice(OURS, f"its ranks ask for different engines ({named})")
+        return BackendChoice(OURS, f"its ranks ask for different engines ({named})")
     return choice
 
 
@@ -78,26 +80,26 @@ def choose_engine(
     fabric: str = "untrusted",
     nccl_available: bool = False,
     systems: tuple[str, ...] = ("linux",),
-) -> Choice:
+) -> BackendChoice:
     """For a group whose ranks are on ``machines`` and compute on ``device`` (several: with commas)."""
     spans = len(set(machines)) > 1
     wanted = usual_name(asked, device)
     names = _names(wanted)
     if names <= _SENDS_NOTHING:
-        return Choice(wanted, "it sends nothing")
+        return BackendChoice(wanted, "it sends nothing")
     if forced != AUTO:
-        return Choice(forced, "it was forced with --engine")
+        return BackendChoice(forced, "it was forced with --engine")
     if names == {OURS}:
-        return Choice(OURS, "the script asks for it")
+        return BackendChoice(OURS, "the script asks for it")
     if spans and fabric != TRUSTED:
         known = names <= _TORCHS_OWN | {OURS}
-        return Choice(
+        return BackendChoice(
             OURS, _PLAINTEXT if known else f"{wanted} is not known to encrypt what it sends between machines"
         )
     obstacle = _obstacle(names, _kinds(device), nccl_available, systems if spans else ())
     if obstacle:
-        return Choice(OURS, obstacle)
-    return Choice(wanted, "the fabric is trusted" if spans else "the group is within one machine")
+        return BackendChoice(OURS, obstacle)
+    return BackendChoice(wanted, "the fabric is trusted" if spans else "the group is within one machine")
 
 
 def usual_name(asked: str | None, device: str) -> str:
@@ -107,7 +109,7 @@ def usual_name(asked: str | None, device: str) -> str:
     return "nccl" if _kinds(device) == {"cuda"} else "gloo"
 
 
-def sentence(asked: str | None, choice: Choice, machines: Sequence[int]) -> str | None:
+def sentence(asked: str | None, choice: BackendChoice, machines: Sequence[int]) -> str | None:
     """What the user should know of the choice; None if the script gets what it asked for, safely."""
     plain = len(set(machines)) > 1 and bool(_names(choice.backend) - {OURS} - _SENDS_NOTHING)
     kept = choice.backend == asked.lower() if asked else choice.backend != OURS

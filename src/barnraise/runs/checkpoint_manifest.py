@@ -26,7 +26,7 @@ from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.identity import NodeId, NodeKey, verify_signature
 from barnraise.identity.trust import TrustLog
-from barnraise.runs.record import MOST_MACHINES, Node, Order, RunId, Version
+from barnraise.runs.record import MOST_MACHINES, Node, RunId, RunSpec, Version
 
 KEPT = 3  # of each run on each machine
 MOST_STEP = 10**12 - 1
@@ -42,7 +42,7 @@ Fingerprint = Annotated[bytes, Meta(min_length=32, max_length=32)]
 _Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     """``digest`` is the hash of the state, as members compare it; ``previous`` is that of the one before it.
     ``file`` names the bytes of the state's file as the store of contents does. ``copies``: on how many
     machines it should be.
@@ -60,14 +60,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     copies: Annotated[int, Meta(ge=1, le=MOST_MACHINES)] = 2
 
 
-class Seal(msgspec.Struct, frozen=True):
+class CheckpointSignature(msgspec.Struct, frozen=True):
     """Who vouches for a manifest."""
 
     node: Node
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class HeldCheckpoint(msgspec.Struct, frozen=True, array_like=True):
     """A checkpoint that a machine has; ``agreed``: not only provisionally."""
 
     run: RunId
@@ -81,8 +81,8 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
         return self.generation, self.step
 
 
-def held_of(manifest: Manifest) -> Held:
-    return Held(manifest.run, manifest.step, not manifest.provisional, manifest.generation)
+def held_of(manifest: CheckpointManifest) -> HeldCheckpoint:
+    return HeldCheckpoint(manifest.run, manifest.step, not manifest.provisional, manifest.generation)
 
 
 def folder_name(step: int) -> str:
@@ -121,18 +121,20 @@ def fingerprint(manifest: bytes) -> bytes:
     return hashlib.sha256(manifest).digest()
 
 
-def sign(key: NodeKey, run: str, step: int, manifest: bytes) -> Seal:
+def sign(key: NodeKey, run: str, step: int, manifest: bytes) -> CheckpointSignature:
     """``manifest`` is its fingerprint. Run and step stand beside it, so that no other can be signed."""
-    return Seal(key.id.raw, key.sign(_statement(run, step, manifest)))
+    return CheckpointSignature(key.id.raw, key.sign(_statement(run, step, manifest)))
 
 
-def signers(log: TrustLog, order: Order) -> frozenset[bytes]:
+def signers(log: TrustLog, order: RunSpec) -> frozenset[bytes]:
     """Who may save for a run: every owner, and a guest that the order names. Nobody who was removed."""
     members = {node.raw: member.role for node, member in log.members.items()}
     return frozenset(raw for raw, role in members.items() if role == "owner" or raw in order.nodes)
 
 
-def read_manifest(data: bytes, seal: bytes | None, run: str, may_sign: Collection[bytes]) -> Manifest:
+def read_manifest(
+    data: bytes, seal: bytes | None, run: str, may_sign: Collection[bytes]
+) -> CheckpointManifest:
     """What is in the files of those names; RunError with the reason if it does not count."""
     if seal is None:
         raise RunError("it is not signed", hint=_OLDER)
@@ -151,7 +153,7 @@ def read_manifest(data: bytes, seal: bytes | None, run: str, may_sign: Collectio
     return manifest
 
 
-def manifest_in(place: Path, run: str, may_sign: Collection[bytes]) -> Manifest:
+def manifest_in(place: Path, run: str, may_sign: Collection[bytes]) -> CheckpointManifest:
     """Of a checkpoint on this machine's disk; RunError with the reason if it does not count."""
     try:
         data = _bounded(place / MANIFEST)
@@ -167,7 +169,7 @@ def _bounded(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def encode(what: Manifest | Seal) -> bytes:
+def encode(what: CheckpointManifest | CheckpointSignature) -> bytes:
     """As the file has it."""
     return msgspec.json.encode(what)
 
@@ -175,7 +177,7 @@ def encode(what: Manifest | Seal) -> bytes:
 # which one counts, and who keeps it
 
 
-def newest(held: Iterable[Held], runs: Sequence[str]) -> Held | None:
+def newest(held: Iterable[HeldCheckpoint], runs: Sequence[str]) -> HeldCheckpoint | None:
     """Of the first of these runs that has any: an agreed one before a provisional one, then the latest."""
     places = {run: place for place, run in enumerate(runs)}
     known = [one for one in held if one.run in places]
@@ -196,5 +198,5 @@ def _statement(run: str, step: int, manifest: bytes) -> bytes:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_manifests: msgspec.json.Decoder[Manifest] = msgspec.json.Decoder(Manifest)
-_seals: msgspec.json.Decoder[Seal] = msgspec.json.Decoder(Seal)
+_manifests: msgspec.json.Decoder[CheckpointManifest] = msgspec.json.Decoder(CheckpointManifest)
+_seals: msgspec.json.Decoder[CheckpointSignature] = msgspec.json.Decoder(CheckpointSignature)

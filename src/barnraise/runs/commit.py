@@ -29,7 +29,7 @@ Speed = Annotated[float, Meta(ge=0, le=1e15)]
 Units = Annotated[tuple[int, ...], Meta(max_length=1 << 20)]
 
 
-class Word(msgspec.Struct, frozen=True, array_like=True):
+class MemberState(msgspec.Struct, frozen=True, array_like=True):
     """What a member brings into a group. ``done``: how many steps it has applied."""
 
     fresh: bool  # it has no state yet
@@ -44,7 +44,7 @@ class Word(msgspec.Struct, frozen=True, array_like=True):
     overlaps: bool = True  # it could compute while a round is summed
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class CommitDecision(msgspec.Struct, frozen=True):
     """What all of them do now."""
 
     done: int  # steps that are applied once everybody has followed
@@ -61,7 +61,7 @@ class Verdict(msgspec.Struct, frozen=True):
     overlaps: bool = True  # all of them could
 
 
-def conclude(words: Sequence[Word]) -> Verdict:
+def conclude(words: Sequence[MemberState]) -> CommitDecision:
     """ProtocolError if the words contradict each other: then somebody's state is not of this run."""
     verdict = _conclude(words)
     near = [rank for rank in verdict.fresh if words[rank].nursed and words[rank].done == verdict.done]
@@ -77,18 +77,18 @@ def conclude(words: Sequence[Word]) -> Verdict:
     )
 
 
-def _speeds(words: Sequence[Word]) -> tuple[float, ...]:
+def _speeds(words: Sequence[MemberState]) -> tuple[float, ...]:
     """Who is not known yet is taken for the slowest, so that nobody has to wait for it."""
     known = [word.speed for word in words if word.speed > 0]
     return tuple(word.speed or min(known) for word in words) if known else ()
 
 
-def _conclude(words: Sequence[Word]) -> Verdict:
+def _conclude(words: Sequence[MemberState]) -> CommitDecision:
     fresh = tuple(rank for rank, word in enumerate(words) if word.fresh)
     old = [(rank, word) for rank, word in enumerate(words) if not word.fresh]
     none: tuple[frozenset[int], ...] = tuple(frozenset() for _ in words)
     if not old:
-        return Verdict(0, False, none, none, (), fresh, "nobody has a state yet")
+        return CommitDecision(0, False, none, none, (), fresh, "nobody has a state yet")
     most = max(word.done for _, word in old)
     least = min(word.done for _, word in old)
     holders = [word for _, word in old if word.done == least and word.held]
@@ -96,18 +96,20 @@ def _conclude(words: Sequence[Word]) -> Verdict:
     if most == least:
         if len(holders) == len(old) and len(digests) == 1:
             why = f"every survivor holds the same result of step {least}"
-            return Verdict(least + 1, True, *_kept(words, least + 1), _ranks(old), fresh, why)
+            return CommitDecision(least + 1, True, *_kept(words, least + 1), _ranks(old), fresh, why)
         why = f"step {least} was not held by everybody and is repeated with the sums that are left"
-        return Verdict(least, False, *_kept(words, least), _ranks(old), fresh, why)
+        return CommitDecision(least, False, *_kept(words, least), _ranks(old), fresh, why)
     if most != least + 1:
         raise ProtocolError(f"members of one group have applied {least} and {most} steps")
     if any(word.done == least and not word.held for _, word in old) or len(digests) != 1:
         raise ProtocolError(f"step {least} was applied by one member and is not held by another")
     why = f"step {least} was applied by one survivor, hence held by all"
-    return Verdict(most, True, *_kept(words, most), _ranks(old), fresh, why)
+    return CommitDecision(most, True, *_kept(words, most), _ranks(old), fresh, why)
 
 
-def _kept(words: Sequence[Word], step: int) -> tuple[tuple[frozenset[int], ...], tuple[frozenset[int], ...]]:
+def _kept(
+    words: Sequence[MemberState], step: int
+) -> tuple[tuple[frozenset[int], ...], tuple[frozenset[int], ...]]:
     """The units of this step, and of the one after it, that each member has computed."""
 
     def of(wanted: int) -> tuple[frozenset[int], ...]:
@@ -123,5 +125,5 @@ def _kept(words: Sequence[Word], step: int) -> tuple[tuple[frozenset[int], ...],
     return of(step), of(step + 1)
 
 
-def _ranks(old: Sequence[tuple[int, Word]]) -> tuple[int, ...]:
+def _ranks(old: Sequence[tuple[int, MemberState]]) -> tuple[int, ...]:
     return tuple(rank for rank, _ in old)

@@ -16,7 +16,7 @@ VARIABLE = "BARNRAISE_GUESTS"  # not there, or empty: all machines of the run ar
 Id = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
-class Company(msgspec.Struct, frozen=True):
+class Participants(msgspec.Struct, frozen=True):
     """The machines that the run's order names, as the agent of this worker knows them. Ids in hex."""
 
     here: Id
@@ -24,7 +24,7 @@ class Company(msgspec.Struct, frozen=True):
     guests: Annotated[dict[Id, str], Meta(max_length=MOST_MACHINES)]  # and what they are called
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Company | None:
+    def read(cls, environment: Mapping[str, str]) -> Participants | None:
         """None where there is no guest."""
         text = environment.get(VARIABLE)
         if not text:

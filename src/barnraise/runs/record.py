@@ -15,8 +15,8 @@ from msgspec import Meta
 from barnraise.core.decoding import decode
 from barnraise.core.errors import RunError, TrustError
 from barnraise.core.units import counted
-from barnraise.environments.installed_packages import Packages
-from barnraise.environments.script_imports import Needs
+from barnraise.environments.installed_packages import InstalledPackages
+from barnraise.environments.script_imports import ScriptImports
 from barnraise.identity import NodeId, NodeKey, verify_signature
 
 MOST_MACHINES = 256
@@ -51,7 +51,7 @@ class DataSet(msgspec.Struct, frozen=True, array_like=True):
     path: Argument = ""
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the user asked for."""
 
     run: RunId
@@ -75,7 +75,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     container: Word = ""
     data: Annotated[tuple[DataSet, ...], Meta(max_length=64)] = ()
     variables: Annotated[tuple[tuple[Word, Argument], ...], Meta(max_length=256)] = ()
-    needs: Needs = Needs()
+    needs: ScriptImports = ScriptImports()
     resumes: Annotated[tuple[RunId, ...], Meta(max_length=16)] = ()  # what it goes on with, newest first
 
     @property
@@ -84,7 +84,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return (self.folder, *(data.manifest for data in self.data if data.manifest))
 
 
-class Slot(msgspec.Struct, frozen=True, array_like=True):
+class WorkerSlot(msgspec.Struct, frozen=True, array_like=True):
     """A place for one worker; its rank is its position in the record. ``start`` tells its processes apart."""
 
     node: Node
@@ -97,7 +97,7 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
         return self.node, self.local_rank, self.start
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How it ended. ``tail`` is the last output of the worker that failed first."""
 
     code: Annotated[int, Meta(ge=0, le=255)]
@@ -107,14 +107,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     tail: Tail = ""
 
 
-class LeftOut(msgspec.Struct, frozen=True, array_like=True):
+class LeftOutNode(msgspec.Struct, frozen=True, array_like=True):
     """A machine that was chosen and does not take part."""
 
     node: Node
     why: Sentence
 
 
-class Forgiven(msgspec.Struct, frozen=True, array_like=True):
+class RestartedFailure(msgspec.Struct, frozen=True, array_like=True):
     """A place whose worker failed by itself, in what way, and was started again for once."""
 
     node: Node
@@ -134,19 +134,21 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     finished: bool = False  # a member of the session has ended well
     results_at: Annotated[bytes, Meta(max_length=32)] = b""  # where rank 0 ended well
     results_also_at: Annotated[bytes, Meta(max_length=32)] = b""  # where a machine's first worker did
-    slots: Annotated[tuple[Slot, ...], Meta(max_length=MOST_WORKERS)] = ()
-    left_out: Annotated[tuple[LeftOut, ...], Meta(max_length=MOST_MACHINES)] = ()
-    resting: Annotated[tuple[LeftOut, ...], Meta(max_length=MOST_MACHINES)] = ()  # the session, without them
+    slots: Annotated[tuple[WorkerSlot, ...], Meta(max_length=MOST_WORKERS)] = ()
+    left_out: Annotated[tuple[LeftOutNode, ...], Meta(max_length=MOST_MACHINES)] = ()
+    resting: Annotated[
+        tuple[LeftOutNode, ...], Meta(max_length=MOST_MACHINES)
+    ] = ()  # the session, without them
     restarts: Count = 0  # how many workers' deaths were followed by another start
-    forgiven: Annotated[tuple[Forgiven, ...], Meta(max_length=MOST_WORKERS)] = ()  # of late
+    forgiven: Annotated[tuple[RestartedFailure, ...], Meta(max_length=MOST_WORKERS)] = ()  # of late
     hard: bool = False  # end the workers without a last word
     elastic: bool = False  # a session: members may come and go, and nobody is started again for it
     # Newcomers to a session that get the state, to be let in then.
-    nursed: Annotated[tuple[Slot, ...], Meta(max_length=MOST_WORKERS)] = ()
+    nursed: Annotated[tuple[WorkerSlot, ...], Meta(max_length=MOST_WORKERS)] = ()
     nursery: Version = 0  # the number of the newest attempt to give it to them
     provisional: Version = 0  # the agreed version that this one was built on without a quorum; 0: agreed
     why: Sentence = ""
-    outcome: Outcome | None = None
+    outcome: RunOutcome | None = None
 
     @property
     def nodes(self) -> tuple[bytes, ...]:
@@ -196,7 +198,7 @@ class WorkerState(msgspec.Struct, frozen=True, array_like=True):
         return self.state == "ended" and (self.code != 0 or self.signal != 0)
 
 
-class Dropped(msgspec.Struct, frozen=True, array_like=True):
+class DroppedSteps(msgspec.Struct, frozen=True, array_like=True):
     """Steps that a machine trained without a quorum, and that count no more."""
 
     steps: Version
@@ -208,7 +210,7 @@ class Dropped(msgspec.Struct, frozen=True, array_like=True):
         return f"{name} had trained {trained} alone; {they} dropped, training goes on from step {self.onward}"
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A machine's own part in a run. ``serial`` orders the reports of one incarnation of its agent."""
 
     run: RunId
@@ -220,10 +222,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     done_bytes: Bytes = 0
     all_bytes: Bytes = 0
     devices: Annotated[tuple[Annotated[str, Meta(max_length=16)], ...], Meta(max_length=64)] = ()
-    packages: Packages | None = None
+    packages: InstalledPackages | None = None
     workers: Annotated[tuple[WorkerState, ...], Meta(max_length=256)] = ()
     elastic: bool = False  # its workers have a session
-    dropped: Annotated[tuple[Dropped, ...], Meta(max_length=MOST_DROPPED)] = ()  # the newest last
+    dropped: Annotated[tuple[DroppedSteps, ...], Meta(max_length=MOST_DROPPED)] = ()  # the newest last
     results: Digest = b""
     collected: bool = False  # whether ``results`` is all there will be
 
@@ -234,11 +236,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
-_orders = msgspec.msgpack.Decoder(Order)
+_orders = msgspec.msgpack.Decoder(RunSpec)
 _records = msgspec.msgpack.Decoder(RunRecord)
 
 
-def sign_order(order: Order, key: NodeKey) -> RunRecord:
+def sign_order(order: RunSpec, key: NodeKey) -> RunRecord:
     """The first version of its record."""
     encoded = _encoder.encode(order)
     if order.by != key.id.raw:
@@ -246,7 +248,7 @@ def sign_order(order: Order, key: NodeKey) -> RunRecord:
     return RunRecord(order=encoded, signature=key.sign(_PURPOSE + encoded))
 
 
-def read_order(record: RunRecord) -> Order:
+def read_order(record: RunRecord) -> RunSpec:
     """The order of a record, if whoever gave it signed it; whether that was an owner, the log knows."""
     order = decode(_orders, record.order, "the order of a run cannot be read")
     if not verify_signature(NodeId(order.by), record.signature, _PURPOSE + record.order):

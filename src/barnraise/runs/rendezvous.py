@@ -25,7 +25,7 @@ _KEPT = 20
 _TABLE = "table"
 
 
-class Lobby(Protocol):
+class RendezvousStore(Protocol):
     """What is needed of a `BoardClient`."""
 
     @property
@@ -44,7 +44,7 @@ class Lobby(Protocol):
     def wait(self, keys: Sequence[str], timeout_s: float) -> None: ...
 
 
-class Claim(NamedTuple):
+class RankRequest(NamedTuple):
     """What a process was told about its run. ``fixed``: by a person or a launcher, not by the view's size."""
 
     world: int
@@ -52,7 +52,7 @@ class Claim(NamedTuple):
     rank: int | None
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     generation: int
     rank: int
     world: int
@@ -65,7 +65,7 @@ class _Seat(msgspec.Struct, frozen=True, array_like=True):
     rank: int | None
 
 
-class _Table(msgspec.Struct, frozen=True, array_like=True):
+class _SeatMap(msgspec.Struct, frozen=True, array_like=True):
     """``confirmed``: all seats have just answered. ``spent``: keys of the last call, to be swept away."""
 
     version: int = 0
@@ -88,14 +88,14 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
         return tuple(f"here/{self.version}/{seat.who}" for seat in self.seats)
 
 
-class Arrival:
+class Rendezvous:
     """One process on its way to a rank. ``claim`` is asked anew while it waits: the view may change."""
 
     def __init__(
         self,
-        lobby: Lobby,
+        lobby: RendezvousStore,
         me: str,
-        claim: Callable[[], Claim],
+        claim: Callable[[], RankRequest],
         clock: Callable[[], float],
         say: Callable[[str], None],
     ) -> None:
@@ -106,7 +106,7 @@ class Arrival:
         self._say = say
         self._next_word = clock() + _FIRST_WORD_S
 
-    def arrive(self, timeout_s: float) -> Place:
+    def arrive(self, timeout_s: float) -> RankPlace:
         """OperationTimeout if too few came; ConfigError if they do not fit together."""
         deadline = self._clock() + timeout_s
         while True:
@@ -127,7 +127,7 @@ class Arrival:
                     hint="Start the script on the other machines too, or say how many come: BARNRAISE_WORLD.",
                 )
 
-    def _sit_down(self, table: _Table, data: bytes) -> None:
+    def _sit_down(self, table: _SeatMap, data: bytes) -> None:
         """Take a seat, or wait for others to come; call all when there is reason to."""
         world, fixed, rank = self._claim()
         if rank is not None and not 0 <= rank < world:
@@ -148,15 +148,15 @@ class Arrival:
         seats = tuple(seat if other.who == self._me else other for other in table.seats)
         if len(others) == len(table.seats):
             seats = (*table.seats, seat)
-        if _Table(seats=seats).is_full or seats != table.seats:
-            self._move(table, data, calling=_Table(seats=seats).is_full, seats=seats)
+        if _SeatMap(seats=seats).is_full or seats != table.seats:
+            self._move(table, data, calling=_SeatMap(seats=seats).is_full, seats=seats)
             return
         if self._clock() >= self._next_word:
             self._next_word = self._clock() + _WORD_S
             self._say(f"{len(seats)} of {table.world} processes are here; waiting for the others")
         self._wait_for([f"changed/{table.version + 1}"], _LOOK_S)
 
-    def _call(self, table: _Table, data: bytes) -> Place | None:
+    def _call(self, table: _SeatMap, data: bytes) -> RankPlace | None:
         """Answer, hear the others, and agree on who was absent: the first to say so is right."""
         if any(seat.who == self._me for seat in table.seats):
             self._lobby.set(f"here/{table.version}/{self._me}", b"")
@@ -176,7 +176,7 @@ class Arrival:
 
     def _move(
         self,
-        table: _Table,
+        table: _SeatMap,
         data: bytes,
         *,
         seats: tuple[_Seat, ...],
@@ -186,7 +186,7 @@ class Arrival:
     ) -> None:
         """Change the table, if nobody else did so first."""
         # Numbers of the board's history grow, so this generation is later than all before it.
-        following = _Table(table.version + 1, calling, confirmed, self._lobby.number, seats, spent)
+        following = _SeatMap(table.version + 1, calling, confirmed, self._lobby.number, seats, spent)
         encoded = msgspec.msgpack.encode(following)
         if self._lobby.compare_set(_TABLE, data, encoded) != encoded:
             return
@@ -221,20 +221,20 @@ def _conflict(seat: _Seat, others: Sequence[_Seat]) -> str | None:
     return None
 
 
-def _place(seats: Sequence[_Seat], me: str, generation: int, world: int) -> Place | None:
+def _place(seats: Sequence[_Seat], me: str, generation: int, world: int) -> RankPlace | None:
     """Ranks that were given stay; the others are filled in the order of arrival."""
     given = {seat.rank for seat in seats}
     free = iter([rank for rank in range(world) if rank not in given])
     for seat in seats:
         rank = next(free) if seat.rank is None else seat.rank
         if seat.who == me:
-            return Place(generation, rank, world)
+            return RankPlace(generation, rank, world)
     return None
 
 
-def _read(data: bytes) -> _Table:
+def _read(data: bytes) -> _SeatMap:
     if not data:
-        return _Table()
+        return _SeatMap()
     return decode(_tables, data, "the table in the lobby cannot be read")
 
 
@@ -242,5 +242,5 @@ def _names(data: bytes) -> list[str]:
     return decode(_outcomes, data, "the outcome of a call in the lobby cannot be read")
 
 
-_tables = msgspec.msgpack.Decoder(_Table)
+_tables = msgspec.msgpack.Decoder(_SeatMap)
 _outcomes = msgspec.msgpack.Decoder(list[str])

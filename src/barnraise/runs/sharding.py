@@ -17,7 +17,7 @@ _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-class Unit(NamedTuple):
+class MicroBatch(NamedTuple):
     """Positions ``first`` to ``last`` (without it) of an epoch's order."""
 
     number: int
@@ -29,13 +29,13 @@ class Unit(NamedTuple):
         return self.last - self.first
 
 
-def cut(first: int, last: int, size: int) -> tuple[Unit, ...]:
+def cut(first: int, last: int, size: int) -> tuple[MicroBatch, ...]:
     """The units of a step that covers these positions."""
     starts = range(first, last, size)
-    return tuple(Unit(number, start, min(start + size, last)) for number, start in enumerate(starts))
+    return tuple(MicroBatch(number, start, min(start + size, last)) for number, start in enumerate(starts))
 
 
-class Course(NamedTuple):
+class DataOrder(NamedTuple):
     """All that the order of a training depends on."""
 
     samples: int
@@ -69,7 +69,7 @@ class Course(NamedTuple):
         first = within * self.batch
         return first, min(first + self.steps(step, period) * self.batch, self.samples)
 
-    def units(self, step: int, period: int = 1) -> tuple[Unit, ...]:
+    def units(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
         return cut(*self.span(step, period), self.unit)
 
     def order(self, epoch: int) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]:
@@ -100,7 +100,7 @@ def fingerprint(units: Iterable[int]) -> int:
 
 
 def lease(
-    units: Sequence[Unit],
+    units: Sequence[MicroBatch],
     claimed: Mapping[int, frozenset[int]],
     shares: Sequence[float],
     tried: frozenset[int] = frozenset(),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from barnraise.runs.participants import VARIABLE, Company
-from barnraise.runs.record import Order, RunRecord
+from barnraise.runs.participants import VARIABLE, Participants
+from barnraise.runs.record import RunRecord, RunSpec
 
 # Programs insist that these are set; no such host exists, the cluster's own store is used instead.
 MASTER_ADDR = "barnraise.invalid"
@@ -14,7 +14,7 @@ MASTER_PORT = "52416"
 
 def worker_environment(
     base: Mapping[str, str],
-    order: Order,
+    order: RunSpec,
     record: RunRecord,
     rank: int,
     *,
@@ -69,8 +69,8 @@ def worker_environment(
     }
 
 
-def _company(order: Order, here: bytes, guests: Mapping[bytes, str]) -> str:
+def _company(order: RunSpec, here: bytes, guests: Mapping[bytes, str]) -> str:
     if not guests:
         return ""
     owners = tuple(node.hex() for node in order.nodes if node not in guests)
-    return Company(here.hex(), owners, {node.hex(): name for node, name in guests.items()}).encode()
+    return Participants(here.hex(), owners, {node.hex(): name for node, name in guests.items()}).encode()

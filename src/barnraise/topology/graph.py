@@ -57,7 +57,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine | None = None
 
 
-class Graph(msgspec.Struct, frozen=True, kw_only=True):
+class TopologyGraph(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes by id and links by their ends; `build_graph` puts them in order."""
 
     nodes: Annotated[tuple[NodeFacts, ...], Meta(max_length=MOST_NODES)] = ()
@@ -90,7 +90,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
         pairs = ((a, b) for place, a in enumerate(ids) for b in ids[place + 1 :])
         return tuple(pair for pair in pairs if pair not in known)
 
-    def whole(self) -> Graph:
+    def whole(self) -> TopologyGraph:
         """Machines of one cluster reach each other: those pairs that nobody told of are links, too."""
         trip = max((link.rtt_s for link in self.links), default=0.0)
         unheard = [LinkFacts(a=a, b=b, rtt_s=trip) for a, b in self.missing_pairs()]
@@ -110,7 +110,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.msgpack.encode(timeless)).hexdigest()
 
 
-def build_graph(nodes: Iterable[NodeFacts], links: Iterable[LinkFacts] = ()) -> Graph:
+def build_graph(nodes: Iterable[NodeFacts], links: Iterable[LinkFacts] = ()) -> TopologyGraph:
     """A graph in canonical order. Of two reports about one link, the one that measured last counts."""
     known = {facts.node: facts for facts in nodes}
     best: dict[Pair, LinkFacts] = {}
@@ -120,7 +120,7 @@ def build_graph(nodes: Iterable[NodeFacts], links: Iterable[LinkFacts] = ()) -> 
         other = best.get((link.a, link.b))
         if other is None or _newer(link) < _newer(other):
             best[link.a, link.b] = link
-    return Graph(
+    return TopologyGraph(
         nodes=tuple(known[node] for node in sorted(known)), links=tuple(best[pair] for pair in sorted(best))
     )
 
@@ -130,16 +130,16 @@ def ordered_pair(a: str, b: str) -> Pair:
     return (a, b) if a < b else (b, a)
 
 
-def encode_graph(graph: Graph) -> bytes:
+def encode_graph(graph: TopologyGraph) -> bytes:
     return msgspec.msgpack.encode(graph)
 
 
-def decode_graph(data: bytes) -> Graph:
+def decode_graph(data: bytes) -> TopologyGraph:
     """ProtocolError for anything that is not a graph in canonical order."""
     if len(data) > _LARGEST:
         raise ProtocolError(f"a graph of {len(data)} bytes is larger than any cluster's")
     try:
-        return msgspec.msgpack.decode(data, type=Graph)
+        return msgspec.msgpack.decode(data, type=TopologyGraph)
     except msgspec.DecodeError as error:
         raise ProtocolError(f"these bytes are not a graph: {error}") from error
 

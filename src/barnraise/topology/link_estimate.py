@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from barnraise.core.units import format_duration
-from barnraise.topology.graph import Graph, LinkFacts, Pair, ordered_pair
+from barnraise.topology.graph import LinkFacts, Pair, TopologyGraph, ordered_pair
 
 MOST_BYTES = 16 * 1024 * 1024
 MOST_SECONDS = 1.0
@@ -38,7 +38,7 @@ _WINDOW_S = 0.2
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLink:
     """The last measurement of a pair: when, the round trip then, and whether it gave a figure."""
 
     at_s: float
@@ -47,10 +47,10 @@ class Measured:
 
 
 def next_measurement(
-    graph: Graph,
+    graph: TopologyGraph,
     now: float,
     busy: Collection[str],
-    last: Mapping[Pair, Measured],
+    last: Mapping[Pair, MeasuredLink],
     *,
     under_way: Collection[Pair] = (),
     asked: Collection[Pair] = (),
@@ -78,7 +78,7 @@ def next_measurement(
     return None if best is None else best[1]
 
 
-def why_measure(link: LinkFacts, before: Measured | None, now: float) -> str | None:
+def why_measure(link: LinkFacts, before: MeasuredLink | None, now: float) -> str | None:
     """The reason to measure a link now, for the log; None if there is none."""
     if before is None:
         return "it was never measured"
@@ -96,7 +96,7 @@ def why_measure(link: LinkFacts, before: Measured | None, now: float) -> str | N
 
 
 @dataclass(frozen=True)
-class Estimate:
+class LinkEstimate:
     """What the arrivals so far say. ``enough``: the receiver should say stop."""
 
     mbps: float | None
@@ -107,7 +107,7 @@ class Estimate:
     reason: str
 
 
-def estimate(train: Sequence[tuple[float, int]]) -> Estimate:
+def estimate(train: Sequence[tuple[float, int]]) -> LinkEstimate:
     """Mbit/s from arrivals ``(time, bytes)`` in the order in which they came, with the spread of its parts.
 
     The bytes of the first arrival do not count, since nobody knows when they set out. The first part of the
@@ -120,7 +120,7 @@ def estimate(train: Sequence[tuple[float, int]]) -> Estimate:
     rates = _rates(train) if len(train) >= _FEWEST else []
     if len(rates) < _FEWEST:
         reason = "too little arrived to tell" if full else "too little arrived yet"
-        return Estimate(None, 0.0, received, seconds, full, reason)
+        return LinkEstimate(None, 0.0, received, seconds, full, reason)
     lower, median, upper = statistics.quantiles(rates, n=4)
     spread = (upper - lower) / median
     half = len(rates) // 2
@@ -130,7 +130,7 @@ def estimate(train: Sequence[tuple[float, int]]) -> Estimate:
         reason = "the figure is steady"
     else:
         reason = "the most that is polite has been sent" if full else "the figure still moves"
-    return Estimate(median * 8 / 1e6, spread, received, seconds, full or steady, reason)
+    return LinkEstimate(median * 8 / 1e6, spread, received, seconds, full or steady, reason)
 
 
 def next_piece(sent: int, received: int, elapsed_s: float) -> int:

@@ -23,7 +23,7 @@ class _Turn:
     keeps: bool  # whether others wait for it
 
 
-class Turns:
+class MeasurementSlots:
     """Of one machine. ``is_sending``: it measures a link itself; ``is_probing``: its devices."""
 
     def __init__(self) -> None:

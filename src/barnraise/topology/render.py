@@ -8,7 +8,7 @@ from typing import NamedTuple
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration, format_rate, format_size
 from barnraise.topology.devices import Device, Machine
-from barnraise.topology.graph import Graph, LinkFacts, NodeFacts, Pair
+from barnraise.topology.graph import LinkFacts, NodeFacts, Pair, TopologyGraph
 
 _MOST_DRAWN = 8
 _LEAST_STEP = 5
@@ -36,7 +36,7 @@ _FINE = _Pen("●", "│", "○", ("═", "╪"), ("─", "┼"), ("╌", "┼")
 _PLAIN = _Pen("o", "|", "x", ("=", "#"), ("-", "+"), ("~", "+"), (".", "|"))
 
 
-class LinkRow(NamedTuple):
+class RenderedLink(NamedTuple):
     """One link as a row of a table."""
 
     a: str
@@ -48,7 +48,7 @@ class LinkRow(NamedTuple):
     reason: str
 
 
-def draw_graph(graph: Graph, *, plain: bool = False) -> str:
+def draw_graph(graph: TopologyGraph, *, plain: bool = False) -> str:
     """A text picture. ``plain`` uses no signs beyond ASCII, for terminals that cannot show them."""
     if not graph.nodes:
         return "no machines"
@@ -60,7 +60,7 @@ def draw_graph(graph: Graph, *, plain: bool = False) -> str:
     return text.encode("ascii", "replace").decode() if plain else text
 
 
-def link_table(graph: Graph) -> list[LinkRow]:
+def link_table(graph: TopologyGraph) -> list[RenderedLink]:
     """A row for each link, the slowest first, then the pairs without one."""
     names = _names(graph)
     rows = []
@@ -71,9 +71,9 @@ def link_table(graph: Graph) -> list[LinkRow]:
         age = link.measured_s_ago
         measured = "never" if age is None else f"{format_duration(round(age))} ago"
         row = (_rate(link), rtt, measured, _clean(link.address), _clean(link.reason, 80))
-        rows.append(LinkRow(names[link.a], names[link.b], *row))
+        rows.append(RenderedLink(names[link.a], names[link.b], *row))
     for a, b in graph.missing_pairs():
-        rows.append(LinkRow(names[a], names[b], "no link", "", "", "", ""))
+        rows.append(RenderedLink(names[a], names[b], "no link", "", "", "", ""))
     return rows
 
 
@@ -97,7 +97,7 @@ def main_device(machine: Machine) -> Device | None:
     )
 
 
-def _picture(graph: Graph, names: dict[str, str], pen: _Pen) -> str:
+def _picture(graph: TopologyGraph, names: dict[str, str], pen: _Pen) -> str:
     """A post for each machine, and a rung between two posts for each link, the fastest on top."""
     posts = {facts.node: place for place, facts in enumerate(graph.nodes)}
     width = max(len(name) for name in names.values())
@@ -143,7 +143,7 @@ def _stroke(link: LinkFacts, pen: _Pen) -> tuple[str, str]:
     return pen.medium if link.mbps >= _SLOW_MBPS else pen.slow
 
 
-def _matrix(graph: Graph, names: dict[str, str]) -> str:
+def _matrix(graph: TopologyGraph, names: dict[str, str]) -> str:
     """Mbit/s above the diagonal, milliseconds below it."""
     facts = {(link.a, link.b): link for link in graph.links}
     width = max(len(name) for name in names.values())
@@ -181,7 +181,7 @@ def _figure(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 0.1 else f"{value:.2f}"
 
 
-def _names(graph: Graph) -> dict[str, str]:
+def _names(graph: TopologyGraph) -> dict[str, str]:
     """What to call each node: its name, with the beginning of its id where two are called alike."""
     short = {facts.node: _clean(facts.name, _NAME) or facts.node[:8] for facts in graph.nodes}
     called = list(short.values())

@@ -18,17 +18,19 @@ from typing import Any
 import torch
 
 from barnraise.core.errors import RunError
-from barnraise.training.gradients.accumulator import OwnSum
-from barnraise.training.gradients.reducer import Sums
+from barnraise.training.gradients.accumulator import GradientAccumulator
+from barnraise.training.gradients.reducer import GradientReducer
 from barnraise.training.state.training_state import TrainingState
 
 
-class Rounds:
+class LocalSgd:
     """Of one member; without a period nothing happens here."""
 
-    def __init__(self, sums: Sums, state: TrainingState, steps: Sequence[Callable[..., Any]]) -> None:
+    def __init__(
+        self, sums: GradientReducer, state: TrainingState, steps: Sequence[Callable[..., Any]]
+    ) -> None:
         self._sums, self._state, self._inner_steps = sums, state, steps
-        self._own = OwnSum(sums)
+        self._own = GradientAccumulator(sums)
         self._other: list[torch.Tensor] = []
         self._is_aside = False
         self._weight = 0.0  # of the units of this round that are in this member's progress

@@ -12,7 +12,7 @@ MOST_KEPT = 1 << 16  # entries; twice as many before the older half is dropped
 Logged = dict[str, tuple[float, float]]  # by name: the weighted sum, and the weight
 
 
-class Journal:
+class MetricsLog:
     """``history``: one entry for each step that was logged while this member was there, not too long ago."""
 
     def __init__(self) -> None:

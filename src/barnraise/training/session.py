@@ -19,34 +19,34 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from barnraise.checkpoint.files import write_model
 from barnraise.core.errors import RunError
-from barnraise.planning import Levels, Model, StepProfile
+from barnraise.planning import Levels, ModelSize, StepTimes
 from barnraise.planning.inputs.levels import OPEN
 from barnraise.training.autotune.profiler import profiled
-from barnraise.training.autotune.tuner import Chooser, Seen, Wish
-from barnraise.training.data.iterable import Stream
-from barnraise.training.data.loader import Units
-from barnraise.training.gradients.batch_norm_stats import Norms
-from barnraise.training.gradients.grad_scaler import Scaling
-from barnraise.training.gradients.reducer import Sums
+from barnraise.training.autotune.tuner import GroupSample, SyncTuner, Wish
+from barnraise.training.data.iterable import IterableLoader
+from barnraise.training.data.loader import MicroBatchLoader
+from barnraise.training.gradients.batch_norm_stats import BatchNormStats
+from barnraise.training.gradients.grad_scaler import ScalerAdapter
+from barnraise.training.gradients.reducer import GradientReducer
 from barnraise.training.group.gathered import decode_tensor, encode_tensor
-from barnraise.training.group.manager import Circle, Place
-from barnraise.training.hub.group_client import Outward
-from barnraise.training.hub.port import Beyond, Leased
-from barnraise.training.hub.step_loop import HubSteps
-from barnraise.training.local_sgd import Rounds
-from barnraise.training.metrics import Journal
-from barnraise.training.recovery.live_recovery import Healed
-from barnraise.training.recovery.out_of_memory import Memory, Piece
-from barnraise.training.state.bitwise_sync import Anchoring, arithmetic_of
-from barnraise.training.state.checkpoint_manager import Saving
+from barnraise.training.group.manager import GroupManager, WorkerId
+from barnraise.training.hub.group_client import GroupHubClient
+from barnraise.training.hub.port import HubPort, LeasedData
+from barnraise.training.hub.step_loop import HubStepLoop
+from barnraise.training.local_sgd import LocalSgd
+from barnraise.training.metrics import MetricsLog
+from barnraise.training.recovery.live_recovery import RecoveryStats
+from barnraise.training.recovery.out_of_memory import MicroBatchPart, OutOfMemoryGuard
+from barnraise.training.state.bitwise_sync import BitwiseSync, arithmetic_of
+from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.state.names_in_state import tensors_of
 from barnraise.training.state.training_state import TrainingState
-from barnraise.training.steps.context import Training
+from barnraise.training.steps.context import StepContext
 from barnraise.training.steps.provisional import ProvisionalSteps
-from barnraise.training.steps.step_loop import Steps
-from barnraise.training.steps.throughput import Pace
+from barnraise.training.steps.step_loop import StepLoop
+from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync
-from barnraise.training.validation.buffer_mutation import Written
+from barnraise.training.validation.buffer_mutation import BufferMutationCheck
 from barnraise.training.validation.checks import check_all_taken, check_prepared, parameters_of
 
 _SCALER = "barnraise.scaler"
@@ -58,15 +58,15 @@ class Session:
 
     def __init__(
         self,
-        circle: Circle,
+        circle: GroupManager,
         *,
         seed: int,
         unit: int,
-        saving: Saving,
+        saving: CheckpointManager,
         mixed: bool = False,
         sync: Wish | Sync = "exact",
         levels: Levels = OPEN,
-        beyond: Beyond | None = None,
+        beyond: HubPort | None = None,
         is_site: bool = False,
     ) -> None:
         """``is_site``: the group is one member of a hub, and ``beyond`` the way there, if there is one."""
@@ -82,14 +82,14 @@ class Session:
         self._optimizers: list[Optimizer] = []
         self._tracked: dict[str, Any] = {}
         self._clip: float | None = None
-        self._current: Piece | None = None
+        self._current: MicroBatchPart | None = None
         self._stepped: list[Optimizer] = []  # in the unit at hand
         self._parts_taken = 0  # of a unit in parts that the script is in the midst of
         self._weight: float | None = None
         self._in_batch = False
-        self._pace = Pace()
-        self._memory = Memory.from_environment()
-        self._journal = Journal()
+        self._pace = Throughput()
+        self._memory = OutOfMemoryGuard.from_environment()
+        self._journal = MetricsLog()
 
     # what the script asks
 
@@ -99,7 +99,7 @@ class Session:
         return self._state.covered
 
     @property
-    def healed(self) -> Healed | None:
+    def healed(self) -> RecoveryStats | None:
         """How this member got the state, if it came while the others trained."""
         return self._steps.healed
 
@@ -142,10 +142,10 @@ class Session:
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         check_prepared(model, optimizers, schedulers)
         self._model, self._optimizers = model, optimizers
-        self._sums = Sums(parameter for one in optimizers for parameter in parameters_of(one))
-        self._norms = Norms(model)
-        self._written = Written(model, self._norms.buffers)
-        scaling = Scaling(scalers[0] if scalers else None)
+        self._sums = GradientReducer(parameter for one in optimizers for parameter in parameters_of(one))
+        self._norms = BatchNormStats(model)
+        self._written = BufferMutationCheck(model, self._norms.buffers)
+        scaling = ScalerAdapter(scalers[0] if scalers else None)
         if scaling.scaler is not None:
             self._tracked[_SCALER] = scaling.scaler
         self._state = TrainingState(model, self._optimizers, schedulers, self._tracked)
@@ -155,14 +155,14 @@ class Session:
         # With ``mixed`` no two members are taken for alike.
         arithmetic = os.urandom(8) if self._mixed else arithmetic_of(self._optimizers)
         optimizer_steps = [one.step for one in self._optimizers]
-        training = Training(
+        training = StepContext(
             data=self._data,
             sums=self._sums,
-            rounds=Rounds(self._sums, self._state, optimizer_steps),
+            rounds=LocalSgd(self._sums, self._state, optimizer_steps),
             norms=self._norms,
             state=self._state,
             scaling=scaling,
-            anchoring=Anchoring(self._state, arithmetic),
+            anchoring=BitwiseSync(self._state, arithmetic),
             optimizer_steps=optimizer_steps,
             scheduler_steps=[one.step for one in schedulers],
         )
@@ -172,18 +172,18 @@ class Session:
             scheduler.step = self._scheduler_step_of(type(scheduler).__name__)
         self._steps = self._steps_of(training)
         self._steps.clip = self._clip
-        if not isinstance(self._data, Leased):
+        if not isinstance(self._data, LeasedData):
             self._choose_sync(scaling, loader.batch_size or 1, unit)
         self._steps.on_commit.append(self._circle.say_trained)
-        self.on_commit(ProvisionalSteps.of(Place.from_environment()))
+        self.on_commit(ProvisionalSteps.of(WorkerId.from_environment()))
         atexit.register(self._circle.close)
         atexit.register(self._steps.close)
         self._steps.meet()
-        if isinstance(self._steps, HubSteps):
+        if isinstance(self._steps, HubStepLoop):
             self._steps.begin()
         return (model, optimizer, profiled(self, Batches(self)), *more)
 
-    def _data_of(self, loader: DataLoader[Any], unit: int) -> Units | Stream:
+    def _data_of(self, loader: DataLoader[Any], unit: int) -> MicroBatchLoader | IterableLoader:
         is_stream = isinstance(loader.dataset, IterableDataset)
         if self._beyond is not None or self._is_site:
             if is_stream:
@@ -192,22 +192,26 @@ class Session:
                     hint="Use a data set with a length, which can be read at any place.",
                 )
             # Batch norms normalise units, so with them there are as many as the script wants.
-            return Leased(loader, unit, self._seed, is_fine=self._is_site and not self._norms.width)
-        return Stream(loader, unit, self._seed, self._state) if is_stream else Units(loader, unit, self._seed)
+            return LeasedData(loader, unit, self._seed, is_fine=self._is_site and not self._norms.width)
+        return (
+            IterableLoader(loader, unit, self._seed, self._state)
+            if is_stream
+            else MicroBatchLoader(loader, unit, self._seed)
+        )
 
-    def _steps_of(self, training: Training) -> Steps:
+    def _steps_of(self, training: StepContext) -> StepLoop:
         parts = self._circle, self._saving, training, self._journal, self._pace
-        if not isinstance(self._data, Leased):
-            return Steps(*parts)
+        if not isinstance(self._data, LeasedData):
+            return StepLoop(*parts)
         if training.scaling.scaler is not None:
             raise RunError("a hub's run has no GradScaler", hint="Use bfloat16 without a scaler.")
-        outward = Outward(self._beyond, self._sums, self._data, self._state)
+        outward = GroupHubClient(self._beyond, self._sums, self._data, self._state)
         self._tracked[_HUB] = outward
         for one in self._optimizers:
             one._opt_called = True  # type: ignore[attr-defined]  # by those who trained before us, as schedulers see it
-        return HubSteps(outward, *parts)
+        return HubStepLoop(outward, *parts)
 
-    def _choose_sync(self, scaling: Scaling, batch: int, unit: int) -> None:
+    def _choose_sync(self, scaling: ScalerAdapter, batch: int, unit: int) -> None:
         sync = self._sync
         if isinstance(sync, Sync):
             if sync.is_local and scaling.scaler is not None:
@@ -222,10 +226,10 @@ class Session:
         parameters = sum(one.numel() for one in trained)
         wire = sum(one.numel() * max(4, one.element_size()) for one in trained) / parameters
         is_lora = parameters < sum(one.numel() for one in self._state.model.parameters()) / 2
-        chooser = Chooser(
+        chooser = SyncTuner(
             self._circle.survey,
-            Model(parameters=parameters, wire_bytes=wire, is_lora=is_lora),
-            StepProfile(batch=batch, unit=min(unit, batch)),
+            ModelSize(parameters=parameters, wire_bytes=wire, is_lora=is_lora),
+            StepTimes(batch=batch, unit=min(unit, batch)),
             wish,
             self._steps.want,
             self._circle.say_rests,
@@ -240,7 +244,7 @@ class Session:
             last[:] = [now, covered]
             if self.is_main:
                 speeds = tuple(self._pace.shares) if self._pace.is_known else ()
-                seen = Seen(
+                seen = GroupSample(
                     self._circle.generation, self._state.sync, speeds, self._circle.machines(), step_s
                 )
                 chooser.note(seen)
@@ -336,7 +340,7 @@ class Session:
                 if self._steps.deals != deals:
                     break  # a group has changed while a sum was on its way
 
-    def _begin(self, step: int, covered: int, piece: Piece) -> None:
+    def _begin(self, step: int, covered: int, piece: MicroBatchPart) -> None:
         size = float(piece.span.size)
         self._current, self._weight = piece, None
         self._stepped.clear()
@@ -400,7 +404,7 @@ class Session:
 
         return step
 
-    def _unit_done(self, piece: Piece) -> None:
+    def _unit_done(self, piece: MicroBatchPart) -> None:
         weight = self._weight if self._weight is not None else float(piece.span.size)
         self._steps.claim(piece.unit, weight, is_whole=piece.is_last)
         check_all_taken(self._state.model, self._optimizers)

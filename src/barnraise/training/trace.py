@@ -7,21 +7,21 @@ import time
 from collections.abc import Iterable
 
 from barnraise.checkpoint.serialization import digest
-from barnraise.training.group.manager import Circle
+from barnraise.training.group.manager import GroupManager
 from barnraise.training.recovery.state_transfer import sketch
 from barnraise.training.state.training_state import TrainingState
 
 _HASHED_WHOLE = 10_000_000  # numbers; of a larger state, a trace has a sketch
 
 
-class Trace:
+class CommitTrace:
     """One line for each commit, in the file that BARNRAISE_TRACE_COMMITS names."""
 
     def __init__(self) -> None:
         self._path = os.environ.get("BARNRAISE_TRACE_COMMITS", "")
         self._where = ""
 
-    def hold(self, circle: Circle, units: int) -> None:
+    def hold(self, circle: GroupManager, units: int) -> None:
         """In which group a result came about: that may be another one than where it is applied."""
         self._where = f"{circle.generation} {circle.rank} {circle.world}"
         self._of = units

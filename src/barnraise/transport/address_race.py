@@ -14,7 +14,7 @@ from barnraise.transport.control.connection import OnClosed, OnMessage
 from barnraise.transport.control.dial import (
     HANDSHAKE_S,
     AgentTls,
-    ControlLink,
+    ControlConnection,
     dial_unopened,
     was_refused,
 )
@@ -27,7 +27,7 @@ _GRACE_S = 0.5  # what slower addresses get once one was measured
 _PINGS = 3
 
 
-class Tried(NamedTuple):
+class TriedAddress(NamedTuple):
     """One address and what came of it: a round trip, an error, or nothing."""
 
     address: str
@@ -35,7 +35,7 @@ class Tried(NamedTuple):
     error: str | None = None
 
 
-class Choice(NamedTuple):
+class AddressChoice(NamedTuple):
     """The address to use, and why this one."""
 
     address: str
@@ -63,7 +63,7 @@ def dialable(addresses: Iterable[str]) -> list[str]:
     return (outside or list(found))[:MOST_ADDRESSES]
 
 
-def choose(tried: list[Tried], current: str | None = None) -> Choice:
+def choose(tried: list[TriedAddress], current: str | None = None) -> AddressChoice:
     """The address with the lowest round trip, or the current one if none is clearly nearer. Pure.
 
     TransportError if none answered.
@@ -87,7 +87,7 @@ def choose(tried: list[Tried], current: str | None = None) -> Choice:
             parts.append(f"{one.address} ({_show(one.rtt_s)}) is not enough faster to change")
         else:
             parts.append(f"{one.address} ({_show(one.rtt_s)}) is slower")
-    return Choice(address, "; ".join(parts))
+    return AddressChoice(address, "; ".join(parts))
 
 
 async def dial_best(
@@ -103,7 +103,7 @@ async def dial_best(
     on_message: OnMessage,
     on_closed: OnClosed,
     current: str | None = None,
-) -> tuple[ControlLink, Choice]:
+) -> tuple[ControlConnection, AddressChoice]:
     """A link over the best of these addresses; the other side never sees those that were not chosen.
 
     With ``current`` it is a new link all the same, maybe over the address in use. Errors as of `dial_agent`;
@@ -143,12 +143,12 @@ async def dial_best(
 class _Race:
     """Links to one agent over several addresses, until one is chosen."""
 
-    def __init__(self, dial: Callable[[str], Awaitable[ControlLink]], timeout_s: float) -> None:
+    def __init__(self, dial: Callable[[str], Awaitable[ControlConnection]], timeout_s: float) -> None:
         self._dial = dial
         self._timeout_s = timeout_s
         self._rtts: dict[str, float] = {}
         self._errors: dict[str, BarnraiseError] = {}
-        self.links: dict[str, ControlLink] = {}
+        self.links: dict[str, ControlConnection] = {}
 
     async def enter(self, address: str, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
@@ -166,8 +166,8 @@ class _Race:
         if pending:
             await asyncio.wait(pending, timeout=_GRACE_S)
 
-    def result(self, addresses: list[str]) -> list[Tried]:
-        return [Tried(one, self._rtts.get(one), self._problem(one)) for one in addresses]
+    def result(self, addresses: list[str]) -> list[TriedAddress]:
+        return [TriedAddress(one, self._rtts.get(one), self._problem(one)) for one in addresses]
 
     def failure(self, message: str) -> TransportError:
         """Who was heard tells more than who was not; a refusal is evidence only if nobody was heard."""
@@ -191,7 +191,7 @@ def _is_clearly_less(rtt_s: float, than_s: float) -> bool:
     return gain >= _SAME_S and gain >= _SAME_SHARE * than_s
 
 
-def _problem(one: Tried) -> str:
+def _problem(one: TriedAddress) -> str:
     if one.error is None:
         return f"{one.address} does not answer"
     # Errors of a dial name the address themselves.

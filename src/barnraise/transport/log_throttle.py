@@ -9,7 +9,7 @@ from barnraise.transport.addresses import source_of
 _MOST = 64
 
 
-class Complaints:
+class ThrottledLog:
     """One for each kind of failure."""
 
     def __init__(self, log: logging.Logger, words: str) -> None:

@@ -14,27 +14,33 @@ import msgspec
 import torch
 
 from barnraise.core.config import load_settings
-from barnraise.hub.client.bandwidth_policy import Pace, manners_of
+from barnraise.hub.client.bandwidth_policy import UplinkLimiter, manners_of
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.contributor import Contributor
-from barnraise.hub.client.credentials import SITE_VARIABLE, VARIABLE, Seat, read_seat, read_seat_text
-from barnraise.hub.protocol.messages import Course, Layout, Lease, decode_message, encode_message
-from barnraise.training.hub.port import Form, Handed, Span, Task
+from barnraise.hub.client.credentials import (
+    SITE_VARIABLE,
+    VARIABLE,
+    MemberCredentials,
+    read_seat,
+    read_seat_text,
+)
+from barnraise.hub.protocol.messages import HubDataOrder, Lease, VectorLayout, decode_message, encode_message
+from barnraise.training.hub.port import LeasedWork, ModelSpec, RoundUpdate, SampleRange
 
 _EPOCHS = 1 << 20  # the script's own loop says when it is enough
 
 
-def rounds_from_environment() -> HubRounds:
+def rounds_from_environment() -> HubAdapter:
     """In a process that was started for a machine's seat at a hub."""
     seat = read_seat(Path(os.environ[VARIABLE]))
     contributor = _contributor(seat, Path(seat.folder))
     # Asked to end, it gives back what it has leased: others need not wait for it.
     atexit.register(contributor.leave)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    return HubRounds(contributor, only_begins=seat.only_begins)
+    return HubAdapter(contributor, only_begins=seat.only_begins)
 
 
-def site_rounds_from_environment() -> HubRounds:
+def site_rounds_from_environment() -> HubAdapter:
     """On a machine of a site. The lease is all machines' and stays when this one leaves."""
     seat = read_seat_text(os.environ[SITE_VARIABLE])
     kept = os.environ.get(
@@ -42,50 +48,50 @@ def site_rounds_from_environment() -> HubRounds:
     )  # in the run's folder, and gone with it; not in a container
     folder = Path(kept).parent / "hub" if kept else Path(tempfile.gettempdir())
     folder.mkdir(parents=True, exist_ok=True)
-    return HubRounds(_contributor(seat, folder))
+    return HubAdapter(_contributor(seat, folder))
 
 
-def _contributor(seat: Seat, folder: Path) -> Contributor:
+def _contributor(seat: MemberCredentials, folder: Path) -> Contributor:
     manners = manners_of(load_settings().contributing)
     logging.basicConfig(level=logging.WARNING, format="barnraise: %(message)s")
-    pace = Pace(manners.uplink_bytes_s)
+    pace = UplinkLimiter(manners.uplink_bytes_s)
     client = HubClient(seat.addresses, seat.hub_id, seat.member_key, pace=pace, store=seat.store)
     return Contributor(client, folder, is_owner=seat.is_owner, manners=manners)
 
 
-class HubRounds:
+class HubAdapter:
     """What `barnraise.training` calls Beyond."""
 
     def __init__(self, contributor: Contributor, *, only_begins: bool = False) -> None:
         self._contributor, self._only_begins = contributor, only_begins
 
-    def begin(self, form: Form, state: torch.Tensor) -> Task:
+    def begin(self, form: ModelSpec, state: torch.Tensor) -> LeasedWork:
         layout, course = _declared(form)
         if self._only_begins:
             self._contributor.found(layout, course, state)
             sys.exit(0)
         return _task(self._contributor.begin(layout, course, state))
 
-    def exchange(self, handed: Handed, state: torch.Tensor) -> Task:
+    def exchange(self, handed: RoundUpdate, state: torch.Tensor) -> LeasedWork:
         lease = self._contributor.exchange(
             handed.change, state, samples=handed.samples, loss=handed.loss, speed=handed.speed
         )
         return _task(lease)
 
-    def go_on(self, form: Form, task: Task) -> None:
+    def go_on(self, form: ModelSpec, task: LeasedWork) -> None:
         self._contributor.go_on(*_declared(form), decode_message(Lease, task.token))
 
 
-def _declared(form: Form) -> tuple[Layout, Course]:
-    layout = msgspec.convert({"entries": form.layout}, Layout)
-    course = Course(
+def _declared(form: ModelSpec) -> tuple[VectorLayout, HubDataOrder]:
+    layout = msgspec.convert({"entries": form.layout}, VectorLayout)
+    course = HubDataOrder(
         samples=form.samples, batch=form.batch, seed=form.seed, shuffle=form.shuffle, epochs=_EPOCHS
     )
     return layout, course
 
 
-def _task(lease: Lease | None) -> Task:
+def _task(lease: Lease | None) -> LeasedWork:
     if lease is None:
-        return Task((), 0, 1)
-    spans = tuple(Span(span.epoch, span.first, span.last) for span in lease.spans)
-    return Task(spans, lease.covered, lease.members, encode_message(lease))
+        return LeasedWork((), 0, 1)
+    spans = tuple(SampleRange(span.epoch, span.first, span.last) for span in lease.spans)
+    return LeasedWork(spans, lease.covered, lease.members, encode_message(lease))

@@ -14,11 +14,11 @@ from barnraise.planning.inputs.codecs import CHOOSABLE
 from barnraise.planning.inputs.levels import OPEN, VARIABLE
 from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.autotune.tuner import Wish
-from barnraise.training.group.manager import AgentsCircle, Circle, Place
-from barnraise.training.group.single import Alone
-from barnraise.training.hub.port import Beyond
+from barnraise.training.group.manager import AgentGroupManager, GroupManager, WorkerId
+from barnraise.training.group.single import SingleWorkerGroup
+from barnraise.training.hub.port import HubPort
 from barnraise.training.session import Session
-from barnraise.training.state.checkpoint_manager import Saving, Shelves
+from barnraise.training.state.checkpoint_manager import CheckpointLocations, CheckpointManager
 from barnraise.training.sync import Sync
 
 _WISHES: dict[str, Wish] = {"exact": "exact", "auto": "auto"}
@@ -41,18 +41,18 @@ def init(
     "auto", to let the planner choose codecs and local steps too; or a `Sync`. None: as the run was started.
     In a process that ``barnraise join --invite`` started, the hub decides how all stay together.
     """
-    place = Place.from_environment()
+    place = WorkerId.from_environment()
     is_site = place is not None and bool(os.environ.get("BARNRAISE_SITE"))
     beyond = _hub(is_site=is_site) if is_site or os.environ.get("BARNRAISE_HUB") else None
     # The hub has what a site would begin with if all its machines were lost; a checkpoint would be older.
-    saving = Saving(None if is_site else Shelves.of(place), checkpoint_s, copies)
+    saving = CheckpointManager(None if is_site else CheckpointLocations.of(place), checkpoint_s, copies)
     named = sync if sync is not None else os.environ.get("BARNRAISE_SYNC") or "exact"
     wish = named if isinstance(named, Sync) else _WISHES.get(named)
     if wish is None:
         raise ConfigError(f"there is no sync {named!r}", hint="Take 'exact', 'auto' or a barnraise.Sync.")
     wish = "exact" if is_dry_run() else wish
     levels = _levels()
-    circle: Circle = Alone() if place is None else AgentsCircle(place, levels)
+    circle: GroupManager = SingleWorkerGroup() if place is None else AgentGroupManager(place, levels)
     return Session(
         circle,
         seed=seed,
@@ -80,7 +80,7 @@ def _levels() -> Levels:
     return read_levels(document, [codec.name for codec in CHOOSABLE], "auto")
 
 
-def _hub(*, is_site: bool) -> Beyond | None:
+def _hub(*, is_site: bool) -> HubPort | None:
     """None on a machine of a site that lacks what a hub needs: another one speaks."""
     try:
         from barnraise.worker.hub_adapter import rounds_from_environment, site_rounds_from_environment

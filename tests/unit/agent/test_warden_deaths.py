@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from barnraise.agent.runs import supervisor_client
-from barnraise.agent.runs.supervisor_client import Leftover, leftovers
-from barnraise.agent.supervisor.messages import AllEnded, Ended, Note, Started
-from barnraise.agent.supervisor.pidfile import Record, Seen, write_record
+from barnraise.agent.runs.supervisor_client import OrphanProcess, leftovers
+from barnraise.agent.supervisor.messages import AllExited, SupervisorNote, WorkerExited, WorkerStarted
+from barnraise.agent.supervisor.pidfile import PidRecord, ProcessIdentity, write_record
+from tests.repository import ROOT
 from tests.unit.agent.warden_crew import DAEMONISE, Crew, is_alive, is_gone_within, order, said, worker
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and sessions are Unix's")
@@ -51,7 +52,7 @@ def _daemons(home: Path) -> list[int]:
 
 
 def _agent(home: Path, program: str) -> tuple[subprocess.Popen[str], list[int]]:
-    root = Path(__file__).parents[3]
+    root = ROOT
     environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
     agent = subprocess.Popen(
         [sys.executable, "-c", AGENT, str(home), program], env=environment, stdout=subprocess.PIPE, text=True
@@ -85,7 +86,7 @@ def test_a_killed_warden_takes_its_workers_along_and_the_agent_hears_of_each(tmp
         crew = await Crew.of(
             order(tmp_path, worker(tmp_path, program), worker(tmp_path, "print('early')", 1))
         )
-        await crew.until(lambda crew: crew.all(Ended))
+        await crew.until(lambda crew: crew.all(WorkerExited))
         await said(tmp_path / "rank-0.log", b"ready")
         os.kill(crew.warden.pid, signal.SIGKILL)
         await crew.end()
@@ -95,7 +96,7 @@ def test_a_killed_warden_takes_its_workers_along_and_the_agent_hears_of_each(tmp
         assert (crew.ended(0).code, crew.ended(0).signal, crew.ended(0).tail) == (None, None, b"ready\n")
         assert crew.ended(1).code == 0
         assert "the warden of run run-1 died" in crew.notes()
-        assert [type(event) for event in crew.events[-3:]] == [Note, Ended, AllEnded]
+        assert [type(event) for event in crew.events[-3:]] == [SupervisorNote, WorkerExited, AllExited]
         assert list((tmp_path / "records").iterdir()) == []
 
     asyncio.run(run())
@@ -130,15 +131,15 @@ def test_a_later_agent_kills_what_an_earlier_one_left(tmp_path: Path) -> None:
 
 def test_a_number_that_is_used_again_is_not_killed(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
-        record = Record("0" * 32, "old", 1, None, (Seen(stranger.pid, time.time() - 60),))
+        record = PidRecord("0" * 32, "old", 1, None, (ProcessIdentity(stranger.pid, time.time() - 60),))
         write_record(tmp_path, record)
         (tmp_path / "junk.warden").write_bytes(b"\xff not a record")
-        assert leftovers(tmp_path) == [Leftover("old", 1, 0)]
+        assert leftovers(tmp_path) == [OrphanProcess("old", 1, 0)]
         assert list(tmp_path.iterdir()) == []
         assert stranger.poll() is None
         started = psutil.Process(stranger.pid).create_time()
-        write_record(tmp_path, Record("0" * 32, "old", 1, None, (Seen(stranger.pid, started),)))
-        assert leftovers(tmp_path) == [Leftover("old", 1, 1)]
+        write_record(tmp_path, PidRecord("0" * 32, "old", 1, None, (ProcessIdentity(stranger.pid, started),)))
+        assert leftovers(tmp_path) == [OrphanProcess("old", 1, 1)]
         assert stranger.wait(60) == -signal.SIGKILL
 
 
@@ -157,7 +158,7 @@ def test_a_warden_that_speaks_nonsense_is_killed(tmp_path: Path, words: str) -> 
         await crew.end()
         assert (crew.ended(0).code, crew.ended(0).signal) == (None, None)
         assert not is_alive(crew.warden.pid)
-        assert crew.all(Started) == []
+        assert crew.all(WorkerStarted) == []
 
     asyncio.run(run())
 
@@ -190,6 +191,6 @@ def test_a_listener_that_raises_does_not_stop_the_warden_from_being_heard(tmp_pa
         crew = await Clumsy.of(order(tmp_path, worker(tmp_path, "")))
         await crew.end()
         assert crew.ended(0).code == 0
-        assert len(crew.all(AllEnded)) == 1
+        assert len(crew.all(AllExited)) == 1
 
     asyncio.run(run())

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.agent.supervisor.log_file import LogPart, LogWriter, read_log, remove_log
-from barnraise.agent.supervisor.log_pump import Keeper
-from barnraise.agent.supervisor.messages import MOST_TAIL_BYTES, Note
+from barnraise.agent.supervisor.log_pump import WorkerLog
+from barnraise.agent.supervisor.messages import MOST_TAIL_BYTES, SupervisorNote
+from tests.repository import ROOT
 
 
 def _said(count: int, begin: int = 0) -> bytes:
@@ -161,7 +162,7 @@ for size in [1, 17, 4096, 9999, 251] * 400:
     writer.write((pattern * (size // 251 + 2))[total % 251 :][:size])
     total += size
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     with subprocess.Popen([sys.executable, "-c", program, str(path)], env=environment) as writer:
         total = (1 + 17 + 4096 + 9999 + 251) * 400
         pattern = _said(251)
@@ -181,8 +182,8 @@ for size in [1, 17, 4096, 9999, 251] * 400:
 
 def test_a_log_that_cannot_be_made_is_told_once_and_the_tail_is_kept(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    notes: list[Note] = []
-    keeper = Keeper(2, tmp_path / "file" / "rank-2.log", 1 << 20, notes.append)
+    notes: list[SupervisorNote] = []
+    keeper = WorkerLog(2, tmp_path / "file" / "rank-2.log", 1 << 20, notes.append)
     keeper.keep(b"x" * 20_000)
     keeper.keep(b"last")
     keeper.close()

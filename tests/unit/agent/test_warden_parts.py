@@ -18,14 +18,14 @@ from barnraise.agent.supervisor import linux
 from barnraise.agent.supervisor.limits import chosen_cpus
 from barnraise.agent.supervisor.messages import (
     QUIET,
-    AllEnded,
-    Ended,
-    Limits,
-    Note,
-    Order,
-    Started,
+    AllExited,
+    LaunchRequest,
     Stop,
-    WorkerOrder,
+    SupervisorNote,
+    WorkerExited,
+    WorkerLaunch,
+    WorkerLimits,
+    WorkerStarted,
     frame_of,
     read_event,
     read_order,
@@ -36,9 +36,9 @@ from barnraise.agent.supervisor.policy import (
     Effect,
     Happening,
     InputEnded,
-    Kill,
+    SendKill,
+    SendTerminate,
     Supervision,
-    Terminate,
     TimePassed,
     decide,
     next_deadline,
@@ -46,9 +46,10 @@ from barnraise.agent.supervisor.policy import (
 from barnraise.agent.supervisor.windows_job import Job
 from barnraise.core.config import load_settings
 from barnraise.core.errors import ProtocolError
+from tests.repository import ROOT
 
-_WORKER = WorkerOrder(0, 0, ("python", "train.py"), "/tmp", {"A": "b"}, "/tmp/log")
-_ORDER = Order("run-1", 1, (_WORKER,), "/tmp/records", QUIET)
+_WORKER = WorkerLaunch(0, 0, ("python", "train.py"), "/tmp", {"A": "b"}, "/tmp/log")
+_ORDER = LaunchRequest("run-1", 1, (_WORKER,), "/tmp/records", QUIET)
 
 
 def _after(state: Supervision, *happenings: tuple[Happening, float]) -> tuple[Supervision, list[Effect]]:
@@ -62,36 +63,36 @@ def _after(state: Supervision, *happenings: tuple[Happening, float]) -> tuple[Su
 def test_asked_again_does_not_grant_more_time() -> None:
     begin = Supervision(frozenset({0, 1}), 10.0)
     state, effects = _after(begin, (Stop(), 100.0), (Stop(), 109.0), (TimePassed(), 109.9))
-    assert effects == [Terminate((0, 1))]
+    assert effects == [SendTerminate((0, 1))]
     assert next_deadline(state) == 110.0
-    state, effects = _after(state, (Ended(0, 0, None, 109.95, b""), 109.95), (TimePassed(), 110.0))
-    assert effects[1] == Kill((1,))
-    assert isinstance(effects[2], Note)
+    state, effects = _after(state, (WorkerExited(0, 0, None, 109.95, b""), 109.95), (TimePassed(), 110.0))
+    assert effects[1] == SendKill((1,))
+    assert isinstance(effects[2], SupervisorNote)
     assert "rank 1" in effects[2].text
 
 
 def test_one_bad_end_leaves_the_others_alone() -> None:
-    state, effects = _after(Supervision(frozenset({0, 1}), 10.0), (Ended(0, 1, None, 5.0, b""), 5.0))
-    assert effects == [Ended(0, 1, None, 5.0, b"")]
+    state, effects = _after(Supervision(frozenset({0, 1}), 10.0), (WorkerExited(0, 1, None, 5.0, b""), 5.0))
+    assert effects == [WorkerExited(0, 1, None, 5.0, b"")]
     assert state.running == {1}
     assert next_deadline(state) is None
 
 
 def test_one_may_be_killed_alone() -> None:
     state, effects = _after(Supervision(frozenset({0, 1}), 10.0), (Stop(ranks=(1, 7)), 5.0))
-    assert effects == [Kill((1,))]
+    assert effects == [SendKill((1,))]
     assert next_deadline(state) is None
 
 
 @pytest.mark.parametrize("reason", [InputEnded(), Stop(hard=True)])
 def test_an_end_of_the_agent_kills_at_once_and_what_survives_is_told_once(reason: Happening) -> None:
     state, effects = _after(Supervision(frozenset({3}), 10.0), (Stop(), 0.0), (reason, 1.0))
-    assert effects == [Terminate((3,)), Kill((3,))]
+    assert effects == [SendTerminate((3,)), SendKill((3,))]
     state, effects = _after(
         state, (Stop(), 2.0), *((TimePassed(), STUCK_S + late) for late in (0.5, 1.0, 20.0))
     )
     (note,) = effects
-    assert isinstance(note, Note)
+    assert isinstance(note, SupervisorNote)
     assert "rank 3" in note.text
 
 
@@ -99,7 +100,12 @@ def test_messages_pass_whole() -> None:
     assert read_order(io.BytesIO(frame_of(_ORDER))) == _ORDER
     for stop in (Stop(True), Stop(ranks=(3, 4))):
         assert read_stop(io.BytesIO(frame_of(stop))) == stop
-    events = [Started(0, 1), Ended(0, None, 9, 1.5, b"\xff", True), Note("x"), AllEnded()]
+    events = [
+        WorkerStarted(0, 1),
+        WorkerExited(0, None, 9, 1.5, b"\xff", True),
+        SupervisorNote("x"),
+        AllExited(),
+    ]
     stream = io.BytesIO(b"".join(map(frame_of, events)))
     assert [read_event(stream) for _ in range(5)] == [*events, None]
 
@@ -135,7 +141,7 @@ def test_events_are_bounded(event: object) -> None:
 def test_some_core_is_always_left_to_the_workers(
     available: frozenset[int], cpus: int | None, spare: int
 ) -> None:
-    chosen = chosen_cpus(available, Limits(cpus=cpus, spare_cpus=spare))
+    chosen = chosen_cpus(available, WorkerLimits(cpus=cpus, spare_cpus=spare))
     if chosen is None:
         assert spare == 0 or len(available) == 1
         assert cpus is None or cpus >= len(available) or len(available) == 1
@@ -182,7 +188,7 @@ subprocess.Popen(["sh", "-c", "setsid sleep 600 & sleep 600"])
 assert linux.kill_descendants(60)
 assert linux._descendants(os.getpid()) == []
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, env=environment, timeout=120)
 
 

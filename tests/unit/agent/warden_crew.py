@@ -11,8 +11,15 @@ from typing import Any, TypeVar
 
 import psutil
 
-from barnraise.agent.runs.supervisor_client import Warden, read_log
-from barnraise.agent.supervisor.messages import Ended, Event, Note, Order, Started, WorkerOrder
+from barnraise.agent.runs.supervisor_client import SupervisorClient, read_log
+from barnraise.agent.supervisor.messages import (
+    Event,
+    LaunchRequest,
+    SupervisorNote,
+    WorkerExited,
+    WorkerLaunch,
+    WorkerStarted,
+)
 
 Kind = TypeVar("Kind")
 
@@ -33,7 +40,7 @@ def daemonise(file):
 """
 
 
-def worker(home: Path, program: str, rank: int = 0, **more: Any) -> WorkerOrder:
+def worker(home: Path, program: str, rank: int = 0, **more: Any) -> WorkerLaunch:
     fields: dict[str, Any] = {
         "rank": rank,
         "local_rank": rank,
@@ -42,11 +49,11 @@ def worker(home: Path, program: str, rank: int = 0, **more: Any) -> WorkerOrder:
         "environment": {"PYTHONUNBUFFERED": "1"},
         "log": str(home / f"rank-{rank}.log"),
     }
-    return WorkerOrder(**{**fields, **more})
+    return WorkerLaunch(**{**fields, **more})
 
 
-def order(home: Path, *workers: WorkerOrder, **more: Any) -> Order:
-    return Order("run-1", 3, workers, str(home / "records"), **more)
+def order(home: Path, *workers: WorkerLaunch, **more: Any) -> LaunchRequest:
+    return LaunchRequest("run-1", 3, workers, str(home / "records"), **more)
 
 
 class Crew:
@@ -55,12 +62,12 @@ class Crew:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self._came = asyncio.Event()
-        self.warden: Warden
+        self.warden: SupervisorClient
 
     @classmethod
-    async def of(cls, given: Order, python: str = sys.executable) -> Crew:
+    async def of(cls, given: LaunchRequest, python: str = sys.executable) -> Crew:
         crew = cls()
-        crew.warden = await Warden.start(given, crew._take, python)
+        crew.warden = await SupervisorClient.start(given, crew._take, python)
         return crew
 
     def _take(self, event: Event) -> None:
@@ -81,14 +88,14 @@ class Crew:
             await self.warden.ended()
 
     def pid(self, rank: int) -> int:
-        return next(event.pid for event in self.all(Started) if event.rank == rank)
+        return next(event.pid for event in self.all(WorkerStarted) if event.rank == rank)
 
-    def ended(self, rank: int) -> Ended:
-        (found,) = [event for event in self.all(Ended) if event.rank == rank]
+    def ended(self, rank: int) -> WorkerExited:
+        (found,) = [event for event in self.all(WorkerExited) if event.rank == rank]
         return found
 
     def notes(self) -> str:
-        return "\n".join(event.text for event in self.all(Note))
+        return "\n".join(event.text for event in self.all(SupervisorNote))
 
 
 async def said(log: Path, words: bytes, deadline_s: float = 90.0) -> None:

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from barnraise.agent_client.run_requests import NewestTold
-from barnraise.checkpoint.files import Checkpoints, Facts, write_model
-from barnraise.checkpoint.serialization import Parts, digest, dismantle
+from barnraise.agent_client.run_requests import NewestCheckpointResponse
+from barnraise.checkpoint.files import CheckpointInfo, Checkpoints, write_model
+from barnraise.checkpoint.serialization import FlatState, digest, dismantle
 from barnraise.core.errors import AgentError, RunError
 from barnraise.identity import NodeKey
-from barnraise.runs.checkpoint_manifest import FILES, KEPT, Seal, sign
+from barnraise.runs.checkpoint_manifest import FILES, KEPT, CheckpointSignature, sign
 
 RUN = "train-abcd"
 KEY = NodeKey.generate()
@@ -29,32 +29,32 @@ class Signs:
     def __init__(self, key: NodeKey = KEY, run: str = RUN, known: NodeKey = KEY) -> None:
         self.key, self.run, self.known = key, run, known
 
-    def seal(self, step: int, fingerprint: bytes) -> Seal:
+    def seal(self, step: int, fingerprint: bytes) -> CheckpointSignature:
         return sign(self.key, self.run, step, fingerprint)
 
     def signers(self, run: str) -> Collection[bytes]:
         return {self.known.id.raw}
 
-    def newest(self, passing_over: Collection[tuple[str, int]]) -> NewestTold:
-        return NewestTold()
+    def newest(self, passing_over: Collection[tuple[str, int]]) -> NewestCheckpointResponse:
+        return NewestCheckpointResponse()
 
     def bring(self, run: str, step: int) -> None:
         raise AssertionError("nothing is away")
 
 
 class IsSilent(Signs):
-    def seal(self, step: int, fingerprint: bytes) -> Seal:
+    def seal(self, step: int, fingerprint: bytes) -> CheckpointSignature:
         raise AgentError("the agent is silent")
 
 
-def parts(step: int) -> Parts:
+def parts(step: int) -> FlatState:
     return dismantle({"w": torch.full((3, 4), float(step)), "shared": torch.ones(5)[:3], "done": step})
 
 
 def saved(folder: Path, *steps: int, run: str = RUN, notary: Signs | None = None) -> Checkpoints:
     kept = Checkpoints(folder, run, notary or Signs(run=run))
     for step in steps:
-        kept.save(parts(step), Facts(step, 1, False))
+        kept.save(parts(step), CheckpointInfo(step, 1, False))
         kept.wait()
     return kept
 
@@ -153,7 +153,7 @@ def test_a_draft_is_no_checkpoint(tmp_path: Path) -> None:
 
 def test_an_agreed_one_counts_before_a_provisional_one(tmp_path: Path) -> None:
     kept = saved(tmp_path, 1)
-    kept.save(parts(2), Facts(2, 1, True))
+    kept.save(parts(2), CheckpointInfo(2, 1, True))
     kept.wait()
     found = kept.newest()
     assert found is not None

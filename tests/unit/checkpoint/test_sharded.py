@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from barnraise.agent_client.cluster_requests import NodeRow, StatusTold
-from barnraise.agent_client.run_requests import RunRow, WatchTold, WorkerRow
+from barnraise.agent_client.cluster_requests import NodeRow, StatusResponse
+from barnraise.agent_client.run_requests import RunRow, WatchResponse, WorkerRow
 from barnraise.checkpoint import sharded
 from barnraise.checkpoint.serialization import as_bytes
 from barnraise.checkpoint.shard_files import (
-    Found,
+    FoundShards,
     ShardFile,
     ShardManifest,
     all_files,
@@ -344,14 +344,14 @@ def test_a_run_goes_on_with_those_of_the_run_before(tmp_path: Path, monkeypatch:
         assert load("mine") == (9, later), "the run's own count"
 
 
-def cluster(**roles: str) -> StatusTold:
+def cluster(**roles: str) -> StatusResponse:
     nodes = tuple(
         NodeRow(node=name, short=name, name=name, role=role, state="here")  # type: ignore[arg-type]
         for name, role in roles.items()
     )
     fixed = dict.fromkeys(("cluster", "sentence", "coordinator", "why_coordinator", "encryption"), "")
     numbers = {"branch": 0, "view": 1, "port": 1, "pid": 1}
-    return StatusTold(
+    return StatusResponse(
         **fixed,
         **numbers,
         member=True,
@@ -362,7 +362,7 @@ def cluster(**roles: str) -> StatusTold:
     )
 
 
-def run_on(*names: str) -> WatchTold:
+def run_on(*names: str) -> WatchResponse:
     row = RunRow(
         run="train-abcd",
         title="",
@@ -378,7 +378,7 @@ def run_on(*names: str) -> WatchTold:
     workers = [
         WorkerRow(rank=rank, name=name, device="cpu", state="running") for rank, name in enumerate(names)
     ]
-    return WatchTold(row=row, parts=(), workers=tuple(workers))
+    return WatchResponse(row=row, parts=(), workers=tuple(workers))
 
 
 def test_who_is_a_guest() -> None:
@@ -416,7 +416,7 @@ def test_enough_machines_have_every_file(counts: list[int], copies: int, data: s
     lost = data.draw(st.sets(st.integers(0, len(counts) - 1), max_size=min(copies, len(counts)) - 1))
     left = [own for place, own in enumerate(has) if place not in lost]
     numbers = [[number for number, file in enumerate(files) if file.name in own] for own in left]
-    found = Found(ShardManifest(step=1, start=0, files=files), b"", []).held_by(numbers)
+    found = FoundShards(ShardManifest(step=1, start=0, files=files), b"", []).held_by(numbers)
     assert found.missing == []
     names = st.sets(st.sampled_from([file.name for file in files]))
     wanted = [data.draw(names) for _ in left]

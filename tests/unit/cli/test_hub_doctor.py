@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from barnraise.cli.doctor import hub_checks, network_checks
-from barnraise.cli.doctor.facts import Hub
+from barnraise.cli.doctor.facts import HubFacts
 from barnraise.cli.hub.directories import top_folder, top_room, write_addresses
 from barnraise.cli.hub.join import SEAT
 from barnraise.core.config import load_settings
-from barnraise.hub.client.credentials import Seat, write_seat
-from barnraise.hub.protocol.messages import Terms
+from barnraise.hub.client.credentials import MemberCredentials, write_seat
+from barnraise.hub.protocol.messages import RoundConfig
 from barnraise.hub.storage.create import hub_key
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import HubProcess
@@ -32,7 +32,7 @@ def hub(_own_state: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubProces
     """Kept on this machine, in a process that serves, however slowly."""
     monkeypatch.setattr(hub_checks, "_ANSWER_S", 60.0)
     monkeypatch.setattr(hub_checks, "_ALL_S", 60.0)
-    process = HubProcess(top_folder(load_settings()) / "fireside", Terms())
+    process = HubProcess(top_folder(load_settings()) / "fireside", RoundConfig())
     process.start()
     try:
         yield process
@@ -49,13 +49,13 @@ def make_room(name: str, pid: int, has: str) -> Path:
     return room
 
 
-def look() -> list[Hub]:
+def look() -> list[HubFacts]:
     return hub_checks.hubs(load_settings())
 
 
 def sit(pid: int, hub: NodeId, *addresses: str) -> None:
     room = make_room("theirs", pid, "")
-    seat = Seat(addresses=addresses, hub=hub.raw, key=bytes(32), run="theirs", folder=str(room))
+    seat = MemberCredentials(addresses=addresses, hub=hub.raw, key=bytes(32), run="theirs", folder=str(room))
     write_seat(seat, room / SEAT)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from barnraise.hub.storage.log import Log
+from barnraise.hub.storage.log import HubLog
 from benchmarks.hub_process import free_port
 from tests.arch.source_tree import ROOT
 from tests.unit.hub.s3_server import BUCKET, ENVIRONMENT, S3Process, until
@@ -50,7 +50,7 @@ def typed(room: Path, *words: str) -> Iterator[Path]:
 
 
 def deltas(hub: Path) -> set[str]:
-    log = Log(hub)
+    log = HubLog(hub)
     try:
         return {one.step.sha256 for one in log.read().versions if one.step.kind == "delta"}
     finally:

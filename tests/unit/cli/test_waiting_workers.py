@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from barnraise.agent_client.run_requests import RunRow, WatchTold, WorkerRow
+from barnraise.agent_client.run_requests import RunRow, WatchResponse, WorkerRow
 from barnraise.cli.runs.runs import describe
 
 
@@ -22,6 +22,6 @@ def test_who_waits_says_for_whom() -> None:
     words = "pc, with the checkpoint of step 60"
     waits = WorkerRow(rank=0, name="mac", device="cpu", state="running", words=words)
     works = WorkerRow(rank=1, name="box", device="cpu", state="running")
-    lines = describe(WatchTold(row=row, parts=(), workers=(waits, works))).splitlines()
+    lines = describe(WatchResponse(row=row, parts=(), workers=(waits, works))).splitlines()
     assert lines[-2].endswith("running, waits for pc, with the checkpoint of step 60")
     assert lines[-1].endswith("running")

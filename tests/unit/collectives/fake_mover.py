@@ -6,14 +6,14 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 
-from barnraise.collectives.client import MoverClient
-from barnraise.collectives.messages import Command, Failed, Failure, Finished
+from barnraise.collectives.client import CommProcessClient
+from barnraise.collectives.messages import Command, Failure, OperationFailed, OperationFinished
 from barnraise.collectives.shm.segment import SharedSegment
 from barnraise.core.config import Settings
 from barnraise.core.errors import MoverLost
 
 
-class FakeMover(MoverClient):
+class FakeMover(CommProcessClient):
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         self.inherited = False
@@ -23,15 +23,17 @@ class FakeMover(MoverClient):
         self._numbers = itertools.count(1)
         self.mapped: dict[int, int] = {}
         self.sent: list[Command] = []
-        self.pending: list[tuple[Command, int, Callable[[Finished | Failed], None]]] = []
+        self.pending: list[tuple[Command, int, Callable[[OperationFinished | OperationFailed], None]]] = []
         self.on_submit: Callable[[], None] = lambda: None
 
     def lose(self) -> None:
         self._lost = MoverLost("killed")
 
-    def submit(self, command: Command, operation: int, done: Callable[[Finished | Failed], None]) -> None:
+    def submit(
+        self, command: Command, operation: int, done: Callable[[OperationFinished | OperationFailed], None]
+    ) -> None:
         if self._lost is not None:
-            done(Failed(operation, Failure(self._lost.code, self._lost.message)))
+            done(OperationFailed(operation, Failure(self._lost.code, self._lost.message)))
             return
         self.pending.append((command, operation, done))
         self.on_submit()
@@ -39,12 +41,12 @@ class FakeMover(MoverClient):
     def finish(self, at_ns: int = 1, peer: int = -1) -> Command:
         """Answer the oldest."""
         command, operation, done = self.pending.pop(0)
-        done(Finished(operation, at_ns, peer))
+        done(OperationFinished(operation, at_ns, peer))
         return command
 
     def fail(self, failure: Failure) -> Command:
         command, operation, done = self.pending.pop(0)
-        done(Failed(operation, failure))
+        done(OperationFailed(operation, failure))
         return command
 
     def send(self, command: Command) -> None:

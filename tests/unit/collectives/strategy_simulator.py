@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from barnraise.collectives.algorithms.schedule import Program, indexed
+from barnraise.collectives.algorithms.schedule import Schedule, indexed
 
 Cells = list[Any]
 Combine = Callable[[Any, Any], Any]
@@ -19,7 +19,7 @@ Event = tuple[str, int, int]
 HALF_WRITTEN = None
 
 
-def matched(programs: Sequence[Program]) -> dict[tuple[int, int], tuple[int, int]]:
+def matched(programs: Sequence[Schedule]) -> dict[tuple[int, int], tuple[int, int]]:
     """(receiver, receive) -> (sender, send); fails unless every message has exactly one taker of its size."""
     pairs: dict[tuple[int, int], tuple[int, int]] = {}
     for rank, program in enumerate(programs):
@@ -37,7 +37,7 @@ def matched(programs: Sequence[Program]) -> dict[tuple[int, int], tuple[int, int
 class Causes:
     """What has happened for certain before each event, whatever the schedule. Sets of events are bits."""
 
-    def __init__(self, programs: Sequence[Program]) -> None:
+    def __init__(self, programs: Sequence[Schedule]) -> None:
         pairs = matched(programs)
         direct: dict[Event, list[Event]] = {}
         for rank, program in enumerate(programs):
@@ -69,7 +69,7 @@ class Causes:
         return bool(self._past[event] & self._bit[cause])
 
 
-def prove_free_of_races(programs: Sequence[Program]) -> None:
+def prove_free_of_races(programs: Sequence[Schedule]) -> None:
     """Every send and receive that touch the same bytes are ordered by cause, whatever the schedule."""
     before = Causes(programs).before
     for rank, program in enumerate(programs):
@@ -94,7 +94,7 @@ class Simulation:
 
     def __init__(
         self,
-        programs: Sequence[Program],
+        programs: Sequence[Schedule],
         memories: Sequence[Cells],
         combine: Combine,
         seed: int,

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from torch.distributed.rendezvous import _rendezvous_handlers, rendezvous
 
 import barnraise
-from barnraise.agent_client.kv_client import BoardClient, agent_at
-from barnraise.agent_client.kv_messages import Scope
+from barnraise.agent_client.kv_client import KvClient, agent_at
+from barnraise.agent_client.kv_messages import Namespace
 from barnraise.collectives import cluster_store
 from barnraise.collectives.cluster_store import ClusterStore, _given
-from barnraise.collectives.messages import Member
+from barnraise.collectives.messages import GroupMember
 from barnraise.collectives.rendezvous import exchange_members
 from barnraise.collectives.torch_patch.autoload import register
 from barnraise.core.errors import ConfigError, ListenerError, OperationTimeout
@@ -47,7 +47,7 @@ def store(servers: BoardServers, request: pytest.FixtureRequest) -> ClusterStore
 
 
 def make(servers: BoardServers, run: str, timeout: timedelta = timedelta(seconds=60)) -> ClusterStore:
-    return ClusterStore(BoardClient(agent_at(servers.directories[0]), Scope(run[:100], 1)), timeout)
+    return ClusterStore(KvClient(agent_at(servers.directories[0]), Namespace(run[:100], 1)), timeout)
 
 
 def both(store: ClusterStore) -> list[dist.Store]:
@@ -161,7 +161,7 @@ def test_gloo_and_our_members_meet_through_it(servers: BoardServers) -> None:
     def run(rank: int) -> None:
         own = make(servers, "gloo")
         members[rank] = exchange_members(
-            own, rank, 3, Member(bytes([rank]) * 16, 1 + rank, ("10.0.0.1",)), 60
+            own, rank, 3, GroupMember(bytes([rank]) * 16, 1 + rank, ("10.0.0.1",)), 60
         )
         group = dist.ProcessGroupGloo(dist.PrefixStore("g", own), rank, 3, timedelta(seconds=60))
         tensor = torch.tensor([float(rank)])
@@ -179,7 +179,7 @@ def test_gloo_and_our_members_meet_through_it(servers: BoardServers) -> None:
 
 def test_the_missing_ranks_are_named(store: ClusterStore) -> None:
     with pytest.raises(OperationTimeout, match="rank 1 did not come"):
-        exchange_members(store, 0, 2, Member(bytes(16), 1, ()), 0.5)
+        exchange_members(store, 0, 2, GroupMember(bytes(16), 1, ()), 0.5)
 
 
 # ranks without an address
@@ -247,7 +247,7 @@ def test_ranks_of_a_launcher_are_kept_and_only_the_address_is_ours(
     assert (rank, world, store.scope.generation) == (2, 3, 6)
     store, rank, world = next(rendezvous("barnraise://named", 0, 1))
     assert isinstance(store, ClusterStore)
-    assert (rank, world, store.scope) == (0, 1, Scope("named", 6))
+    assert (rank, world, store.scope) == (0, 1, Namespace("named", 6))
 
 
 def test_registering_twice_wraps_once(clean: pytest.MonkeyPatch) -> None:

@@ -13,14 +13,14 @@ from barnraise.collectives.messages import (
     AskStatistics,
     CloseGroup,
     Command,
-    Failed,
     Failure,
-    Finished,
+    GroupMember,
     Inbox,
-    Member,
     OpenGroup,
-    Specification,
-    Start,
+    OperationFailed,
+    OperationFinished,
+    OperationSpec,
+    StartOperation,
     decode_specification,
     encode,
     encode_specification,
@@ -28,11 +28,11 @@ from barnraise.collectives.messages import (
 from barnraise.collectives.ops.dtypes import by_name
 
 FLOAT32 = by_name("float32").code
-SPECIFICATION = Specification("all_reduce", FLOAT32, "sum", -1, "ring", (4096,), 65536, 2)
+SPECIFICATION = OperationSpec("all_reduce", FLOAT32, "sum", -1, "ring", (4096,), 65536, 2)
 COMMANDS: list[Command] = [
-    OpenGroup(1, 3, "fresh", 0, (Member(b"w" * 16, 52416, ("10.0.0.1",)),), 60.0, CostTable.default()),
-    Start(2, 9, 5, SPECIFICATION, 0, 256, 4096, 60.0),
-    Start(3, 9, 6, SPECIFICATION, 0, 256, 4096, 60.0, ((1, 2), (3, 4))),
+    OpenGroup(1, 3, "fresh", 0, (GroupMember(b"w" * 16, 52416, ("10.0.0.1",)),), 60.0, CostTable.default()),
+    StartOperation(2, 9, 5, SPECIFICATION, 0, 256, 4096, 60.0),
+    StartOperation(3, 9, 6, SPECIFICATION, 0, 256, 4096, 60.0, ((1, 2), (3, 4))),
     CloseGroup(9),
     AskStatistics(4),
 ]
@@ -50,8 +50,11 @@ def test_messages_survive_any_cut(cuts: list[int]) -> None:
 
 
 def test_a_reply_is_no_command() -> None:
-    reply = Failed(1, Failure("peer-lost", "it died", peer=2))
-    assert Inbox(commands=False).feed(encode(reply) + encode(Finished(2, 5))) == [reply, Finished(2, 5)]
+    reply = OperationFailed(1, Failure("peer-lost", "it died", peer=2))
+    assert Inbox(commands=False).feed(encode(reply) + encode(OperationFinished(2, 5))) == [
+        reply,
+        OperationFinished(2, 5),
+    ]
     with pytest.raises(msgspec.ValidationError):
         Inbox(commands=True).feed(encode(reply))
 
@@ -77,7 +80,7 @@ def test_any_bytes_of_a_peer_are_a_specification_or_an_error(data: bytes) -> Non
 
 def test_a_specification_describes_itself() -> None:
     assert SPECIFICATION.describe() == "all_reduce of 4096 bytes float32 sum by ring"
-    longer = Specification("reduce", FLOAT32, "sum", 2, "tree", (1, 2, 3, 4, 5), 65536, 2)
+    longer = OperationSpec("reduce", FLOAT32, "sum", 2, "tree", (1, 2, 3, 4, 5), 65536, 2)
     assert longer.describe() == "reduce of 1+2+3+4... bytes float32 sum root 2 by tree"
-    stranger = Specification("reduce", 99, "sum", 2, "tree", (), 65536, 2)
+    stranger = OperationSpec("reduce", 99, "sum", 2, "tree", (), 65536, 2)
     assert stranger.describe() == "reduce of 0 bytes of an unknown type sum root 2 by tree"

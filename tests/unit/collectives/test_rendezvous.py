@@ -8,11 +8,11 @@ import msgspec
 import pytest
 import torch.distributed as dist
 
-from barnraise.collectives.messages import Member
+from barnraise.collectives.messages import GroupMember
 from barnraise.collectives.rendezvous import exchange_members
 from barnraise.core.errors import OperationTimeout, ProtocolError
 
-MEMBERS = [Member(bytes([rank]) * 16, 52416 + rank, ("10.0.0.1",)) for rank in range(3)]
+MEMBERS = [GroupMember(bytes([rank]) * 16, 52416 + rank, ("10.0.0.1",)) for rank in range(3)]
 
 
 def test_every_rank_learns_the_same() -> None:

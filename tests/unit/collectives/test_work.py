@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from barnraise.collectives.completion_thread import Settler
+from barnraise.collectives.completion_thread import CompletionThread
 from barnraise.collectives.work import BarnraiseWork, together
 from barnraise.core.errors import CollectiveError, OperationTimeout, PeerLost
 
@@ -143,7 +143,7 @@ def test_works_together() -> None:
 
 
 def test_idle_threads_end_and_a_failing_job_does_not_end_its_thread() -> None:
-    settler = Settler(idle_s=0.2)
+    settler = CompletionThread(idle_s=0.2)
     before = {thread.ident for thread in threading.enumerate()}
     gate, ran = threading.Event(), []
     for number in range(3):

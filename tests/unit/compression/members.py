@@ -20,10 +20,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from barnraise.compression import (
+    CodecRound,
     ErrorFeedback,
-    Part,
+    FeedbackPart,
     PowerSGD,
-    Turn,
     codec_named,
     compress_gradients,
     sum_over,
@@ -38,7 +38,12 @@ LONG = ("fp32", "int4", "topk:k=128,block=1024", "powersgd:rank=1")
 HOOKS = ("int8", "topk:k=256,block=1024", "powersgd:rank=2")
 SITES = {"even": [[0, 1], [2, 3]], "uneven": [[2, 0, 3], [1]], "three": [[3], [0, 2], [1]]}
 LED_BY_OTHERS = [[1, 0], [3, 2]]
-PARTS = (Part("weight", (96, 300)), Part("bias", (300,)), Part("odd", (1237,)), Part("nothing", (0, 3)))
+PARTS = (
+    FeedbackPart("weight", (96, 300)),
+    FeedbackPart("bias", (300,)),
+    FeedbackPart("odd", (1237,)),
+    FeedbackPart("nothing", (0, 3)),
+)
 SIZE = sum(part.numel for part in PARTS)
 
 Groups = dict[int, dist.ProcessGroup]
@@ -67,7 +72,7 @@ def one_sum(groups: Groups, rank: int) -> dict[str, Any]:
         for world, group in groups.items():
             if rank >= world or world == 3:
                 continue
-            summed = sum_over(group, gradient(rank), codec_named(name), Turn("g", 7), parts=PARTS)
+            summed = sum_over(group, gradient(rank), codec_named(name), CodecRound("g", 7), parts=PARTS)
             right = torch.stack([gradient(one).double() for one in range(world)]).sum(0)
             found[f"{name}/{world}"] = [digest(summed.values), off(summed.values, right), summed.sent]
             assert summed.values.dtype == torch.float32
@@ -81,7 +86,7 @@ def through_sites(groups: Groups, rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in (*CODECS, "powersgd:rank=4"):
         for form, sites in SITES.items():
-            codec, turn = codec_named(name), Turn("g", 7)
+            codec, turn = codec_named(name), CodecRound("g", 7)
             mine = gradient(rank)
             summed = sum_over(groups[4], mine, codec, turn, parts=PARTS, sites=sites)
             assert torch.equal(mine, gradient(rank))
@@ -99,7 +104,7 @@ def through_sites(groups: Groups, rank: int) -> dict[str, Any]:
 def tiny(groups: Groups, rank: int) -> list[float]:
     """Fewer numbers than there are lanes and shards."""
     mine = torch.full((3,), float(rank))
-    summed = sum_over(groups[4], mine, codec_named("int8"), Turn("t"), sites=SITES["uneven"])
+    summed = sum_over(groups[4], mine, codec_named("int8"), CodecRound("t"), sites=SITES["uneven"])
     values: list[float] = summed.values.tolist()
     return values
 
@@ -116,7 +121,7 @@ def paid_back(groups: Groups, rank: int) -> dict[str, Any]:
                     groups[4],
                     gradient(rank),
                     codec,
-                    Turn("g"),
+                    CodecRound("g"),
                     parts=PARTS,
                     feedback=feedback,
                     sites=SITES["even"],
@@ -130,7 +135,7 @@ def paid_back(groups: Groups, rank: int) -> dict[str, Any]:
                 groups[4],
                 torch.zeros(SIZE),
                 codec_named("fp32"),
-                Turn("g", 1),
+                CodecRound("g", 1),
                 parts=PARTS,
                 feedback=feedback,
                 sites=sites,
@@ -157,14 +162,14 @@ def long_run(groups: Groups, rank: int) -> dict[str, Any]:
             if rank >= world:
                 break
             summed = sum_over(
-                groups[world], gradient(rank), codec, Turn("g", step), parts=PARTS, feedback=feedback
+                groups[world], gradient(rank), codec, CodecRound("g", step), parts=PARTS, feedback=feedback
             )
             summed.keep()
             if world == 3:
                 sums += summed.values
         if rank < 3:
             right = torch.stack([gradient(one).double() for one in range(3)]).sum(0)
-            plain = sum_over(groups[3], gradient(rank), codec_named(name), Turn("g"), parts=PARTS)
+            plain = sum_over(groups[3], gradient(rank), codec_named(name), CodecRound("g"), parts=PARTS)
             found[name] = [digest(sums), off(sums / 10, right), off(plain.values, right)]
     return found
 
@@ -176,7 +181,9 @@ def repeated_step(groups: Groups, rank: int) -> dict[str, Any]:
         codec, feedback = codec_named(name), ErrorFeedback()
 
         def once(codec: Any = codec, feedback: ErrorFeedback = feedback, keeps: bool = False) -> str:
-            summed = sum_over(groups[4], gradient(rank), codec, Turn("g"), parts=PARTS, feedback=feedback)
+            summed = sum_over(
+                groups[4], gradient(rank), codec, CodecRound("g"), parts=PARTS, feedback=feedback
+            )
             if keeps:
                 summed.keep()
             return digest(summed.values)
@@ -193,11 +200,11 @@ def refusals(groups: Groups, rank: int) -> dict[str, Any]:
         if rank == 1:
             bad[96 * 300 + 5] = float("nan")
         try:
-            sum_over(groups[3], bad, codec_named(name), Turn("g"), parts=PARTS)
+            sum_over(groups[3], bad, codec_named(name), CodecRound("g"), parts=PARTS)
             found[name] = "no error"
         except BarnraiseError as error:
             found[name] = f"{error.code}: {error.message}"
-        turn = Turn("g", 1)
+        turn = CodecRound("g", 1)
         nan = sum_over(groups[3], bad, codec_named(name), turn, parts=PARTS, if_not_finite="nan")
         found[f"{name}/nan"] = bool(nan.values.isnan().all())
         good = sum_over(groups[3], gradient(rank), codec_named(name), turn, parts=PARTS)
@@ -208,16 +215,16 @@ def refusals(groups: Groups, rank: int) -> dict[str, Any]:
             found[f"{name}/sites"] = f"{error.code}: {error.message}"
     large = torch.full((500,), 3e38)
     try:
-        sum_over(groups[3], large, codec_named("bf16"), Turn("large"))
+        sum_over(groups[3], large, codec_named("bf16"), CodecRound("large"))
     except BarnraiseError as error:
         found["large"] = error.message
     try:
-        sum_over(groups[3], large, codec_named("bf16"), Turn("large"), sites=[[0], [1, 2]])
+        sum_over(groups[3], large, codec_named("bf16"), CodecRound("large"), sites=[[0], [1, 2]])
     except BarnraiseError as error:
         found["large/sites"] = error.message
     power = PowerSGD(rank=2, seed=rank)
     try:
-        sum_over(groups[3], gradient(rank), power, Turn("g"), parts=PARTS)
+        sum_over(groups[3], gradient(rank), power, CodecRound("g"), parts=PARTS)
     except BarnraiseError as error:
         found["factors"] = error.code
     return found

@@ -8,7 +8,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.compression import Codec, PowerSGD, Turn, codec_named
+from barnraise.compression import Codec, CodecRound, PowerSGD, codec_named
 from barnraise.core.errors import CollectiveError, ProtocolError, UnsupportedOperation
 
 NAMES = (
@@ -16,7 +16,7 @@ NAMES = (
     *("topk:k=5,block=5", "randomk:every=7", "fp32+zlib", "bf16+zlib", "int8+zlib", "int4+zlib"),
     *("topk:k=3,block=17+zlib", "randomk:every=3+zlib"),
 )
-TURN = Turn("layer.weight", 3)
+TURN = CodecRound("layer.weight", 3)
 SMALLEST = 2.0**-100
 
 
@@ -100,7 +100,7 @@ def test_topk_of_two_magnitudes_is_exact_and_first_come_first_served() -> None:
 @settings(max_examples=40, deadline=None)
 @given(tensors(), st.integers(0, 1000))
 def test_randomk_sends_one_of_each_few(values: torch.Tensor, step: int) -> None:
-    codec, turn = codec_of("randomk:every=7"), Turn("w", step)
+    codec, turn = codec_of("randomk:every=7"), CodecRound("w", step)
     decoded = codec.decode(codec.encode(values, turn), values.numel(), turn)
     is_kept = decoded == values
     for group, found in zip(is_kept.split(7), decoded.split(7), strict=True):
@@ -112,11 +112,11 @@ def test_randomk_draws_anew_at_each_step_and_never_elsewhere() -> None:
     codec, values = codec_of("randomk:every=16"), torch.ones(16_000)
     sums = torch.zeros(16_000)
     for step in range(64):
-        sums += codec.decode(codec.encode(values, Turn("w", step)), 16_000, Turn("w", step))
+        sums += codec.decode(codec.encode(values, CodecRound("w", step)), 16_000, CodecRound("w", step))
     assert float(sums.sum()) == 64 * 1000
     assert float((sums == 0).float().mean()) < 0.03  # (15/16)**64 is 0.016
-    payload = codec.encode(values, Turn("w", 1))
-    for other in (Turn("w", 2), Turn("v", 1)):
+    payload = codec.encode(values, CodecRound("w", 1))
+    for other in (CodecRound("w", 2), CodecRound("v", 1)):
         with pytest.raises(ProtocolError, match="another tensor, step or seed"):
             codec.decode(payload, 16_000, other)
 
@@ -164,7 +164,7 @@ FROZEN = {
 def test_bytes_are_frozen(name: str) -> None:
     whole = (torch.arange(10_007, dtype=torch.int64) * 7919 % 20_011 - 10_005).double()
     values = (whole / 2.0 ** (torch.arange(10_007) % 23)).float()
-    payload = codec_of(name).encode(values, Turn("frozen", 11))
+    payload = codec_of(name).encode(values, CodecRound("frozen", 11))
     assert blake3(payload.numpy().tobytes()).hexdigest()[:16] == FROZEN[name]
 
 

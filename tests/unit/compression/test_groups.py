@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from barnraise.compression import ErrorFeedback, GradientHook, Part, Turn, codec_named, sum_over
-from barnraise.compression.allreduce.exchange import Exchange
+from barnraise.compression import CodecRound, ErrorFeedback, FeedbackPart, GradientHook, codec_named, sum_over
+from barnraise.compression.allreduce.exchange import PayloadExchange
 from barnraise.compression.allreduce.hierarchical import lanes_of
 from barnraise.compression.allreduce.sharded import cut
 from barnraise.core.errors import CollectiveError, OperationMismatch, ProtocolError, RunError
+from tests.repository import ROOT
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = ROOT
 MEMBERS = Path(__file__).with_name("members.py")
 Found = list[dict[str, Any]]
 
@@ -158,17 +159,17 @@ class Three(Alone):
 
 def test_alone_nothing_is_lost_and_what_was_owed_is_paid() -> None:
     feedback, group, values = ErrorFeedback(), Alone(), torch.randn(7, 9).double()
-    feedback.keep(torch.ones(63), [Part("w", (63,))])
-    summed = sum_over(group, values, codec_named("int4"), Turn("w"), feedback=feedback)  # type: ignore[arg-type]
+    feedback.keep(torch.ones(63), [FeedbackPart("w", (63,))])
+    summed = sum_over(group, values, codec_named("int4"), CodecRound("w"), feedback=feedback)  # type: ignore[arg-type]
     assert torch.equal(summed.values, values.float().reshape(-1) + 1)
     assert summed.sent == 0
     assert "nothing travels" in summed.reason
     summed.keep()
     assert not feedback.state_dict()["residuals"]["w"].any()
     with pytest.raises(CollectiveError, match="'w' holds numbers"):
-        sum_over(group, values / 0, codec_named("int4"), Turn("w"))  # type: ignore[arg-type]
+        sum_over(group, values / 0, codec_named("int4"), CodecRound("w"))  # type: ignore[arg-type]
     with pytest.raises(OperationMismatch, match="62 numbers, it has 63"):
-        sum_over(group, values, codec_named("int4"), Turn("w"), parts=[Part("w", (62,))])  # type: ignore[arg-type]
+        sum_over(group, values, codec_named("int4"), CodecRound("w"), parts=[FeedbackPart("w", (62,))])  # type: ignore[arg-type]
 
 
 class Liar:
@@ -224,7 +225,7 @@ def test_whatever_the_other_members_send(
     feedback, liar = ErrorFeedback(), Liar(data, keeps_header, 3 if sites else 2)
     ones, codec = torch.ones(70), codec_named(name)
     try:
-        summed = sum_over(liar, ones, codec, Turn("w"), feedback=feedback, sites=sites)  # type: ignore[arg-type]
+        summed = sum_over(liar, ones, codec, CodecRound("w"), feedback=feedback, sites=sites)  # type: ignore[arg-type]
     except (ProtocolError, CollectiveError):
         assert feedback.state_dict()["residuals"] == {}
         return
@@ -259,10 +260,10 @@ def test_every_member_leads_a_lane_and_a_lane_has_one_leader_at_each_site() -> N
 def test_sites_name_every_rank_once() -> None:
     for bad in ([[0], [1]], [[0, 1], [1, 2]], [[0, 1, 2], []]):
         with pytest.raises(OperationMismatch, match="do not name each of 3 ranks once"):
-            Exchange(Three(), bad)  # type: ignore[arg-type]
-    assert Exchange(Three(), [[0, 1, 2]]).sites == ()  # type: ignore[arg-type]
-    assert Exchange(Three(), [[2], [1], [0]]).sites == ()  # type: ignore[arg-type]
-    assert Exchange(Three(), [[2, 1], [0]]).site == 1  # type: ignore[arg-type]
+            PayloadExchange(Three(), bad)  # type: ignore[arg-type]
+    assert PayloadExchange(Three(), [[0, 1, 2]]).sites == ()  # type: ignore[arg-type]
+    assert PayloadExchange(Three(), [[2], [1], [0]]).sites == ()  # type: ignore[arg-type]
+    assert PayloadExchange(Three(), [[2, 1], [0]]).site == 1  # type: ignore[arg-type]
 
 
 def test_a_hooks_state_is_of_one_codec() -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from barnraise.core import config
 from barnraise.core.config import Settings, load_settings, resolve_settings, setting_names, state_directory
 from barnraise.core.errors import ConfigError
+from tests.repository import ROOT
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "settings.md"
+DOCUMENT = ROOT / "docs" / "settings.md"
 
 
 def write(directory: Path, text: str) -> Path:

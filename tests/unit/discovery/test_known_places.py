@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from barnraise.core.errors import ConfigError
 from barnraise.core.flow.rate_limit import Backoff
 from barnraise.discovery import UNTAGGED, remembered, static
-from barnraise.discovery.remembered import Remembered, RememberedFinder
+from barnraise.discovery.remembered import KnownAddress, RememberedFinder
 from barnraise.discovery.static import StaticFinder, StaticPeer, parse_peer
 from tests.unit.discovery.ways import OURS, Notebook, until
 
@@ -132,7 +132,10 @@ def test_a_resolver_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_nothing_is_given_out_while_nobody_looks() -> None:
     async def body() -> None:
-        named, kept = StaticFinder(["192.0.2.7"], 1), RememberedFinder([Remembered("aa", ("192.0.2.8",), 2)])
+        named, kept = (
+            StaticFinder(["192.0.2.7"], 1),
+            RememberedFinder([KnownAddress("aa", ("192.0.2.8",), 2)]),
+        )
         heard = Notebook()
         for finder in (named, kept):
             await finder.start(heard)
@@ -153,7 +156,7 @@ def test_remembered_places_are_tried_while_their_node_is_away(monkeypatch: pytes
     async def body() -> None:
         finder, heard = RememberedFinder(), Notebook()
         finder.remember(
-            [Remembered("aa", ("192.0.2.1", "2001:db8::1"), 1), Remembered("bb", ("192.0.2.2",), 2)]
+            [KnownAddress("aa", ("192.0.2.1", "2001:db8::1"), 1), KnownAddress("bb", ("192.0.2.2",), 2)]
         )
         finder.present(frozenset({"bb"}))
         finder.watch(frozenset({OURS}))
@@ -170,7 +173,7 @@ def test_remembered_places_are_tried_while_their_node_is_away(monkeypatch: pytes
 
 def test_memory_is_bounded() -> None:
     many = [
-        Remembered(f"{number:04x}", tuple(f"10.0.0.{n}" for n in range(200)), 1) for number in range(1000)
+        KnownAddress(f"{number:04x}", tuple(f"10.0.0.{n}" for n in range(200)), 1) for number in range(1000)
     ]
     finder = RememberedFinder(many)
     assert len(finder._places) == 256

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.core.flow.rate_limit import Allowance, Backoff, Searches
+from barnraise.core.flow.rate_limit import Backoff, SearchSchedule, SourceRateLimit
 from barnraise.discovery import UNTAGGED, Sighting, namespace_tag
 from barnraise.discovery.datagrams import DATAGRAM_BYTES, Datagram, decode_datagram, encode_datagram
 from barnraise.discovery.finder import is_dialable, only_loopback
 from barnraise.discovery.namespace import is_tag
-from barnraise.discovery.sightings import Places
+from barnraise.discovery.sightings import SightingFilter
 
 TAG = namespace_tag(b"s" * 32)
 TAGS = st.binary(min_size=16, max_size=16).map(bytes.hex)
@@ -65,7 +65,7 @@ def test_waits_double_up_to_the_last() -> None:
 
 
 def test_answers_are_limited_per_source_and_in_total() -> None:
-    allowance = Allowance(1.0, 20.0, burst=4, sources=8)
+    allowance = SourceRateLimit(1.0, 20.0, burst=4, sources=8)
     assert [allowance.take("a", 0.0) for _ in range(6)] == [True] * 4 + [False] * 2
     assert allowance.take("b", 0.0)
     assert not allowance.take("a", 0.9)
@@ -77,7 +77,7 @@ def test_answers_are_limited_per_source_and_in_total() -> None:
 
 
 def test_a_search_waits_then_asks_with_back_off_and_rests_when_seen() -> None:
-    searches = Searches(Backoff(5.0, 60.0), patience_s=5.0, forget_s=90.0)
+    searches = SearchSchedule(Backoff(5.0, 60.0), patience_s=5.0, forget_s=90.0)
     searches.want(frozenset({"x"}), 0.0)
     asked = [now for now in range(200) if searches.due(float(now))]
     assert asked == [5, 10, 20, 40, 80, 140]
@@ -92,7 +92,7 @@ def test_a_search_waits_then_asks_with_back_off_and_rests_when_seen() -> None:
 
 
 def test_a_restart_asks_at_once_but_not_twice_in_a_second() -> None:
-    searches = Searches(Backoff(5.0, 60.0))
+    searches = SearchSchedule(Backoff(5.0, 60.0))
     searches.want(frozenset({"x"}), 0.0)
     assert searches.due(0.0) == ["x"]
     searches.restart(0.1)
@@ -106,7 +106,7 @@ def _sighting(address: str = "192.0.2.1", port: int = 1, tag: str = TAG) -> Sigh
 
 
 def test_only_news_of_what_is_looked_for_is_let_through() -> None:
-    places = Places()
+    places = SightingFilter()
     places.watch(frozenset({TAG}))
     assert places.admit(_sighting(), 0.0, (), 9)
     assert not places.admit(_sighting(), 1.9, (), 9)
@@ -122,7 +122,7 @@ def test_only_news_of_what_is_looked_for_is_let_through() -> None:
 
 
 def test_we_never_sight_ourselves() -> None:
-    places = Places()
+    places = SightingFilter()
     places.watch(frozenset({TAG}))
     own = {"192.0.2.7", "2001:db8::7"}
     for address in (*own, "127.0.0.1", "127.0.1.1", "::1"):
@@ -132,7 +132,7 @@ def test_we_never_sight_ourselves() -> None:
 
 
 def test_a_flood_of_places_stays_bounded() -> None:
-    places = Places()
+    places = SightingFilter()
     places.watch(frozenset({TAG}))
     count = 0
     for second in range(40):

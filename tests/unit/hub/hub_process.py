@@ -14,30 +14,30 @@ import torch
 
 from barnraise.hub.protocol.invites import Invite
 from barnraise.hub.protocol.messages import (
-    Course,
-    Declaration,
-    Description,
-    Entry,
-    Head,
-    Join,
-    Joined,
-    Layout,
+    HubDataOrder,
+    HubProgress,
+    JoinRequest,
+    JoinResponse,
     Lease,
     LeaseRequest,
     Problem,
-    Progress,
-    Terms,
+    RoundConfig,
+    RunDescription,
+    UpdateDeclaration,
+    VectorEntry,
+    VectorLayout,
+    VersionHead,
     decode_message,
     encode_message,
 )
 from barnraise.hub.protocol.signatures import sign_request, verify_response
-from barnraise.hub.protocol.vector_file import Form, add_vector, encode_vector
+from barnraise.hub.protocol.vector_file import VectorForm, add_vector, encode_vector
 from barnraise.identity import NodeId, NodeKey
 from benchmarks import hub_process
 
 T = TypeVar("T", bound=msgspec.Struct)
-LAYOUT = Layout((Entry("weight", (40, 128), "float32"), Entry("bias", (77,), "float32")))
-TERMS = Terms(chunk=2048, round_s=2.0, first_batches=2, base_every=3, grace=0.1)
+LAYOUT = VectorLayout((VectorEntry("weight", (40, 128), "float32"), VectorEntry("bias", (77,), "float32")))
+TERMS = RoundConfig(chunk=2048, round_s=2.0, first_batches=2, base_every=3, grace=0.1)
 
 
 class Refused(AssertionError):
@@ -49,7 +49,7 @@ class Refused(AssertionError):
 class HubProcess(hub_process.HubProcess):
     """Without TLS: what is said is what matters here."""
 
-    def __init__(self, directory: Path, terms: Terms | None = TERMS, **given: Any) -> None:
+    def __init__(self, directory: Path, terms: RoundConfig | None = TERMS, **given: Any) -> None:
         super().__init__(directory, terms, name="fireside", plain=True, **given)
 
 
@@ -92,22 +92,22 @@ class Friend:
     def close(self) -> None:
         self.http.close()
 
-    def join(self, invite: Invite, name: str = "ann") -> Joined:
-        return self.ask("POST", "/v1/members", Joined, Join(token=invite.token_text, name=name))
+    def join(self, invite: Invite, name: str = "ann") -> JoinResponse:
+        return self.ask("POST", "/v1/members", JoinResponse, JoinRequest(token=invite.token_text, name=name))
 
-    def describe(self) -> Description:
-        return self.ask("GET", "/v1/run", Description)
+    def describe(self) -> RunDescription:
+        return self.ask("GET", "/v1/run", RunDescription)
 
-    def pull(self, folder: Path, wait: float = 60.0) -> Head:
+    def pull(self, folder: Path, wait: float = 60.0) -> VersionHead:
         """Follow the chain to its head."""
         after = "" if self.version is None else f"after={self.version}&"
-        head = self.ask("GET", "/v1/head", Head, query=f"{after}wait={wait:g}")
+        head = self.ask("GET", "/v1/head", VersionHead, query=f"{after}wait={wait:g}")
         for step in head.steps:
             data = self.http.get(f"{self.address}/v1/blobs/{step.sha256}").raise_for_status().content
             assert hashlib.sha256(data).hexdigest() == step.sha256
             file = folder / f"{id(self)}-{step.version}"
             file.write_bytes(data)
-            form = Form(LAYOUT.numel, TERMS.chunk, step.codec, step.version)
+            form = VectorForm(LAYOUT.numel, TERMS.chunk, step.codec, step.version)
             add_vector(file, form, self.state, is_base=step.kind == "base")
             self.version = step.version
         return head
@@ -116,27 +116,28 @@ class Friend:
         message = LeaseRequest(samples_per_s=rate, version=self.version or 0)
         return self.ask("POST", "/v1/leases", Lease, message)
 
-    def push_base(self, flat: torch.Tensor, course: Course) -> Progress:
+    def push_base(self, flat: torch.Tensor, course: HubDataOrder) -> HubProgress:
         data = encoded(flat, "fp32", 0)
         return self.send(
-            Declaration(kind="base", sha256=_hash(data), size=len(data), layout=LAYOUT, course=course), data
+            UpdateDeclaration(kind="base", sha256=_hash(data), size=len(data), layout=LAYOUT, course=course),
+            data,
         )
 
-    def push(self, lease: Lease, update: torch.Tensor, **changes: object) -> Progress:
+    def push(self, lease: Lease, update: torch.Tensor, **changes: object) -> HubProgress:
         data = encoded(update, TERMS.codec, lease.version)
         return self.send(declared(lease, data, **changes), data)
 
-    def send(self, declaration: Declaration, data: bytes, piece: int = 1 << 20) -> Progress:
-        progress = self.ask("POST", "/v1/uploads", Progress, declaration)
+    def send(self, declaration: UpdateDeclaration, data: bytes, piece: int = 1 << 20) -> HubProgress:
+        progress = self.ask("POST", "/v1/uploads", HubProgress, declaration)
         while not progress.accepted:
             part = data[progress.offset : progress.offset + piece]
             path = f"/v1/uploads/{progress.id}"
-            progress = self.ask("PATCH", path, Progress, part, query=f"offset={progress.offset}")
+            progress = self.ask("PATCH", path, HubProgress, part, query=f"offset={progress.offset}")
         return progress
 
 
-def declared(lease: Lease, data: bytes, **changes: object) -> Declaration:
-    declaration = Declaration(
+def declared(lease: Lease, data: bytes, **changes: object) -> UpdateDeclaration:
+    declaration = UpdateDeclaration(
         sha256=_hash(data),
         size=len(data),
         lease=lease.id,
@@ -149,7 +150,7 @@ def declared(lease: Lease, data: bytes, **changes: object) -> Declaration:
 
 def encoded(flat: torch.Tensor, codec: str, version: int) -> bytes:
     sink = io.BytesIO()
-    encode_vector(sink, flat, Form(flat.numel(), TERMS.chunk, codec, version))
+    encode_vector(sink, flat, VectorForm(flat.numel(), TERMS.chunk, codec, version))
     return sink.getvalue()
 
 

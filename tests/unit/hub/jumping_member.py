@@ -10,7 +10,7 @@ import torch
 
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.upload import push
-from barnraise.hub.protocol.messages import Head, Lease, LeaseRequest
+from barnraise.hub.protocol.messages import Lease, LeaseRequest, VersionHead
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
 
@@ -18,7 +18,7 @@ from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
 def main(address: str, hub: str, key: str, folder: Path) -> None:
     said: list[str] = []
     client = HubClient([address], NodeId.parse(hub), NodeKey.load_or_create(Path(key)), say=said.append)
-    head = client.ask("GET", "/v1/head", Head)
+    head = client.ask("GET", "/v1/head", VersionHead)
     lease = client.ask("POST", "/v1/leases", Lease, LeaseRequest(version=head.version))
     print(lease.id, flush=True)
     sys.stdin.readline()

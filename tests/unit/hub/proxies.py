@@ -20,7 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-DOCS = Path(__file__).parents[3] / "docs"
+from tests.repository import ROOT
+
+DOCS = ROOT / "docs"
 DOMAIN, HUB, HIDDEN = "hub.example.org", "127.0.0.1:52480", "/kQ3v9mXwTz7b"
 _CERTIFICATES = f"/etc/letsencrypt/live/{DOMAIN}"
 _STARTS_S = 90.0

@@ -17,11 +17,18 @@ import torch
 from barnraise.core.errors import HubAway, HubError
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.protocol.invites import Invite
-from barnraise.hub.protocol.messages import Course, Description, Head, Join, Joined, LeaseRequest
+from barnraise.hub.protocol.messages import (
+    HubDataOrder,
+    JoinRequest,
+    JoinResponse,
+    LeaseRequest,
+    RunDescription,
+    VersionHead,
+)
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, Friend, HubProcess
 
-COURSE = Course(samples=1000, batch=10, seed=7)
+COURSE = HubDataOrder(samples=1000, batch=10, seed=7)
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,7 @@ def invite(hub: HubProcess, proxy: Proxy) -> Invite:
 def member(invite: Invite, proxy: Proxy) -> Iterator[HubClient]:
     """Who has joined through the proxy while it was honest."""
     client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate(), sleep=lambda seconds: None)
-    client.ask("POST", "/v1/members", Joined, Join(token=invite.token_text, name="ann"))
+    client.ask("POST", "/v1/members", JoinResponse, JoinRequest(token=invite.token_text, name="ann"))
     yield client
     client.close()
 
@@ -147,7 +154,7 @@ def _changed(headers: dict[str, str], name: str, value: str) -> dict[str, str]:
 def test_a_changed_answer_is_no_answer(member: HubClient, proxy: Proxy, evil: Evil, words: str) -> None:
     proxy.evil = evil
     with pytest.raises(HubAway, match=words) as caught:
-        member.ask("GET", "/v1/run", Description)
+        member.ask("GET", "/v1/run", RunDescription)
     assert proxy.address in caught.value.message
     assert caught.value.answered == ("does not reach" not in words)
 
@@ -184,7 +191,7 @@ def test_one_repeated_request_costs_one_more_signature(member: HubClient, proxy:
 
     carried = proxy.carried
     proxy.evil = Evil(only_now)
-    assert member.ask("GET", "/v1/run", Description).name == "fireside"
+    assert member.ask("GET", "/v1/run", RunDescription).name == "fireside"
     assert proxy.carried == carried + 2
 
 
@@ -192,14 +199,14 @@ def test_the_other_way_to_the_hub_is_taken(hub: HubProcess, proxy: Proxy) -> Non
     invite = hub.invite()
     proxy.evil = Evil(lambda it: replace(it, body=it.body + b" "))
     client = HubClient([proxy.address, hub.address], invite.hub_id, NodeKey.generate())
-    joined = client.ask("POST", "/v1/members", Joined, Join(token=invite.token_text, name="bob"))
+    joined = client.ask("POST", "/v1/members", JoinResponse, JoinRequest(token=invite.token_text, name="bob"))
     assert joined.role == "friend"
     assert client.address == hub.address
     client.close()
 
 
 def test_a_changed_blob_is_refused_by_its_name(member: HubClient, proxy: Proxy, tmp_path: Path) -> None:
-    step = member.ask("GET", "/v1/head", Head).steps[0]
+    step = member.ask("GET", "/v1/head", VersionHead).steps[0]
     proxy.evil = Evil(answer=lambda it: replace(it, body=it.body[:-1] + bytes([it.body[-1] ^ 1])))
     with pytest.raises(HubError, match="has another content") as caught:
         member.fetch(step.sha256, tmp_path / "base", size=step.size)

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from barnraise.core.errors import HubRefused
-from barnraise.hub.protocol.messages import PIECE_BYTES, Course, Entry, Layout, Progress
+from barnraise.hub.protocol.messages import PIECE_BYTES, HubDataOrder, HubProgress, VectorEntry, VectorLayout
 from barnraise.hub.protocol.signatures import sign_request
 from barnraise.hub.server.server import running
 from barnraise.hub.server.upload_slots import AT_ONCE, FAIR_S, Places
-from barnraise.hub.server.uploads import Intake
+from barnraise.hub.server.uploads import UploadService
 from barnraise.hub.storage.create import found_hub
-from barnraise.hub.storage.log import Member
+from barnraise.hub.storage.log import MemberRecord
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import TERMS, Friend, HubProcess, declared, encoded
 
@@ -40,19 +40,19 @@ def test_large_pieces_wait_until_those_before_them_are_answered(
     """Not only until they are read: what has been read is in memory until it is in its file."""
     here, most = 0, 0
 
-    async def append(self: Intake, node: str, name: str, offset: int, data: bytes) -> Progress:
+    async def append(self: UploadService, node: str, name: str, offset: int, data: bytes) -> HubProgress:
         nonlocal here, most
         here += 1
         most = max(most, here)
         await asyncio.sleep(0.01)
         here -= 1
-        return Progress(id=name, offset=len(data), size=PIECE_BYTES)
+        return HubProgress(id=name, offset=len(data), size=PIECE_BYTES)
 
     async def scene() -> None:
         async with running(tmp_path) as (hub, app):
             for key in keys:
                 node = str(key.id)
-                hub.members[node] = Member(node=node, name="ann", role="friend", since=0.0)
+                hub.members[node] = MemberRecord(node=node, name="ann", role="friend", since=0.0)
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
                 pieces = [_piece(client, keys[number // 2], hub.id, number) for number in range(MANY)]
                 answers = await asyncio.gather(*pieces)
@@ -60,8 +60,8 @@ def test_large_pieces_wait_until_those_before_them_are_answered(
 
     keys = [NodeKey.generate() for _ in range(MANY // 2)]
     found_hub(tmp_path, "fireside", keys[0].id, TERMS)
-    monkeypatch.setattr(Intake, "append", append)
-    monkeypatch.setattr(Intake, "begin_piece", lambda *_: None)
+    monkeypatch.setattr(UploadService, "append", append)
+    monkeypatch.setattr(UploadService, "begin_piece", lambda *_: None)
     asyncio.run(scene())
     assert 1 < most < MANY // 2
 
@@ -120,7 +120,7 @@ def test_who_waits_for_a_place_hurries_the_one_that_is_there_longest() -> None:
     asyncio.run(scene())
 
 
-LARGE = Layout((Entry("weight", (400, 1000), "float32"),))
+LARGE = VectorLayout((VectorEntry("weight", (400, 1000), "float32"),))
 
 
 class Dawdler(threading.Thread):
@@ -161,13 +161,13 @@ def test_eight_members_who_dawdle_keep_no_honest_one_from_delivering(
         invite = hub.invite(uses=9)
         friends += [Friend(hub.address, invite.hub_id, key) for key in (hub.owner, *[None] * 9)]
         owner, honest, *others = friends
-        owner.push_base(torch.zeros(LARGE.numel), Course(samples=100_000, batch=10))
+        owner.push_base(torch.zeros(LARGE.numel), HubDataOrder(samples=100_000, batch=10))
         for friend in (honest, *others):
             friend.join(invite)
         for friend in others:
             lease = friend.lease()
             data = encoded(torch.randn(LARGE.numel), TERMS.codec, lease.version)
-            upload = friend.ask("POST", "/v1/uploads", Progress, declared(lease, data)).id
+            upload = friend.ask("POST", "/v1/uploads", HubProgress, declared(lease, data)).id
             dawdlers += [Dawdler(friend, hub.port, upload) for _ in range(2)]
         assert len(dawdlers) == AT_ONCE
         for dawdler in dawdlers:

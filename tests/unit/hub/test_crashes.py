@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from barnraise.core.errors import BarnraiseError
-from barnraise.hub.protocol.messages import Course
-from barnraise.hub.storage.blobs import Blobs
+from barnraise.hub.protocol.messages import HubDataOrder
+from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.create import hub_blobs
-from barnraise.hub.storage.log import Log
+from barnraise.hub.storage.log import HubLog
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, plainly
 
-COURSE = Course(samples=100_000, batch=10)
+COURSE = HubDataOrder(samples=100_000, batch=10)
 
 
 class Worker(threading.Thread):
@@ -70,7 +70,7 @@ def stop(workers: Sequence[Worker], seconds: float) -> None:
 
 def checked(hub: HubProcess, workers: list[Worker], known: dict[int, str]) -> int:
     """Of a dead hub: each version once, each lease and sample once, nothing that was told is missing."""
-    log, blobs = Log(hub.directory), hub_blobs(hub.directory)
+    log, blobs = HubLog(hub.directory), hub_blobs(hub.directory)
     everything = log.read()
     numbers = [one.number for one in everything.versions]
     assert numbers == list(range(len(numbers)))
@@ -157,7 +157,7 @@ def _wait_for_progress(friend: Friend, version: int) -> None:
     raise AssertionError(f"no version after {version} within 90 s")
 
 
-def _wait_for_a_new_blob(blobs: Blobs, until: float) -> None:
+def _wait_for_a_new_blob(blobs: BlobStore, until: float) -> None:
     before = set(blobs.names())
     while time.monotonic() < until:
         if set(blobs.names()) - before:

@@ -21,11 +21,16 @@ from barnraise.hub.protocol.invites import Invite
 from barnraise.hub.protocol.messages import Problem, decode_message
 from barnraise.hub.protocol.signatures import sign_request, verify_response
 from barnraise.hub.server import connection_limits
-from barnraise.hub.server.connection_limits import Doors, Impatient, Server, place_of
-from barnraise.hub.server.health import Troubles
+from barnraise.hub.server.connection_limits import (
+    ConnectionLimiter,
+    LimitedServer,
+    SlowClientProtocol,
+    place_of,
+)
+from barnraise.hub.server.health import HealthStatus
 from barnraise.hub.server.open_files import connections_within
 from barnraise.hub.server.server import running
-from barnraise.hub.storage.blobs import Blobs
+from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.create import found_hub, hub_blobs, hub_key
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import TERMS, Friend, HubProcess, Refused
@@ -40,9 +45,9 @@ def test_an_address_is_one_home() -> None:
 
 
 def test_a_school_fits_behind_an_address_and_one_address_never_takes_all() -> None:
-    assert Doors(8192).of_one == 1024
-    assert Doors(600).of_one == 256
-    doors = Doors(20, of_one=5)
+    assert ConnectionLimiter(8192).of_one == 1024
+    assert ConnectionLimiter(600).of_one == 256
+    doors = ConnectionLimiter(20, of_one=5)
     assert [doors.enter("203.0.113.5") for _ in range(5)] == ["in"] * 5
     assert [doors.enter("203.0.113.5") for _ in range(5)] == ["crowded"] * 4 + ["out"]
     assert doors.enter("203.0.113.6") == "in"
@@ -53,7 +58,7 @@ def test_a_school_fits_behind_an_address_and_one_address_never_takes_all() -> No
 
 
 def test_behind_a_proxy_of_this_machine_only_the_whole_is_limited() -> None:
-    doors = Doors(20, of_one=5)
+    doors = ConnectionLimiter(20, of_one=5)
     assert [doors.enter("127.0.0.1") for _ in range(20)] == ["in"] * 20
     assert not doors.is_roomy
     told = [doors.enter("127.0.0.1") for _ in range(100)]
@@ -113,8 +118,8 @@ def _serve(directory: Path, check: Callable[[int], None], key: NodeKey) -> None:
 
     async def scene() -> None:
         async with running(directory) as (_, app):
-            config = uvicorn.Config(app, http=Impatient, log_level="warning", lifespan="off")
-            server = Server(config, Doors(20, of_one=3), Troubles(), key, time.time)
+            config = uvicorn.Config(app, http=SlowClientProtocol, log_level="warning", lifespan="off")
+            server = LimitedServer(config, ConnectionLimiter(20, of_one=3), HealthStatus(), key, time.time)
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 listener.setblocking(False)
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -136,21 +141,21 @@ def test_whoever_asks_and_never_reads_is_cut_off(
     found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
     size, lost, clocks = 32 << 20, threading.Event(), list[asyncio.TimerHandle]()
     name = hub_blobs(tmp_path).put(bytes(size))
-    connection_lost, pause_writing = Impatient.connection_lost, Impatient.pause_writing
+    connection_lost, pause_writing = SlowClientProtocol.connection_lost, SlowClientProtocol.pause_writing
 
-    def noted(self: Impatient, error: Exception | None) -> None:
+    def noted(self: SlowClientProtocol, error: Exception | None) -> None:
         connection_lost(self, error)
         lost.set()
 
-    def paused(self: Impatient) -> None:
+    def paused(self: SlowClientProtocol) -> None:
         pause_writing(self)
         assert self._unread is not None
         clocks.append(self._unread)
 
-    monkeypatch.setattr(Impatient, "connection_lost", noted)
-    monkeypatch.setattr(Impatient, "pause_writing", paused)
-    blobs = Blobs.sweep
-    monkeypatch.setattr(Blobs, "sweep", lambda self, needed: blobs(self, {*needed, name}))
+    monkeypatch.setattr(SlowClientProtocol, "connection_lost", noted)
+    monkeypatch.setattr(SlowClientProtocol, "pause_writing", paused)
+    blobs = BlobStore.sweep
+    monkeypatch.setattr(BlobStore, "sweep", lambda self, needed: blobs(self, {*needed, name}))
 
     def check(port: int) -> None:
         with socket.create_connection(("127.0.0.1", port), timeout=60) as line:

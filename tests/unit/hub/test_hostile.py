@@ -11,12 +11,12 @@ import msgspec
 import pytest
 import torch
 
-from barnraise.hub.protocol.messages import Course, Head, Progress
+from barnraise.hub.protocol.messages import HubDataOrder, HubProgress, VersionHead
 from barnraise.hub.protocol.signatures import sign_request
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, declared, encoded, plainly
 
-COURSE = Course(samples=1_000_000, batch=10)
+COURSE = HubDataOrder(samples=1_000_000, batch=10)
 
 
 class Scene:
@@ -59,7 +59,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             friend.close()
 
 
-def _push_fp32(friend: Friend, update: torch.Tensor) -> Progress:
+def _push_fp32(friend: Friend, update: torch.Tensor) -> HubProgress:
     lease = friend.lease()
     data = encoded(update, "fp32", lease.version)
     return friend.send(declared(lease, data), data)
@@ -115,10 +115,10 @@ def test_nobody_reads_or_writes_for_another(scene: Scene) -> None:
     scene.ann.pull(scene.folder, wait=0)
     lease = scene.ann.lease()
     data = encoded(torch.randn(LAYOUT.numel) * 0.01, "fp32", lease.version)
-    progress = scene.ann.ask("POST", "/v1/uploads", Progress, declared(lease, data))
+    progress = scene.ann.ask("POST", "/v1/uploads", HubProgress, declared(lease, data))
     for method in ("GET", "PATCH"):
         with pytest.raises(Refused, match="404 upload"):
-            eve.ask(method, f"/v1/uploads/{progress.id}", Progress, query="offset=0" * (method == "PATCH"))
+            eve.ask(method, f"/v1/uploads/{progress.id}", HubProgress, query="offset=0" * (method == "PATCH"))
     with pytest.raises(Refused, match="403 forged"):
         eve.send(declared(lease, data), data)
     assert scene.ann.send(declared(lease, data), data).accepted
@@ -130,16 +130,16 @@ def test_pieces_may_be_lost_repeated_and_resumed(scene: Scene) -> None:
     lease = scene.ann.lease()
     data = encoded(torch.randn(LAYOUT.numel) * 0.01, "fp32", lease.version)
     declaration = declared(lease, data)
-    progress = scene.ann.ask("POST", "/v1/uploads", Progress, declaration)
+    progress = scene.ann.ask("POST", "/v1/uploads", HubProgress, declaration)
     path = f"/v1/uploads/{progress.id}"
     for offset, expected in ((0, 5000), (0, 5000), (2500, 7500)):
         piece = data[offset : offset + 5000]
-        progress = scene.ann.ask("PATCH", path, Progress, piece, query=f"offset={offset}")
+        progress = scene.ann.ask("PATCH", path, HubProgress, piece, query=f"offset={offset}")
         assert progress.offset == expected
     with pytest.raises(Refused) as caught:
-        scene.ann.ask("PATCH", path, Progress, data[9000:], query="offset=9000")
+        scene.ann.ask("PATCH", path, HubProgress, data[9000:], query="offset=9000")
     assert (caught.value.problem.kind, caught.value.problem.offset) == ("offset", 7500)
-    assert scene.ann.ask("GET", path, Progress).offset == 7500
+    assert scene.ann.ask("GET", path, HubProgress).offset == 7500
     assert scene.ann.send(declaration, data, piece=4000).accepted, "the declaration finds what is there"
     assert scene.ann.send(declaration, data).accepted, "and says so again after a lost answer"
     scene.ann.pull(scene.folder)
@@ -165,7 +165,7 @@ def test_bad_updates_are_named_and_then_their_sender_is_in_quarantine(scene: Sce
         eve.lease()
     for word in ("pardon", "expel"):
         with pytest.raises(Refused, match="only the owner"):
-            eve.ask("POST", f"/v1/members/{eve.key.id}/{word}", Progress)
+            eve.ask("POST", f"/v1/members/{eve.key.id}/{word}", HubProgress)
     scene.round()
 
 
@@ -242,7 +242,7 @@ def test_header_tricks_are_refused(scene: Scene) -> None:
 
 
 def test_blobs_are_served_for_caches_and_in_parts(scene: Scene) -> None:
-    head = scene.ann.ask("GET", "/v1/head", Head)
+    head = scene.ann.ask("GET", "/v1/head", VersionHead)
     url = f"{scene.hub.address}/v1/blobs/{head.steps[0].sha256}"
     whole = plainly(url)
     assert whole.headers["etag"] == f'"{head.steps[0].sha256}"'

@@ -18,17 +18,17 @@ from safetensors.torch import load_file
 from barnraise.core.errors import HubError
 from barnraise.hub.mirror.mirror import make_succession, take_over
 from barnraise.hub.protocol.invites import invite_text
-from barnraise.hub.protocol.messages import Course
+from barnraise.hub.protocol.messages import HubDataOrder
 from barnraise.hub.protocol.tls import server_context
 from barnraise.hub.protocol.vector_file import flatten
-from barnraise.hub.server.server import Listening, _bound, run, running, serve
+from barnraise.hub.server.server import ListenOptions, _bound, run, running, serve
 from barnraise.hub.storage.create import found_hub, hub_key
 from barnraise.hub.storage.export import export_model
-from barnraise.hub.storage.log import Replica
+from barnraise.hub.storage.log import LogReplica
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, plainly
 
-COURSE = Course(samples=1000, batch=10, seed=7)
+COURSE = HubDataOrder(samples=1000, batch=10, seed=7)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_mirror_takes_over_by_the_owners_word(
     ann.push(ann.lease(), torch.randn(LAYOUT.numel))
     ann.pull(tmp_path)
     with pytest.raises(Refused, match="only a mirror"):
-        ann.ask("GET", "/v1/replica", Replica)
+        ann.ask("GET", "/v1/replica", LogReplica)
     held = ann.lease()
     second = HubProcess(tmp_path / "mirror", None)
     try:
@@ -128,7 +128,7 @@ def test_a_mirror_takes_over_by_the_owners_word(
             take_over(second.directory, make_succession(hub.owner, invite.hub_id, successor, 1))
         second.kill()
         with pytest.raises(HubError, match="mirror"):
-            asyncio.run(serve(second.directory, Listening("127.0.0.1", 0, plain=True)))
+            asyncio.run(serve(second.directory, ListenOptions("127.0.0.1", 0, plain=True)))
         for key, heir in ((NodeKey.generate(), successor), (hub.owner, NodeKey.generate().id)):
             with pytest.raises(HubError):
                 take_over(second.directory, make_succession(key, invite.hub_id, heir, 1))
@@ -189,7 +189,7 @@ def test_small_answers_do_not_wait_for_each_other() -> None:
             found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
-        listener = _bound(Listening("127.0.0.1", 0))
+        listener = _bound(ListenOptions("127.0.0.1", 0))
         async with await asyncio.start_server(note, sock=listener):
             _, writer = await asyncio.open_connection(*listener.getsockname())
             assert await found
@@ -200,4 +200,4 @@ def test_small_answers_do_not_wait_for_each_other() -> None:
 
 def test_without_tls_a_hub_listens_on_its_own_machine_only(tmp_path: Path) -> None:
     with pytest.raises(HubError, match="TLS"):
-        run(tmp_path, Listening("0.0.0.0", 0, plain=True))
+        run(tmp_path, ListenOptions("0.0.0.0", 0, plain=True))

@@ -16,45 +16,45 @@ import pytest
 import torch
 
 from barnraise.core.errors import HubRefused
-from barnraise.hub.aggregation.aggregator import Closed, Merged
-from barnraise.hub.aggregation.update_checks import Allowance
+from barnraise.hub.aggregation.aggregator import ClosedRound, RoundResult
+from barnraise.hub.aggregation.update_checks import RequestRateLimit
 from barnraise.hub.protocol.messages import (
     PIECE_BYTES,
-    Course,
-    Declaration,
-    Join,
+    HubDataOrder,
+    HubProgress,
+    JoinRequest,
     Lease,
     LeaseRequest,
-    Progress,
-    Span,
-    Terms,
+    RoundConfig,
+    SampleSpan,
+    UpdateDeclaration,
     decode_message,
     encode_message,
 )
 from barnraise.hub.protocol.signatures import sign_request
-from barnraise.hub.server.app import Reception, make_app
+from barnraise.hub.server.app import HubApp, make_app
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.server.server import outer_step
-from barnraise.hub.server.uploads import Intake
+from barnraise.hub.server.uploads import UploadService
 from barnraise.hub.storage.create import found_hub, hub_blobs, hub_key, invite_to
-from barnraise.hub.storage.log import Log
+from barnraise.hub.storage.log import HubLog
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
 
-COURSE = Course(samples=100_000, batch=10)
+COURSE = HubDataOrder(samples=100_000, batch=10)
 ADDRESS = ("http://hub.test",)
 
 
 class Scene:
     def __init__(self, directory: Path, hub: Hub) -> None:
-        self.directory, self.hub, self.intake = directory, hub, Intake(hub)
+        self.directory, self.hub, self.intake = directory, hub, UploadService(hub)
         self.keys: dict[str, NodeKey] = {}
 
     async def join(self, token: str) -> str:
         key = NodeKey.generate()
         node = str(key.id)
         self.keys[node] = key
-        await self.hub.join(node, Join(token=token, name="ann"))
+        await self.hub.join(node, JoinRequest(token=token, name="ann"))
         return node
 
     async def member(self) -> str:
@@ -63,7 +63,7 @@ class Scene:
     async def lease(self, node: str, rate: float = 0.0) -> Lease:
         return await self.hub.lease(node, LeaseRequest(samples_per_s=rate, version=self.hub.version or 0))
 
-    async def send(self, node: str, declaration: Declaration, data: bytes) -> Progress:
+    async def send(self, node: str, declaration: UpdateDeclaration, data: bytes) -> HubProgress:
         progress = await self.intake.declare(node, declaration)
         while not progress.accepted:
             progress = await self.intake.append(node, progress.id, progress.offset, data[progress.offset :])
@@ -85,7 +85,7 @@ class Scene:
         await asyncio.wait_for(self.until(lambda: self.hub.version == lease.version + 1), 30)
 
     def line(self, address: str = "127.0.0.1") -> httpx.AsyncClient:
-        self.reception = Reception(self.hub, self.intake, hub_key(self.directory))
+        self.reception = HubApp(self.hub, self.intake, hub_key(self.directory))
         return self.again(address)
 
     def again(self, address: str) -> httpx.AsyncClient:
@@ -128,7 +128,7 @@ async def opened(directory: Path) -> AsyncIterator[Scene]:
         await hub.close()
 
 
-def play(directory: Path, story: Callable[[Scene], Awaitable[None]], terms: Terms = TERMS) -> None:
+def play(directory: Path, story: Callable[[Scene], Awaitable[None]], terms: RoundConfig = TERMS) -> None:
     """With a run that has its base and its code."""
     blobs, owner = hub_blobs(directory), NodeKey.generate()
     kept = blobs.put(b"print()")
@@ -137,7 +137,7 @@ def play(directory: Path, story: Callable[[Scene], Awaitable[None]], terms: Term
     async def whole() -> None:
         async with opened(directory) as scene:
             data = encoded(torch.randn(LAYOUT.numel), "fp32", 0)
-            base = Declaration(
+            base = UpdateDeclaration(
                 kind="base",
                 sha256=hashlib.sha256(data).hexdigest(),
                 size=len(data),
@@ -159,7 +159,7 @@ def test_nobody_takes_a_blob_of_the_run_away(tmp_path: Path) -> None:
         for sha256 in (hub.versions[-1].step.sha256, *hub.founding.kept):
             data = hub.blobs.path(sha256).read_bytes()
             lease = await scene.lease(eve)
-            trained = (Span(7, 0, 1),)
+            trained = (SampleSpan(7, 0, 1),)
             for changes, kind in (({"samples": 5, "trained": trained}, "lease-differs"), ({}, "copy")):
                 with pytest.raises(HubRefused) as caught:
                     await scene.send(eve, declared(lease, data, **changes), data)
@@ -207,7 +207,7 @@ def test_what_is_refused_during_a_merge_goes_with_its_commit(
         finisher, may_end = await hub.finisher(), threading.Event()
         finish = finisher.finish
 
-        def finish_later(closed: Closed) -> Merged:
+        def finish_later(closed: ClosedRound) -> RoundResult:
             assert may_end.wait(30)
             return finish(closed)
 
@@ -233,7 +233,7 @@ def test_what_was_needed_on_the_way_goes_unless_the_hub_has_a_use_for_it(tmp_pat
     async def story(scene: Scene) -> None:
         hub = scene.hub
         needed, spent = hub.versions[0].step.sha256, hub.blobs.put(b"spent")
-        await hub._commit((), Merged((), (), {}, frozenset({needed, spent})))
+        await hub._commit((), RoundResult((), (), {}, frozenset({needed, spent})))
         assert (hub.blobs.has(needed), hub.blobs.has(spent)) == (True, False)
 
     play(tmp_path, story)
@@ -241,7 +241,7 @@ def test_what_was_needed_on_the_way_goes_unless_the_hub_has_a_use_for_it(tmp_pat
 
 def test_the_longest_rounds_have_leases_that_members_can_read(tmp_path: Path) -> None:
     limits = {"round_s": 86_400.0, "grace": 4.0, "slack_s": 3600.0, "stale_limit": 64}
-    longest = msgspec.convert({**msgspec.to_builtins(TERMS), **limits}, Terms)
+    longest = msgspec.convert({**msgspec.to_builtins(TERMS), **limits}, RoundConfig)
 
     async def story(scene: Scene) -> None:
         lease = await scene.lease(await scene.member())
@@ -261,9 +261,9 @@ def test_a_member_has_one_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             progress = await scene.intake.declare(eve, declared(lease, data))
             await scene.intake.append(eve, progress.id, 0, data[:-1])
             assert scene.partial_files() == before + 1
-        scene.intake = Intake(scene.hub)  # as after a new start
+        scene.intake = UploadService(scene.hub)  # as after a new start
         assert (await scene.intake.declare(eve, declared(lease, data))).offset == len(data) - 1, "it goes on"
-        scene.intake = Intake(scene.hub)
+        scene.intake = UploadService(scene.hub)
         with pytest.raises(HubRefused, match="no such upload"):
             await scene.intake.append(eve, progress.id, len(data) - 1, data[-1:])
         other = update(lease)
@@ -354,8 +354,8 @@ def test_a_lease_that_ends_while_a_version_is_committed_does_not_come_back(tmp_p
         lease = await scene.lease(eve)
         later = hub.now() + 1e6
         hub.now = lambda: later
-        await hub._commit((), Merged((), (), {}))
-        log = Log(scene.directory)
+        await hub._commit((), RoundResult((), (), {}))
+        log = HubLog(scene.directory)
         found = log.read()
         log.close()
         assert hub.state.pool.returned == lease.spans
@@ -372,7 +372,7 @@ def test_schedules_go_on_where_they_were_when_old_versions_are_unknown(tmp_path:
         lease = await scene.lease(eve)
         covered = scene.hub.covered
         assert covered == sum(one.samples for one in scene.hub.versions) == lease.covered > 0
-        log = Log(scene.directory)
+        log = HubLog(scene.directory)
         log.transact([lambda log: log._base.execute("DELETE FROM version WHERE number < 2")])
         log.close()
         scene.hub.read()
@@ -443,7 +443,7 @@ def test_of_strangers_little_is_remembered(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         scene.hub.now = lambda: 1000.0
         async with scene.line() as line:
-            scene.reception._requests = Allowance(1.0, 5.0)
+            scene.reception._requests = RequestRateLimit(1.0, 5.0)
             asked = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(20)]
             assert [answer.status_code for answer in asked] == [200] * 5 + [429] * 15
             assert len(scene.reception._nonces._seen) == 5
@@ -457,7 +457,10 @@ def test_a_stranger_leaves_something_for_the_others(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         scene.hub.now = lambda: 1000.0
         async with scene.line("2001:db8::1") as line:
-            scene.reception._strangers, scene.reception._requests = Allowance(1.0, 3.0), Allowance(1.0, 8.0)
+            scene.reception._strangers, scene.reception._requests = (
+                RequestRateLimit(1.0, 3.0),
+                RequestRateLimit(1.0, 8.0),
+            )
             asked = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(20)]
             assert [answer.status_code for answer in asked] == [200] * 3 + [429] * 17
         for address, status in (("2001:db8::2", 429), ("2001:db8:0:1::1", 200), ("203.0.113.7", 200)):
@@ -476,7 +479,7 @@ def test_who_repeats_a_members_request_does_not_use_up_what_it_may_ask(tmp_path:
         ann = await scene.member()
         scene.hub.now = lambda: 1000.0
         async with scene.line() as line:
-            scene.reception._requests = Allowance(1.0, 5.0)
+            scene.reception._requests = RequestRateLimit(1.0, 5.0)
             headers = sign_request(scene.keys[ann], "GET", "/v1/run", "", b"", scene.hub.id, time.time())
             heard = [await line.get("http://hub/v1/run", headers=headers) for _ in range(9)]
             assert [answer.status_code for answer in heard] == [200] + [401] * 8
@@ -512,8 +515,8 @@ def test_invented_invites_keep_nobody_out(tmp_path: Path) -> None:
         scene.hub.now = lambda: 1000.0
         tokens = ["A" * 22, "B" * 22, invite_to(scene.directory, ADDRESS).token_text]
         async with scene.line() as line:
-            scene.reception._joins = Allowance(1.0, 1.0)
-            joins = [encode_message(Join(token=token, name="ann")) for token in tokens]
+            scene.reception._joins = RequestRateLimit(1.0, 1.0)
+            joins = [encode_message(JoinRequest(token=token, name="ann")) for token in tokens]
             asked = [await scene.ask(line, NodeKey.generate(), "POST /v1/members", one) for one in joins]
             assert [answer.status_code for answer in asked] == [403, 403, 200]
 

@@ -21,16 +21,23 @@ import torch
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.contributor import Contributor
 from barnraise.hub.protocol.invites import Invite, invite_text
-from barnraise.hub.protocol.messages import PIECE_BYTES, Description, Head, Join, Joined
+from barnraise.hub.protocol.messages import (
+    PIECE_BYTES,
+    JoinRequest,
+    JoinResponse,
+    RunDescription,
+    VersionHead,
+)
 from barnraise.hub.storage.create import invite_to
-from barnraise.hub.storage.log import Log
+from barnraise.hub.storage.log import HubLog
 from barnraise.identity import NodeKey
 from benchmarks.hub_process import free_port
+from tests.repository import ROOT
 from tests.unit.hub.proxies import HIDDEN, Caddy, Nginx, program, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-SOURCES = Path(__file__).parents[3] / "src"
+SOURCES = ROOT / "src"
 LONGEST_WAIT_S = 60.0
 # A model whose updates, one byte for each number, are sent in three pieces.
 TRAIN = """\
@@ -112,7 +119,7 @@ class Fireside:
         return invite_to(self.directory, [self.addresses[site]])
 
     def rounds(self, name: str) -> int:
-        log = Log(self.directory)
+        log = HubLog(self.directory)
         try:
             return sum(one.accepted for one in log.read().members.values() if one.name == name)
         finally:
@@ -188,8 +195,10 @@ def test_a_member_pushes_in_pieces_waits_for_the_round_and_pulls_in_parts(
     """Every answer is one that the hub's key signed for the question, or the client takes it for none."""
     invite = fireside.invite(site)
     client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate())
-    assert client.ask("POST", "/v1/members", Joined, Join(token=invite.token_text, name=site)).role
-    described = client.ask("GET", "/v1/run", Description)
+    assert client.ask(
+        "POST", "/v1/members", JoinResponse, JoinRequest(token=invite.token_text, name=site)
+    ).role
+    described = client.ask("GET", "/v1/run", RunDescription)
     assert described.layout is not None
     assert described.course is not None
     state = torch.zeros(described.layout.numel)
@@ -205,7 +214,7 @@ def test_a_member_pushes_in_pieces_waits_for_the_round_and_pulls_in_parts(
     member.leave()
     assert member.contributed == 2
 
-    step = client.ask("GET", "/v1/head", Head).steps[0]
+    step = client.ask("GET", "/v1/head", VersionHead).steps[0]
     client.fetch(step.sha256, tmp_path / "whole", size=step.size)
     begun = step.size // 3
     (tmp_path / "again.part").write_bytes((tmp_path / "whole").read_bytes()[:begun])
@@ -223,9 +232,9 @@ def test_the_longest_wait_is_answered(fireside: Fireside) -> None:
         invite = fireside.invite(site)
         client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate())
         try:
-            began, head = time.monotonic(), client.ask("GET", "/v1/head", Head)
+            began, head = time.monotonic(), client.ask("GET", "/v1/head", VersionHead)
             query = {"after": head.version, "wait": LONGEST_WAIT_S}
-            later = client.ask("GET", "/v1/head", Head, query=query, wait_s=LONGEST_WAIT_S)
+            later = client.ask("GET", "/v1/head", VersionHead, query=query, wait_s=LONGEST_WAIT_S)
             answers[site] = (later.steps, time.monotonic() - began >= LONGEST_WAIT_S - 1)
         except Exception as error:
             answers[site] = error

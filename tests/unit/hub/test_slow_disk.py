@@ -15,9 +15,9 @@ import msgspec
 import pytest
 import torch
 
-from barnraise.hub.protocol.messages import Description, Progress
-from barnraise.hub.server.disk import SLOW_S, Disk
-from barnraise.hub.server.health import Lookout, Troubles
+from barnraise.hub.protocol.messages import HubProgress, RunDescription
+from barnraise.hub.server.disk import SLOW_S, DiskLatency
+from barnraise.hub.server.health import HealthMonitor, HealthStatus
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, declared, encoded, plainly
 from tests.unit.hub.test_crashes import COURSE, Worker, checked, stop
 
@@ -45,7 +45,7 @@ class Clock:
         return self.now
 
 
-def _commit(disk: Disk, clock: Clock, seconds: float) -> None:
+def _commit(disk: DiskLatency, clock: Clock, seconds: float) -> None:
     disk.begin()
     clock.now += seconds
     disk.end()
@@ -53,8 +53,8 @@ def _commit(disk: Disk, clock: Clock, seconds: float) -> None:
 
 def test_a_disk_is_slow_when_commits_are_slow_one_after_the_other(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    disk, troubles = Disk(clock), Troubles(clock)
-    lookout = Lookout(troubles, disk, clock, clock)
+    disk, troubles = DiskLatency(clock), HealthStatus(clock)
+    lookout = HealthMonitor(troubles, disk, clock, clock)
     for seconds in (0.01, SLOW_S, SLOW_S, 0.01, SLOW_S, 2.0):
         _commit(disk, clock, seconds)
         lookout.look()
@@ -73,7 +73,7 @@ def test_a_disk_is_slow_when_commits_are_slow_one_after_the_other(caplog: pytest
 
 def test_a_commit_that_does_not_end_is_told_while_it_lasts() -> None:
     clock = Clock()
-    disk = Disk(clock)
+    disk = DiskLatency(clock)
     disk.begin()
     clock.now += 4.0
     assert disk.slow_s() is None
@@ -155,12 +155,12 @@ def test_a_slow_disk_keeps_nobody_from_training(tmp_path: Path) -> None:
 def _begin_twice(friend: Friend) -> None:
     """An upload that another one replaces: what arrived of the first is removed from the slow disk."""
     for _ in range(2):
-        friend.version = friend.ask("POST", "/v1/leave", Description).version
+        friend.version = friend.ask("POST", "/v1/leave", RunDescription).version
         lease = friend.lease()
         data = encoded(torch.randn(LAYOUT.numel) * 0.01, TERMS.codec, lease.version)
-        progress = friend.ask("POST", "/v1/uploads", Progress, declared(lease, data))
+        progress = friend.ask("POST", "/v1/uploads", HubProgress, declared(lease, data))
         assert progress.offset == 0
-        friend.ask("PATCH", f"/v1/uploads/{progress.id}", Progress, data[:1000], query="offset=0")
+        friend.ask("PATCH", f"/v1/uploads/{progress.id}", HubProgress, data[:1000], query="offset=0")
 
 
 def _wait_for(holds: Callable[[], bool], seconds: float) -> None:

@@ -17,17 +17,17 @@ from barnraise.core.errors import HubError, StoreAway
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.object_store import downloader
 from barnraise.hub.object_store.redirects import STORE_HEADER
-from barnraise.hub.object_store.s3 import Bucket, Place, read_place
-from barnraise.hub.object_store.uploader import Todo, is_worth_waiting, next_todo
+from barnraise.hub.object_store.s3 import BucketUrl, S3Bucket, read_place
+from barnraise.hub.object_store.uploader import UploadPlan, is_worth_waiting, next_todo
 from barnraise.hub.protocol.invites import Invite, invite_text
-from barnraise.hub.protocol.messages import Course
-from barnraise.hub.storage.log import Log
+from barnraise.hub.protocol.messages import HubDataOrder
+from barnraise.hub.storage.log import HubLog
 from barnraise.hub.storage.versions import shared_blobs
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, Friend, HubProcess, plainly
 from tests.unit.hub.s3_server import BUCKET, ENVIRONMENT, KEY_ID, SECRET, S3Process, until
 
-COURSE = Course(samples=100_000, batch=10, seed=7)
+COURSE = HubDataOrder(samples=100_000, batch=10, seed=7)
 STORE = f"s3://{BUCKET}/some/folder"
 
 
@@ -80,7 +80,7 @@ class Scene:
         return HubClient([self.hub.address], self.invite.hub_id, key, say=self.said.append, store=origin)
 
     def shared(self) -> list[str]:
-        log = Log(self.hub.directory)
+        log = HubLog(self.hub.directory)
         try:
             return shared_blobs(log.read().versions, set())
         finally:
@@ -169,7 +169,7 @@ def test_what_is_swept_leaves_the_store(scene: Scene) -> None:
     stray = f"some/folder/{scene.invite.hub_id}/{'1' * 64}"
     others = ["some/folder/notes.txt", f"some/folder/{'0' * 64}"]
     for key in (stray, *others):
-        scene.s3.client().put_object(Bucket=BUCKET, Key=key, Body=b"not the hub's")
+        scene.s3.client().put_object(S3Bucket=BUCKET, Key=key, Body=b"not the hub's")
     scene.hub.kill()
     scene.start()
     base = scene.shared()[-1]
@@ -322,17 +322,19 @@ def test_what_names_no_bucket(text: str) -> None:
 
 def test_a_store_without_tls_is_on_this_machine() -> None:
     assert read_place("s3://our-blobs/a/b/", "http://localhost:9000").prefix == "a/b"
-    assert Bucket(Place("our-blobs", "", "http://localhost:9000"), "hub").origin == "http://localhost:9000"
+    assert (
+        S3Bucket(BucketUrl("our-blobs", "", "http://localhost:9000"), "hub").origin == "http://localhost:9000"
+    )
     with pytest.raises(HubError, match="without TLS"):
-        Bucket(Place("our-blobs", "", "http://192.168.1.5:9000"), "hub")
+        S3Bucket(BucketUrl("our-blobs", "", "http://192.168.1.5:9000"), "hub")
     with pytest.raises(HubError, match="no address"):
         read_place("s3://our-blobs", "ftp://example.org")
 
 
 def test_where_amazons_buckets_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
-    assert Bucket(Place("our-blobs"), "hub").origin == "https://our-blobs.s3.eu-central-1.amazonaws.com"
-    assert Bucket(Place("our.blobs"), "hub").origin == "https://s3.eu-central-1.amazonaws.com"
+    assert S3Bucket(BucketUrl("our-blobs"), "hub").origin == "https://our-blobs.s3.eu-central-1.amazonaws.com"
+    assert S3Bucket(BucketUrl("our.blobs"), "hub").origin == "https://s3.eu-central-1.amazonaws.com"
 
 
 def test_what_answers_and_is_no_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +353,7 @@ def test_what_answers_and_is_no_store_is_away(monkeypatch: pytest.MonkeyPatch) -
 
     with HTTPServer(("127.0.0.1", 0), Page) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        bucket = Bucket(Place(BUCKET, endpoint=f"http://127.0.0.1:{server.server_port}"), "hub")
+        bucket = S3Bucket(BucketUrl(BUCKET, endpoint=f"http://127.0.0.1:{server.server_port}"), "hub")
         with pytest.raises(StoreAway):
             bucket.names()
         server.shutdown()
@@ -361,7 +363,7 @@ def test_nobody_is_led_to_a_bucket_that_moved(monkeypatch: pytest.MonkeyPatch) -
     """The library follows a bucket to its region and makes links to there, which members do not accept."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    bucket = Bucket(Place("ours"), "hub")
+    bucket = S3Bucket(BucketUrl("ours"), "hub")
     assert bucket.link("ab" * 32).startswith(bucket.origin)
     moved = "https://ours.s3.eu-west-1.amazonaws.com/hub/x"
     monkeypatch.setattr(bucket._client, "generate_presigned_url", lambda *_, **__: moved)
@@ -371,9 +373,9 @@ def test_nobody_is_led_to_a_bucket_that_moved(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_first_that_is_wanted_comes_next_and_what_nobody_wants_goes() -> None:
-    assert next_todo(["new", "old"], set()) == Todo("put", "new")
-    assert next_todo(["new", "old"], {"new", "gone"}) == Todo("put", "old")
-    assert next_todo(["new"], {"new", "gone", "going"}) == Todo("remove", "going")
+    assert next_todo(["new", "old"], set()) == UploadPlan("put", "new")
+    assert next_todo(["new", "old"], {"new", "gone"}) == UploadPlan("put", "old")
+    assert next_todo(["new"], {"new", "gone", "going"}) == UploadPlan("remove", "going")
     assert next_todo(["new"], {"new"}) is None
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from barnraise.hub.protocol.vector_file import Form, add_vector
+from barnraise.hub.protocol.vector_file import VectorForm, add_vector
 from barnraise.hub.rounds.restore import recalled
 from barnraise.hub.storage.create import invite_to
-from barnraise.hub.storage.log import Log
+from barnraise.hub.storage.log import HubLog
 from barnraise.hub.web.status_page import render
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
 from tests.unit.hub.test_one_member import ADDRESS, Scene, play
@@ -36,7 +36,7 @@ async def _push_together(scene: Scene, sizes: Mapping[str, float]) -> None:
 def _moved(scene: Scene) -> float:
     """How far the last version is from the one before it."""
     step, delta = scene.hub.versions[-1].step, torch.zeros(LAYOUT.numel)
-    form = Form(LAYOUT.numel, TERMS.chunk, step.codec, step.version)
+    form = VectorForm(LAYOUT.numel, TERMS.chunk, step.codec, step.version)
     add_vector(scene.hub.blobs.path(step.sha256), form, delta)
     return float(delta.norm())
 
@@ -75,7 +75,7 @@ def test_three_strangers_begin_without_a_friend_and_two_go_on(tmp_path: Path) ->
         await _push(scene, bob, 0.01)
         await asyncio.sleep(0.5)
         assert scene.hub.version == 0
-        log = Log(scene.directory)
+        log = HubLog(scene.directory)
         kept = recalled(log.read(), scene.hub.founding, 0.0, is_region=False)
         assert [one.of_stranger for one in kept.waiting.values()] == [True, True]
         await _push(scene, eve, 1e6)

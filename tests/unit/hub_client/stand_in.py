@@ -13,21 +13,21 @@ import torch
 
 from barnraise.core.errors import HubRefused
 from barnraise.hub.protocol.messages import (
-    Declaration,
-    Description,
-    Head,
+    HubProgress,
     Lease,
     LeaseRequest,
     Problem,
-    Progress,
-    Span,
-    Step,
-    Terms,
+    RoundConfig,
+    RunDescription,
+    SampleSpan,
+    UpdateDeclaration,
+    UploadStep,
+    VersionHead,
     decode_message,
     encode_message,
 )
 from barnraise.hub.protocol.signatures import request_signature, sign_response, verify_request
-from barnraise.hub.protocol.vector_file import Form, add_vector, encode_vector
+from barnraise.hub.protocol.vector_file import VectorForm, add_vector, encode_vector
 from barnraise.identity.keys import NodeKey
 
 Fault = Callable[[httpx.Request, Callable[[], httpx.Response]], httpx.Response]
@@ -70,13 +70,13 @@ class StandIn:
     def __init__(self, room: Path, *, rounds: int = 3, clock_ahead_s: float = 0.0) -> None:
         self.key = NodeKey.generate()
         self.room, self.rounds, self.ahead = room, rounds, clock_ahead_s
-        self.terms = Terms(chunk=CHUNK, codec="int8", delta_codec="fp32")
+        self.terms = RoundConfig(chunk=CHUNK, codec="int8", delta_codec="fp32")
         self.faults: list[Fault | None] = []
         self.refuse: list[tuple[int, Problem]] = []
         self.requests: list[str] = []
         self.blobs: dict[str, bytes] = {}
-        self.steps: list[Step] = []
-        self.declared: Declaration | None = None
+        self.steps: list[UploadStep] = []
+        self.declared: UpdateDeclaration | None = None
         self.arrived = bytearray()
         self.layout = self.course = None
         self.updates: list[torch.Tensor] = []
@@ -134,7 +134,7 @@ class StandIn:
             case "GET", "/v1/head":
                 return self._head(request.url.params.get("after"))
             case "POST", "/v1/uploads":
-                declared = decode_message(Declaration, request.content)
+                declared = decode_message(UpdateDeclaration, request.content)
                 if declared != self.declared:
                     self.declared, self.arrived = declared, bytearray()
                 return self._progress()
@@ -148,9 +148,9 @@ class StandIn:
                 return self._described()
         raise HubRefused(404, "path", f"there is no {request.url.path}")
 
-    def _described(self) -> Description:
+    def _described(self) -> RunDescription:
         me = str(self.key.id)
-        return Description(
+        return RunDescription(
             protocol=1,
             hub=me,
             name="test",
@@ -167,7 +167,7 @@ class StandIn:
         return Lease(
             id=f"{number:032x}",
             version=asked.version,
-            spans=(Span(0, 8 * number, 8 * number + 8),),
+            spans=(SampleSpan(0, 8 * number, 8 * number + 8),),
             steps=1,
             seconds=30,
             void_s=60,
@@ -175,14 +175,14 @@ class StandIn:
             members=1,
         )
 
-    def _head(self, after: str | None) -> Head:
+    def _head(self, after: str | None) -> VersionHead:
         steps = [step for step in self.steps if after is None or step.version > int(after)]
-        return Head(version=self.steps[-1].version, steps=tuple(steps), waits_for="somebody")
+        return VersionHead(version=self.steps[-1].version, steps=tuple(steps), waits_for="somebody")
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> HubProgress:
         assert self.declared is not None
         done = len(self.arrived) == self.declared.size
-        return Progress(
+        return HubProgress(
             id="ab" * 16, offset=len(self.arrived), size=self.declared.size, piece=self.piece, accepted=done
         )
 
@@ -199,19 +199,19 @@ class StandIn:
             self._publish("base", 0, bytes(self.arrived), self.terms.base_codec)
             return
         assert self.layout is not None
-        form = Form(self.layout.numel, CHUNK, self.terms.codec, declared.version)
+        form = VectorForm(self.layout.numel, CHUNK, self.terms.codec, declared.version)
         change = torch.zeros(self.layout.numel)
         add_vector(path, form, change)
         self.updates.append(change)
         version = len(self.steps)
         with (self.room / "delta").open("wb") as file:
-            encode_vector(file, -0.5 * change, Form(self.layout.numel, CHUNK, "fp32", version))
+            encode_vector(file, -0.5 * change, VectorForm(self.layout.numel, CHUNK, "fp32", version))
         self._publish("delta", version, (self.room / "delta").read_bytes(), "fp32")
 
     def _publish(self, kind: str, version: int, data: bytes, codec: str) -> None:
         name = hashlib.sha256(data).hexdigest()
         self.blobs[name] = data
-        self.steps.append(Step(kind, version, name, len(data), codec))  # type: ignore[arg-type]
+        self.steps.append(UploadStep(kind, version, name, len(data), codec))  # type: ignore[arg-type]
 
     def _blob(self, request: httpx.Request) -> httpx.Response:
         data = self.blobs.get(request.url.path.rpartition("/")[2])

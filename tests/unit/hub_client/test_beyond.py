@@ -9,10 +9,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from barnraise.core.errors import RunError
-from barnraise.training.group.single import Alone
-from barnraise.training.hub.port import Form, Handed, Span, Task
+from barnraise.training.group.single import SingleWorkerGroup
+from barnraise.training.hub.port import LeasedWork, ModelSpec, RoundUpdate, SampleRange
 from barnraise.training.session import Session
-from barnraise.training.state.checkpoint_manager import Saving
+from barnraise.training.state.checkpoint_manager import CheckpointManager
 
 SAMPLES, BATCH = 64, 8
 
@@ -20,18 +20,18 @@ SAMPLES, BATCH = 64, 8
 class FakeHub:
     """Alone with it: half of what was changed is applied."""
 
-    def __init__(self, tasks: list[Task], start: torch.Tensor | None = None) -> None:
+    def __init__(self, tasks: list[LeasedWork], start: torch.Tensor | None = None) -> None:
         self.tasks, self.start = tasks, start
-        self.handed: list[Handed] = []
-        self.form: Form | None = None
+        self.handed: list[RoundUpdate] = []
+        self.form: ModelSpec | None = None
 
-    def begin(self, form: Form, state: torch.Tensor) -> Task:
+    def begin(self, form: ModelSpec, state: torch.Tensor) -> LeasedWork:
         self.form = form
         if self.start is not None:
             state.copy_(self.start)
         return self.tasks.pop(0)
 
-    def exchange(self, handed: Handed, state: torch.Tensor) -> Task:
+    def exchange(self, handed: RoundUpdate, state: torch.Tensor) -> LeasedWork:
         self.handed.append(handed._replace(change=handed.change.clone()))
         state.sub_(handed.change, alpha=0.5)
         return self.tasks.pop(0)
@@ -45,7 +45,9 @@ class Friend:
         self.net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
-        self.run = Session(Alone(), seed=3, unit=2, saving=Saving(None, 60.0, 1), beyond=hub, **more)
+        self.run = Session(
+            SingleWorkerGroup(), seed=3, unit=2, saving=CheckpointManager(None, 60.0, 1), beyond=hub, **more
+        )
         self.seen: list[list[int]] = []
 
     def train(self, epochs: int = 2) -> Friend:
@@ -65,11 +67,11 @@ class Friend:
         return self
 
 
-OVER = Task((), 128, 1)
+OVER = LeasedWork((), 128, 1)
 
 
-def task(epoch: int, *spans: tuple[int, int], covered: int = 0, members: int = 1) -> Task:
-    return Task(tuple(Span(epoch, first, last) for first, last in spans), covered, members)
+def task(epoch: int, *spans: tuple[int, int], covered: int = 0, members: int = 1) -> LeasedWork:
+    return LeasedWork(tuple(SampleRange(epoch, first, last) for first, last in spans), covered, members)
 
 
 def test_exactly_the_leased_samples_are_trained_and_what_they_changed_is_handed_over() -> None:
@@ -123,7 +125,7 @@ def test_a_newcomer_begins_with_everybodys_model_and_epoch() -> None:
 
 
 def test_a_lease_may_go_over_the_end_of_an_epoch() -> None:
-    both = Task((Span(0, 56, 64), Span(1, 0, 8)), 0, 1)
+    both = LeasedWork((SampleRange(0, 56, 64), SampleRange(1, 0, 8)), 0, 1)
     friend = Friend(FakeHub([both, OVER])).train()
     orders = [friend.run._data.course.order(epoch).tolist() for epoch in range(2)]  # type: ignore[union-attr]
     assert friend.seen == [orders[0][56:] + orders[1][:8], []]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,22 +14,21 @@ from hypothesis import strategies as st
 
 from barnraise.core.errors import TrustError
 from barnraise.identity import (
-    Admit,
-    Found,
-    Member,
+    AdmitMember,
+    FoundCluster,
     NodeKey,
-    Revoke,
+    RevokeMember,
     Role,
     SignedEntry,
+    TrustedMember,
     TrustLog,
     decode_entry,
     encode_entry,
 )
 from barnraise.identity import trust as module
+from tests.repository import ROOT
 
-VECTORS: dict[str, Any] = json.loads(
-    (Path(__file__).parents[2] / "vectors" / "trust.json").read_text(encoding="utf-8")
-)
+VECTORS: dict[str, Any] = json.loads((ROOT / "tests" / "vectors" / "trust.json").read_text(encoding="utf-8"))
 DOMAIN = b"barnraise trust log entry 1\0"
 
 
@@ -51,7 +49,9 @@ def _cluster() -> TrustLog:
     return _with(log, PC, GUEST, "guest", "guest")
 
 
-def _forged(by: NodeKey, log: TrustLog, body: Admit | Revoke | Found, **changes: object) -> SignedEntry:
+def _forged(
+    by: NodeKey, log: TrustLog, body: AdmitMember | RevokeMember | FoundCluster, **changes: object
+) -> SignedEntry:
     """An entry signed as the rules of the wire say, by somebody who does not ask the rules of the log."""
     fields = {"index": len(log), "previous": log.head, "body": body, "signer": by.id.raw, **changes}
     message = DOMAIN + msgspec.msgpack.encode(
@@ -60,16 +60,16 @@ def _forged(by: NodeKey, log: TrustLog, body: Admit | Revoke | Found, **changes:
     return SignedEntry(**fields, signature=by.sign(message))  # type: ignore[arg-type]
 
 
-def _admission(node: NodeKey, role: Role = "owner", name: str = "box") -> Admit:
-    return Admit(node=node.id.raw, role=role, name=name)
+def _admission(node: NodeKey, role: Role = "owner", name: str = "box") -> AdmitMember:
+    return AdmitMember(node=node.id.raw, role=role, name=name)
 
 
 def test_members_in_order_of_admission_and_their_roles() -> None:
     log = _cluster()
     assert list(log.members.items()) == [
-        (MAC.id, Member("owner", "mac")),
-        (PC.id, Member("owner", "pc")),
-        (GUEST.id, Member("guest", "guest")),
+        (MAC.id, TrustedMember("owner", "mac")),
+        (PC.id, TrustedMember("owner", "pc")),
+        (GUEST.id, TrustedMember("guest", "guest")),
     ]
     assert log.owners == (MAC.id, PC.id)
     assert [log.role(key.id) for key in (MAC, GUEST, STRANGER)] == ["owner", "guest", None]
@@ -137,7 +137,7 @@ def test_revocation_rotates_the_secret_and_is_for_ever() -> None:
     assert log.secret != first
     assert log.secrets == (first, log.secret)
     assert len(log.secret) == 32
-    assert list(log.revoked.items()) == [(PC.id, Member("owner", "pc"))]
+    assert list(log.revoked.items()) == [(PC.id, TrustedMember("owner", "pc"))]
     with pytest.raises(TrustError, match="never returns"):
         log.admit(MAC, PC.id, "guest", "pc")
     with pytest.raises(TrustError, match="never returns"):
@@ -153,7 +153,7 @@ def test_a_guest_or_a_stranger_admits_and_removes_nobody() -> None:
     for key in (GUEST, STRANGER):
         with pytest.raises(TrustError, match="no owner"):
             log.admit(key, STRANGER.id, "owner", "box")
-        for body in (_admission(LAPTOP), _admission(key), Revoke(node=MAC.id.raw, secret=bytes(32))):
+        for body in (_admission(LAPTOP), _admission(key), RevokeMember(node=MAC.id.raw, secret=bytes(32))):
             with pytest.raises(TrustError, match="no owner"):
                 log.extended(_forged(key, log, body))
 
@@ -196,14 +196,14 @@ def test_the_last_owner_stays() -> None:
     with pytest.raises(TrustError, match="last owner"):
         log.revoke(MAC, MAC.id)
     with pytest.raises(TrustError, match="last owner"):
-        log.extended(_forged(MAC, log, Revoke(node=MAC.id.raw, secret=bytes(32))))
+        log.extended(_forged(MAC, log, RevokeMember(node=MAC.id.raw, secret=bytes(32))))
     log = _with(log, MAC, PC, "owner", "pc")
     assert log.extended(log.revoke(MAC, MAC.id)).owners == (PC.id,)
 
 
 def test_founding_is_first_and_once_and_by_oneself() -> None:
     log = _cluster()
-    again = Found(node=MAC.id.raw, name="mac", secret=bytes(32), nonce=bytes(16))
+    again = FoundCluster(node=MAC.id.raw, name="mac", secret=bytes(32), nonce=bytes(16))
     with pytest.raises(TrustError, match="founded once"):
         log.extended(_forged(MAC, log, again))
     nothing: dict[str, object] = {"index": 0, "previous": bytes(32)}
@@ -270,8 +270,8 @@ def test_a_revocation_signed_anew_has_a_fresh_secret() -> None:
     won = _with(log, MAC, LAPTOP, "owner", "laptop")
     anew = won.resign(PC, wish)
     assert anew is not None
-    assert isinstance(anew.body, Revoke)
-    assert isinstance(wish.body, Revoke)
+    assert isinstance(anew.body, RevokeMember)
+    assert isinstance(wish.body, RevokeMember)
     assert anew.body.node == wish.body.node
     assert anew.body.secret != wish.body.secret
     assert won.extended(anew).resign(PC, wish) is None

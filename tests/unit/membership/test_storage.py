@@ -13,31 +13,30 @@ import pytest
 from barnraise.core.errors import MembershipError
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import TrustLog, encode_entry
-from barnraise.membership.paxos import Ballot, Record, founded
-from barnraise.membership.storage import FILE_NAME, Storage
+from barnraise.membership.paxos import AcceptorState, PaxosBallot, founded
+from barnraise.membership.storage import FILE_NAME, MembershipStorage
 from barnraise.membership.view import first
+from tests.repository import ROOT
 from tests.unit.membership.power_cut import Disk, trace
 
-_ROOT = Path(__file__).parents[3]
 
-
-def _record(number: int = 0) -> Record:
+def _record(number: int = 0) -> AcceptorState:
     record = founded(first(bytes(32), bytes(16), 1))
-    return Record(record.decided, record.digest, Ballot(number, bytes(32)))
+    return AcceptorState(record.decided, record.digest, PaxosBallot(number, bytes(32)))
 
 
 def test_it_comes_back(tmp_path: Path) -> None:
     key = NodeKey.generate()
     log = TrustLog.found(key, "one")
     longer = log.extended(log.admit(key, NodeKey.generate().id, "owner", "two"))
-    storage = Storage(tmp_path)
+    storage = MembershipStorage(tmp_path)
     assert storage.record() is None
     assert storage.log() is None
     storage.save(_record(1), 0, tuple(map(encode_entry, log.entries)))
     storage.save(_record(2), 1, (encode_entry(longer.entries[1]),))
     storage.keep_fact("name", b"mac")
     storage.close()
-    again = Storage(tmp_path)
+    again = MembershipStorage(tmp_path)
     assert again.record() == _record(2)
     assert again.log() == longer
     assert again.fact("name") == b"mac"
@@ -49,23 +48,23 @@ def test_it_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes of files are Unix's")
 def test_nobody_else_may_read_it(tmp_path: Path) -> None:
-    Storage(tmp_path).close()
+    MembershipStorage(tmp_path).close()
     assert (tmp_path / FILE_NAME).stat().st_mode & 0o077 == 0
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"no database" * 1000)
     with pytest.raises(MembershipError, match="cannot be used"):
-        Storage(tmp_path)
+        MembershipStorage(tmp_path)
 
 
 def test_a_newer_form_is_not_touched(tmp_path: Path) -> None:
-    Storage(tmp_path).close()
+    MembershipStorage(tmp_path).close()
     base = sqlite3.connect(tmp_path / FILE_NAME)
     base.execute("PRAGMA user_version=99")
     base.close()
     with pytest.raises(MembershipError, match="newer"):
-        Storage(tmp_path)
+        MembershipStorage(tmp_path)
 
 
 _WRITER = """
@@ -85,7 +84,7 @@ for number in range(1, 30):
 def test_a_power_cut_forgets_nothing_that_was_answered(tmp_path: Path) -> None:
     """The writes of a real process, replayed without those that no sync followed, at every answer it gave."""
     state, trail = tmp_path / "state", tmp_path / "trace"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     calls = trace([sys.executable, "-c", _WRITER, str(state)], trail, environment)
     disk, answered, checked = Disk(), 0, 0
     for call in calls:
@@ -94,7 +93,7 @@ def test_a_power_cut_forgets_nothing_that_was_answered(tmp_path: Path) -> None:
             answered = int(call.data.split()[1])
             survivor = tmp_path / f"after-{answered}"
             disk.after_a_power_cut(survivor)
-            storage = Storage(survivor / "state")
+            storage = MembershipStorage(survivor / "state")
             record = storage.record()
             storage.close()
             assert record is not None
@@ -106,6 +105,6 @@ def test_a_power_cut_forgets_nothing_that_was_answered(tmp_path: Path) -> None:
     for call in calls:
         lost.do(call)
     lost.after_a_power_cut(tmp_path / "lost")
-    storage = Storage(tmp_path / "lost" / "state")
+    storage = MembershipStorage(tmp_path / "lost" / "state")
     assert storage.record() is None
     storage.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from barnraise.core.errors import ProtocolError
-from barnraise.membership.paxos import Decision
+from barnraise.membership.paxos import PaxosDecision
 from barnraise.membership.view import (
-    Present,
-    View,
-    Wanted,
+    MembershipView,
+    PresentMember,
+    WantedChange,
     coordinator,
     decide,
     first,
@@ -18,13 +18,13 @@ from barnraise.membership.view import (
     standing,
 )
 
-A, B, C = (Present(bytes([number]) * 32, bytes([number]) * 16) for number in range(3))
-VIEW = View((A, B, C), 1, ())
+A, B, C = (PresentMember(bytes([number]) * 32, bytes([number]) * 16) for number in range(3))
+VIEW = MembershipView((A, B, C), 1, ())
 
 
-def _wanted(**changes: object) -> Wanted:
+def _wanted(**changes: object) -> WantedChange:
     usual: dict[str, object] = {"dead": (), "leaving": (), "arrived": {}, "entries": (), "log_length": 1}
-    return Wanted(**{**usual, **changes})  # type: ignore[arg-type]
+    return WantedChange(**{**usual, **changes})  # type: ignore[arg-type]
 
 
 def test_nothing_new_changes_nothing() -> None:
@@ -40,19 +40,19 @@ def test_the_dead_and_the_leaving_go() -> None:
 
 
 def test_a_new_incarnation_goes_last_even_if_its_old_one_counts_as_dead() -> None:
-    again = Present(A.node, b"x" * 16)
+    again = PresentMember(A.node, b"x" * 16)
     view = next_view(VIEW, _wanted(dead=(A.node,), arrived={A.node: again}))
     assert view is not None
     assert view.members == (B, C, again)
 
 
 def test_a_view_without_voters_is_not_made() -> None:
-    assert next_view(View((A,), 1, ()), _wanted(leaving=(A.node,))) is None
+    assert next_view(MembershipView((A,), 1, ()), _wanted(leaving=(A.node,))) is None
 
 
 def test_the_most_senior_living_voter_coordinates() -> None:
-    guest = Present(A.node, A.incarnation, votes=False)
-    assert coordinator(View((guest, B, C), 1, ()), ())[0] == B.node
+    guest = PresentMember(A.node, A.incarnation, votes=False)
+    assert coordinator(MembershipView((guest, B, C), 1, ()), ())[0] == B.node
     node, why = coordinator(VIEW, {A.node})
     assert node == B.node
     assert "do not answer" in why
@@ -60,21 +60,21 @@ def test_the_most_senior_living_voter_coordinates() -> None:
 
 
 def test_who_waits_knows_for_whom() -> None:
-    four = View((*VIEW.members, Present(b"\3" * 32, bytes(16))), 1, ())
+    four = MembershipView((*VIEW.members, PresentMember(b"\3" * 32, bytes(16))), 1, ())
     half = standing(four, {A.node, B.node})
     assert not half.decides
     assert set(half.needed) == {A.node, B.node}
     assert standing(four, {C.node}).decides
-    assert standing(View((A, B), 1, ()), {B.node}).decides
-    assert standing(View((A, B), 1, ()), {A.node}).needed == (A.node,)
+    assert standing(MembershipView((A, B), 1, ()), {B.node}).decides
+    assert standing(MembershipView((A, B), 1, ()), {A.node}).needed == (A.node,)
 
 
 def test_a_view_that_contradicts_itself_is_refused() -> None:
     good = first(A.node, A.incarnation, 1)
     assert read_view(good).members == (A,)
     with pytest.raises(ProtocolError, match="contradicts"):
-        read_view(Decision(0, 1, bytes(32), (B.node,), good.payload))
+        read_view(PaxosDecision(0, 1, bytes(32), (B.node,), good.payload))
     with pytest.raises(ProtocolError, match="contradicts"):
-        read_view(decide(None, bytes(32), View((A, A), 1, ())))
+        read_view(decide(None, bytes(32), MembershipView((A, A), 1, ())))
     with pytest.raises(ProtocolError, match="cannot be read"):
-        read_view(Decision(0, 1, bytes(32), (), b"\x91" * 2000))
+        read_view(PaxosDecision(0, 1, bytes(32), (), b"\x91" * 2000))

@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from barnraise.identity import NodeKey, Role, TrustLog
-from barnraise.pairing import Code, Introduction, Joiner, Offer, Offerer, Peer, Proven, Psk
+from barnraise.pairing import (
+    Joiner,
+    Offerer,
+    PairingCode,
+    PairingOffer,
+    PairingPeer,
+    PairingProven,
+    PeerIntroduction,
+    Psk,
+)
 
-CODE = Code(7, "crossover", "clockwork")
-WRONG = Code(7, "crossover", "zebra")
-PC = Introduction("pc", "Windows 11", ("192.168.1.20", "fd00::20"), 52416)
+CODE = PairingCode(7, "crossover", "clockwork")
+WRONG = PairingCode(7, "crossover", "zebra")
+PC = PeerIntroduction("pc", "Windows 11", ("192.168.1.20", "fd00::20"), 52416)
 
 
 @dataclass
@@ -22,28 +31,28 @@ class House:
     def __post_init__(self) -> None:
         self.log = TrustLog.found(self.key, "mac")
 
-    def offer(self, secret: Code | Psk = CODE, role: Role = "owner", now: float = 0.0) -> Offer:
-        return Offer(secret, role, key=self.key, name="mac", now=now)
+    def offer(self, secret: PairingCode | Psk = CODE, role: Role = "owner", now: float = 0.0) -> PairingOffer:
+        return PairingOffer(secret, role, key=self.key, name="mac", now=now)
 
-    def taken(self, secret: Code | Psk = CODE, role: Role = "owner") -> Offerer:
+    def taken(self, secret: PairingCode | Psk = CODE, role: Role = "owner") -> Offerer:
         return taken(self.offer(secret, role))
 
-    def grant(self, offerer: Offerer, proven: Proven) -> bytes:
+    def grant(self, offerer: Offerer, proven: PairingProven) -> bytes:
         """What an agent does once its cluster has decided."""
         entry = self.log.admit(self.key, proven.node, proven.role, proven.name)
-        peers = [Peer.of(self.key.id, ["192.168.1.10"], 52416)]
+        peers = [PairingPeer.of(self.key.id, ["192.168.1.10"], 52416)]
         data = offerer.grant(self.log, entry, peers)
         self.log = self.log.extended(entry)
         return data
 
 
-def taken(offer: Offer, now: float = 0.0) -> Offerer:
+def taken(offer: PairingOffer, now: float = 0.0) -> Offerer:
     offerer = offer.take(now)
     assert isinstance(offerer, Offerer), offerer
     return offerer
 
 
-def joiner(secret: Code | Psk = CODE, key: NodeKey | None = None, role: Role | None = None) -> Joiner:
+def joiner(secret: PairingCode | Psk = CODE, key: NodeKey | None = None, role: Role | None = None) -> Joiner:
     return Joiner(secret, key or NodeKey.generate(), PC, role=role)
 
 
@@ -52,12 +61,12 @@ def sent(data: bytes | None) -> bytes:
     return data
 
 
-def proven(data: object) -> Proven:
-    assert isinstance(data, Proven)
+def proven(data: object) -> PairingProven:
+    assert isinstance(data, PairingProven)
     return data
 
 
-def to_proof(end: Joiner, offerer: Offerer) -> Proven:
+def to_proof(end: Joiner, offerer: Offerer) -> PairingProven:
     """Run both up to the pause."""
     hello = sent(end.begin().send)
     answer = sent(offerer.receive(hello).send)

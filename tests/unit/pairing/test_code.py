@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.core.errors import PairingError
-from barnraise.pairing import Code, new_code, offer_tag, parse_code
+from barnraise.pairing import PairingCode, new_code, offer_tag, parse_code
 from barnraise.pairing.code import NUMBERS
 from barnraise.pairing.words import PREFIX_LETTERS, WORDS
 
 words = st.sampled_from(WORDS)
-codes = st.builds(Code, st.sampled_from(NUMBERS), words, words)
+codes = st.builds(PairingCode, st.sampled_from(NUMBERS), words, words)
 
 
 def _distance(one: str, other: str) -> int:
@@ -63,32 +63,32 @@ def test_new_codes_use_the_whole_list_and_the_number_asked_for() -> None:
 def test_tags_tell_numbers_apart_and_never_change() -> None:
     assert len({offer_tag(number) for number in NUMBERS}) == len(NUMBERS)
     assert offer_tag(7).hex() == "98997e2d16e36297f863243a14cc7078"
-    assert Code(7, "crossover", "clockwork").tag == offer_tag(7)
+    assert PairingCode(7, "crossover", "clockwork").tag == offer_tag(7)
 
 
 @settings(deadline=None)
 @given(codes)
-def test_prints_and_parses(code: Code) -> None:
+def test_prints_and_parses(code: PairingCode) -> None:
     assert parse_code(str(code)) == code
 
 
 @settings(deadline=None)
 @given(codes, st.sampled_from(["-", " ", "  ", "_", "–", "—", "\u00a0", ".", "/", " - "]), st.booleans())
-def test_case_blanks_and_dashes_do_not_matter(code: Code, gap: str, shout: bool) -> None:
+def test_case_blanks_and_dashes_do_not_matter(code: PairingCode, gap: str, shout: bool) -> None:
     text = f"  {code.number}{gap}{code.first}{gap}{code.second}\n"
     assert parse_code(text.upper() if shout else text.title()) == code
 
 
 @settings(deadline=None)
 @given(codes)
-def test_missing_dashes_do_not_matter(code: Code) -> None:
+def test_missing_dashes_do_not_matter(code: PairingCode) -> None:
     assert parse_code(f"{code.number}{code.first}{code.second}") == code
     assert parse_code(f"{code.first} {code.second} {code.number}") == code
 
 
 @settings(deadline=None)
 @given(codes, st.integers(PREFIX_LETTERS, 10), st.integers(PREFIX_LETTERS, 10))
-def test_the_beginning_of_a_word_is_enough(code: Code, first: int, second: int) -> None:
+def test_the_beginning_of_a_word_is_enough(code: PairingCode, first: int, second: int) -> None:
     assert parse_code(f"{code.number}-{code.first[:first]}-{code.second[:second]}") == code
 
 
@@ -99,7 +99,7 @@ def test_words_torn_apart() -> None:
 
 @settings(deadline=None)
 @given(codes, st.data())
-def test_a_slip_is_found_and_the_right_word_is_named(code: Code, data: st.DataObject) -> None:
+def test_a_slip_is_found_and_the_right_word_is_named(code: PairingCode, data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(code.first) - 1))
     letter = data.draw(st.sampled_from("abcdefghijklmnopqrstuvwxyz"))
     typed = code.first[:place] + letter + code.first[place + 1 :]
@@ -162,4 +162,4 @@ def test_text_like_a_code_is_a_code_or_a_pairing_error(text: str) -> None:
 
 
 def test_the_words_stay_out_of_logs() -> None:
-    assert repr(Code(7, "crossover", "clockwork")) == "Code(7)"
+    assert repr(PairingCode(7, "crossover", "clockwork")) == "Code(7)"

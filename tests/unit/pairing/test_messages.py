@@ -9,24 +9,33 @@ from hypothesis import strategies as st
 
 from barnraise.core.errors import PairingError
 from barnraise.pairing import messages
-from barnraise.pairing.channel import Channel, Exchange
-from barnraise.pairing.messages import Answer, Done, Grant, Hello, Peer, Proof, Refusal, Unable
+from barnraise.pairing.channel import PairingChannel, SpakeExchange
+from barnraise.pairing.messages import (
+    PairingAnswer,
+    PairingDone,
+    PairingGrant,
+    PairingHello,
+    PairingPeer,
+    PairingProof,
+    PairingRefusal,
+    PairingUnable,
+)
 from tests.unit.pairing.ends import CODE, WRONG, House, joiner, sent, taken
 
 KEY, SIGNATURE, SPAKE = bytes(32), bytes(64), bytes(33)
-PROOF = Proof(
+PROOF = PairingProof(
     node=KEY, name="pc", platform="Linux", addresses=("10.0.0.1", "fd00::1"), port=1, signature=SIGNATURE
 )
-PEER = Peer(node=KEY, addresses=("10.0.0.1",), port=1)
-GRANT = Grant(node=KEY, name="mac", role="guest", log=(b"entry",), peers=(PEER,), signature=SIGNATURE)
+PEER = PairingPeer(node=KEY, addresses=("10.0.0.1",), port=1)
+GRANT = PairingGrant(node=KEY, name="mac", role="guest", log=(b"entry",), peers=(PEER,), signature=SIGNATURE)
 EVERY = [
-    Hello(versions=(1, 2), spake=SPAKE),
-    Answer(version=1, spake=SPAKE),
-    Unable(versions=(1,)),
+    PairingHello(versions=(1, 2), spake=SPAKE),
+    PairingAnswer(version=1, spake=SPAKE),
+    PairingUnable(versions=(1,)),
     PROOF,
     GRANT,
-    Refusal(reason="no"),
-    Done(head=bytes(32)),
+    PairingRefusal(reason="no"),
+    PairingDone(head=bytes(32)),
 ]
 LIMIT = 1 << 20
 KINDS = [type(message) for message in EVERY]
@@ -73,15 +82,15 @@ def test_each_message_reads_back_as_itself_and_as_nothing_else(message: messages
         msgspec.structs.replace(GRANT, peers=(PEER,) * 257),
         msgspec.structs.replace(GRANT, peers=(msgspec.structs.replace(PEER, addresses=("x.org",)),)),
         msgspec.structs.replace(GRANT, name=" mac"),
-        Hello(versions=(), spake=SPAKE),
-        Hello(versions=(0,), spake=SPAKE),
-        Hello(versions=(1,) * 17, spake=SPAKE),
-        Hello(versions=(1,), spake=bytes(32)),
-        Hello(versions=(1,), spake=bytes(34)),
-        Answer(version=0, spake=SPAKE),
-        Refusal(reason="\x07"),
-        Refusal(reason="x" * 201),
-        Done(head=bytes(31)),
+        PairingHello(versions=(), spake=SPAKE),
+        PairingHello(versions=(0,), spake=SPAKE),
+        PairingHello(versions=(1,) * 17, spake=SPAKE),
+        PairingHello(versions=(1,), spake=bytes(32)),
+        PairingHello(versions=(1,), spake=bytes(34)),
+        PairingAnswer(version=0, spake=SPAKE),
+        PairingRefusal(reason="\x07"),
+        PairingRefusal(reason="x" * 201),
+        PairingDone(head=bytes(31)),
     ],
 )
 def test_what_breaks_a_bound_is_neither_sent_nor_read(broken: messages.Message) -> None:
@@ -98,12 +107,12 @@ def test_a_deep_nest_is_a_pairing_error() -> None:
     with pytest.raises(PairingError, match="cannot be read"):
         taken(House().offer()).receive(nested)
     with pytest.raises(PairingError, match="cannot be read"):
-        messages.decode(b"\x82\xa1a" + b"\x91" * 100_000, Grant, limit=LIMIT)
+        messages.decode(b"\x82\xa1a" + b"\x91" * 100_000, PairingGrant, limit=LIMIT)
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=300), st.sampled_from(KINDS))
-def test_any_bytes_are_a_message_or_a_pairing_error(data: bytes, kind: type[Proof]) -> None:
+def test_any_bytes_are_a_message_or_a_pairing_error(data: bytes, kind: type[PairingProof]) -> None:
     try:
         message = messages.decode(data, kind, limit=LIMIT)
     except PairingError:
@@ -137,15 +146,15 @@ def test_a_grant_shows_no_log() -> None:
     assert "entry" not in str(GRANT.__rich_repr__())
 
 
-def _channels() -> tuple[Channel, Channel]:
+def _channels() -> tuple[PairingChannel, PairingChannel]:
     one, other = (
-        Exchange("joiner", CODE.password, CODE.tag),
-        Exchange("offerer", CODE.password, CODE.tag),
+        SpakeExchange("joiner", CODE.password, CODE.tag),
+        SpakeExchange("offerer", CODE.password, CODE.tag),
     )
     key, same = one.finish(other.message), other.finish(one.message)
     assert key == same
     said = {"tag": CODE.tag, "hello": b"hello", "answer": b"answer"}
-    return Channel("joiner", key, **said), Channel("offerer", same, **said)
+    return PairingChannel("joiner", key, **said), PairingChannel("offerer", same, **said)
 
 
 def test_sealed_messages_keep_order_and_direction() -> None:
@@ -165,7 +174,7 @@ def test_sealed_messages_keep_order_and_direction() -> None:
 def test_keys_and_signatures_depend_on_all_that_was_said(part: str) -> None:
     said = {"key": bytes(32), "tag": CODE.tag, "hello": b"hello", "answer": b"answer"}
     changed = {**said, part: said[part][:-1] + b"\1"}
-    one, other = Channel("joiner", **said), Channel("offerer", **changed)
+    one, other = PairingChannel("joiner", **said), PairingChannel("offerer", **changed)
     assert other.open(one.seal(b"word")) is None
     assert one.to_sign("joiner", b"word") != other.to_sign("joiner", b"word")
     assert one.to_sign("joiner", b"word") != one.to_sign("offerer", b"word")
@@ -174,8 +183,8 @@ def test_keys_and_signatures_depend_on_all_that_was_said(part: str) -> None:
 
 def test_another_code_or_tag_gives_another_key() -> None:
     for password, tag in ((WRONG.password, CODE.tag), (CODE.password, bytes(16))):
-        one = Exchange("joiner", CODE.password, CODE.tag)
-        other = Exchange("offerer", password, tag)
+        one = SpakeExchange("joiner", CODE.password, CODE.tag)
+        other = SpakeExchange("offerer", password, tag)
         assert one.finish(other.message) != other.finish(one.message)
 
 

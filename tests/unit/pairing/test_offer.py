@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from barnraise.core.errors import PairingError
-from barnraise.pairing import LIFETIME_S, Offer, Offerer, grant_text, new_psk, offer_tag
+from barnraise.pairing import LIFETIME_S, Offerer, PairingOffer, grant_text, new_psk, offer_tag
 from tests.unit.pairing.ends import CODE, House, joiner, sent, taken, to_proof
 
 HOUSE = House()
@@ -91,7 +91,9 @@ def test_a_pre_shared_key_stays_open() -> None:
 
 
 def test_its_repr_keeps_the_words_back() -> None:
-    assert repr(Offer(CODE, "guest", key=HOUSE.key, name="mac", now=0.0)) == "Offer(Code(7), guest, open)"
+    assert (
+        repr(PairingOffer(CODE, "guest", key=HOUSE.key, name="mac", now=0.0)) == "Offer(Code(7), guest, open)"
+    )
 
 
 def test_both_sides_read_what_an_owner_may() -> None:

@@ -6,10 +6,18 @@ from collections.abc import Callable, Sequence
 
 from hypothesis import strategies as st
 
-from barnraise.planning import Cluster, Member, Model, Path, StepProfile, both_ways, build_cluster
+from barnraise.planning import (
+    ModelSize,
+    NetworkPath,
+    PlanCluster,
+    PlannedMachine,
+    StepTimes,
+    both_ways,
+    build_cluster,
+)
 
-MODEL = Model(parameters=100_000_000)
-PROFILE = StepProfile(batch=256, unit=8)
+MODEL = ModelSize(parameters=100_000_000)
+PROFILE = StepTimes(batch=256, unit=8)
 
 
 def mesh(
@@ -17,12 +25,13 @@ def mesh(
     mbps: float | Callable[[int, int], float] = 940.0,
     latency_s: float = 0.0002,
     site: str = "",
-) -> Cluster:
+) -> PlanCluster:
     """Machines m0, m1, ... linked with each other."""
     members = [
-        Member(name=f"m{number:02}", samples_per_s=speed, site=site) for number, speed in enumerate(speeds)
+        PlannedMachine(name=f"m{number:02}", samples_per_s=speed, site=site)
+        for number, speed in enumerate(speeds)
     ]
-    paths: list[Path] = []
+    paths: list[NetworkPath] = []
     for a in range(len(members)):
         for b in range(a + 1, len(members)):
             rate = mbps(a, b) if callable(mbps) else mbps
@@ -35,25 +44,25 @@ latencies = st.floats(0.0, 0.05)
 
 
 @st.composite
-def clusters(draw: st.DrawFn, most: int = 4, site: str = "") -> Cluster:
+def clusters(draw: st.DrawFn, most: int = 4, site: str = "") -> PlanCluster:
     """Directed paths of any rate, a few of them missing."""
     count = draw(st.integers(1, most))
     members = [
-        Member(name=f"m{number}", samples_per_s=draw(st.floats(1.0, 200.0)), site=site)
+        PlannedMachine(name=f"m{number}", samples_per_s=draw(st.floats(1.0, 200.0)), site=site)
         for number in range(count)
     ]
     paths = []
     for a in members:
         for b in members:
             if a is not b and draw(st.integers(0, 9)):
-                path = Path(source=a.name, target=b.name, mbps=draw(rates), latency_s=draw(latencies))
+                path = NetworkPath(source=a.name, target=b.name, mbps=draw(rates), latency_s=draw(latencies))
                 paths.append(path)
     return build_cluster(members, paths)
 
 
-models = st.builds(Model, parameters=st.integers(1_000, 2_000_000_000))
+models = st.builds(ModelSize, parameters=st.integers(1_000, 2_000_000_000))
 profiles = st.builds(
-    StepProfile,
+    StepTimes,
     batch=st.integers(1, 512),
     unit=st.integers(0, 64),
     travels=st.sampled_from(["last_unit", "step"]),

@@ -16,25 +16,25 @@ from pathlib import Path
 from typing import TypeVar
 
 from barnraise.agent_client.kv_messages import (
-    BoardTold,
-    ClusterAsk,
-    ClusterTold,
+    ClusterRequest,
+    ClusterResponse,
+    KvResponse,
     Result,
     decode_question,
     encode,
 )
-from barnraise.core.config import Network, Settings, State
+from barnraise.core.config import NetworkSettings, Settings, StateSettings
 from barnraise.core.errors import AgentError
 from barnraise.kvstore.messages import (
-    Answer,
     Effect,
+    ReplicaAnswer,
+    ReplicaSend,
     ReplicaView,
-    Send,
     decode_message,
     encode_message,
 )
-from barnraise.kvstore.replica import TICK_S, Replica
-from barnraise.transport.listener.connection_policy import SettingsHouse
+from barnraise.kvstore.replica import TICK_S, KvReplica
+from barnraise.transport.listener.connection_policy import SettingsConnectionPolicy
 from barnraise.transport.listener.listener import Listener
 
 T = TypeVar("T")
@@ -46,14 +46,14 @@ def is_quorum(view: ReplicaView, agreeing: set[bytes]) -> bool:
     return 2 * yes > len(voters) or (2 * yes == len(voters) > 0 and voters[0] in agreeing)
 
 
-class Machine(SettingsHouse):
+class Machine(SettingsConnectionPolicy):
     """A house with a board."""
 
     def __init__(self, servers: BoardServers, name: bytes, settings: Settings) -> None:
         super().__init__(settings)
         self.name = name
         self.servers = servers
-        self.replica = Replica(name, is_quorum, os.urandom(16), name=bytes.decode)
+        self.replica = KvReplica(name, is_quorum, os.urandom(16), name=bytes.decode)
         self.listener = Listener(settings, any_port=True, house=self)
         self.waiting: dict[object, asyncio.Future[Result]] = {}
         self.questions = 0
@@ -61,9 +61,9 @@ class Machine(SettingsHouse):
     async def answer(self, question: bytes) -> bytes:
         self.questions += 1
         asked = decode_question(question)
-        if isinstance(asked, ClusterAsk):
+        if isinstance(asked, ClusterRequest):
             view = self.servers.view
-            return encode(ClusterTold(self.servers.world, view.members.index(self.name), view.number))
+            return encode(ClusterResponse(self.servers.world, view.members.index(self.name), view.number))
         if self.servers.mute:
             raise AgentError("the agent is being tested")
         ticket = object()
@@ -71,16 +71,16 @@ class Machine(SettingsHouse):
         self.waiting[ticket] = future
         try:
             self.perform(self.replica.request(asked.operation, ticket, time.monotonic(), asked.patience_s))
-            return encode(BoardTold(await future))
+            return encode(KvResponse(await future))
         finally:
             del self.waiting[ticket]
             self.replica.forget(ticket)
 
     def perform(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Send):
+            if isinstance(effect, ReplicaSend):
                 self.servers.carry(self.name, effect.to, encode_message(effect.message))
-            elif isinstance(effect, Answer) and effect.ticket in self.waiting:
+            elif isinstance(effect, ReplicaAnswer) and effect.ticket in self.waiting:
                 future = self.waiting[effect.ticket]
                 if not future.done():
                     future.set_result(effect.result)
@@ -149,7 +149,9 @@ class BoardServers:
 
     async def _start(self) -> None:
         for name, directory in zip(self.names, self.directories, strict=True):
-            settings = Settings(state=State(directory=str(directory)), network=Network(port=_free_port()))
+            settings = Settings(
+                state=StateSettings(directory=str(directory)), network=NetworkSettings(port=_free_port())
+            )
             self.machines[name] = Machine(self, name, settings)
             await self.machines[name].listener.start()
         for machine in self.machines.values():

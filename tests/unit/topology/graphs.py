@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from barnraise.topology import Device, Graph, LinkFacts, Machine, NodeFacts, build_graph
+from barnraise.topology import Device, LinkFacts, Machine, NodeFacts, TopologyGraph, build_graph
 
 _words = st.text(max_size=24)
 _figures = st.floats(0, 1e6)
@@ -77,7 +77,7 @@ def node(number: int) -> str:
     return f"{number:02x}" * 32
 
 
-def mesh(count: int, mbps: float | None = 940.0, rtt_s: float = 0.0004) -> Graph:
+def mesh(count: int, mbps: float | None = 940.0, rtt_s: float = 0.0004) -> TopologyGraph:
     """Everybody linked with everybody, all alike."""
     nodes = [NodeFacts(node=node(number), name=f"box-{number}") for number in range(count)]
     links = [

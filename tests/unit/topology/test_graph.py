@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.core.errors import ProtocolError
-from barnraise.topology import Device, Graph, LinkFacts, NodeFacts, build_graph
+from barnraise.topology import Device, LinkFacts, NodeFacts, TopologyGraph, build_graph
 from barnraise.topology.graph import decode_graph, encode_graph, ordered_pair
 from tests.unit.topology.graphs import mesh, node, parts
 
@@ -20,7 +20,7 @@ from tests.unit.topology.graphs import mesh, node, parts
 def test_a_graph_comes_back_from_its_bytes(made: tuple[list[NodeFacts], list[LinkFacts]]) -> None:
     graph = build_graph(*made)
     assert decode_graph(encode_graph(graph)) == graph
-    assert msgspec.json.decode(msgspec.json.encode(graph), type=Graph) == graph
+    assert msgspec.json.decode(msgspec.json.encode(graph), type=TopologyGraph) == graph
     assert hash(decode_graph(encode_graph(graph))) == hash(graph)
 
 

@@ -22,11 +22,11 @@ import torch.distributed as dist
 from barnraise.collectives.process_group import create_group
 from barnraise.compression.allreduce import hierarchical as sites_module
 from barnraise.core.errors import CollectiveError
-from barnraise.topology.graph import Graph, LinkFacts, NodeFacts, build_graph
+from barnraise.topology.graph import LinkFacts, NodeFacts, TopologyGraph, build_graph
 from barnraise.training.group import process_group as room_module
-from barnraise.training.group.manager import AgentsCircle, Place
-from barnraise.training.group.process_group import GroupRoom
-from barnraise.training.recovery.live_recovery import Room
+from barnraise.training.group.manager import AgentGroupManager, WorkerId
+from barnraise.training.group.process_group import TrainingGroup
+from barnraise.training.recovery.live_recovery import RecoveryGroup
 from barnraise.training.sync import Sync
 from tests.unit.forked import fork_all
 from tests.unit.training.test_rounds import Training
@@ -35,7 +35,7 @@ MACHINES = "abcd"  # a and b are at one site; a has the better line to the other
 DIES_AT = 5
 
 
-def surveyed() -> Graph:
+def surveyed() -> TopologyGraph:
     def rate(one: str, other: str) -> float:
         if (one in "ab") == (other in "ab"):
             return 940.0
@@ -45,24 +45,24 @@ def surveyed() -> Graph:
     return build_graph([NodeFacts(node=name, name=f"m{name}") for name in MACHINES], links)
 
 
-class FileCircle(AgentsCircle):
+class FileCircle(AgentGroupManager):
     """Groups whose members are given beforehand."""
 
     def __init__(self, machine: str, room: Path, groups: list[str]) -> None:
-        super().__init__(Place("run-1", 0, 1, room / "state", machine))
+        super().__init__(WorkerId("run-1", 0, 1, room / "state", machine))
         self._machine, self._folder, self._groups = machine, room, groups
         self._members = ""
 
     def machines(self) -> tuple[str, ...]:
         return tuple(self._members)
 
-    def survey(self) -> Graph:
+    def survey(self) -> TopologyGraph:
         return surveyed()
 
     def newest(self) -> int:
         return self.generation
 
-    def await_nursery(self) -> Room | None:
+    def await_nursery(self) -> RecoveryGroup | None:
         return None
 
     def meet(self, broken: CollectiveError | None) -> None:
@@ -73,7 +73,7 @@ class FileCircle(AgentsCircle):
         self.rank, self.world = self._members.index(self._machine), len(self._members)
         store = dist.FileStore(str(self._folder / f"{self._groups[0]}-{self.generation}"), self.world)
         group = create_group(store, self.rank, self.world, 60.0, self.generation)
-        self._room = GroupRoom(group, self.rank, self.world, self.world)
+        self._room = TrainingGroup(group, self.rank, self.world, self.world)
         self._sites_open = self.world > 2
 
     def leave(self) -> None:

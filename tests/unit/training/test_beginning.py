@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from barnraise.training.steps.throughput import Pace
+from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync
 from tests.unit.training.test_rounds import Training
 from tests.unit.training.together import Arriving, Seat, Table, together
@@ -27,7 +27,7 @@ class Counted(Seat):
 
 @pytest.fixture(autouse=True)
 def _equal_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pace, "speed", lambda self: 1.0)
+    monkeypatch.setattr(Throughput, "speed", lambda self: 1.0)
     _sent.clear()
 
 

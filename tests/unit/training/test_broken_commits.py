@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from barnraise.checkpoint.serialization import Parts, dismantle
+from barnraise.checkpoint.serialization import FlatState, dismantle
 from barnraise.core.errors import CollectiveError, OperationMismatch, RunError, UnsupportedOperation
-from barnraise.training.recovery.blocking_recovery import Sharing
-from barnraise.training.steps.throughput import Pace
+from barnraise.training.recovery.blocking_recovery import BlockingRecovery
+from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync
 from tests.unit.training.test_rounds import Training
 from tests.unit.training.together import Arriving, Seat, Table, together
@@ -62,7 +62,7 @@ class HalfHeard(Seat):
 def test_all_go_on_with_the_same_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them is too slow to get units, and is tried again after some commits: the same for all."""
     ranks = threading.local()
-    monkeypatch.setattr(Pace, "speed", lambda self: SPEEDS[ranks.mine])
+    monkeypatch.setattr(Throughput, "speed", lambda self: SPEEDS[ranks.mine])
 
     def member(seat: Seat) -> Training:
         ranks.mine = seat.rank
@@ -104,7 +104,7 @@ class State:
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
-    def parts(self, done: int) -> Parts:
+    def parts(self, done: int) -> FlatState:
         return dismantle({"w": torch.arange(float(NUMBERS)) + self.rank, "done": done})
 
 
@@ -112,9 +112,9 @@ class State:
 def test_a_state_that_came_damaged_is_sent_again_a_few_times(times: int) -> None:
     table, damaged = Table(2), [0]
 
-    def member(rank: int) -> Parts | None:
+    def member(rank: int) -> FlatState | None:
         seat = Garbled(table, rank, times)
-        sharing = Sharing(seat, State(rank))  # type: ignore[arg-type]
+        sharing = BlockingRecovery(seat, State(rank))  # type: ignore[arg-type]
         for _ in range(5):
             try:
                 return sharing.share(5, (0,), (1,)) if rank else _given(sharing)
@@ -122,7 +122,7 @@ def test_a_state_that_came_damaged_is_sent_again_a_few_times(times: int) -> None
                 damaged[0] += 1
         raise AssertionError("it is repeated without end")
 
-    def _given(sharing: Sharing) -> None:
+    def _given(sharing: BlockingRecovery) -> None:
         for _ in range(min(times + 1, 3)):
             sharing.share(5, (0,), (1,))
 

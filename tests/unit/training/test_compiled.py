@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
-from barnraise.runs.sharding import Course
-from barnraise.training.group.single import Alone
-from barnraise.training.hub.port import Flat
+from barnraise.runs.sharding import DataOrder
+from barnraise.training.group.single import SingleWorkerGroup
+from barnraise.training.hub.port import FlatParameters
 from barnraise.training.session import Session
-from barnraise.training.state.checkpoint_manager import Saving
+from barnraise.training.state.checkpoint_manager import CheckpointManager
 
 NET = torch.nn.Sequential(
     torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
@@ -40,7 +40,7 @@ def _in_place(net: torch.nn.Sequential) -> Any:
 
 class Script:
     def __init__(self, make: Callable[[torch.nn.Sequential], Any]) -> None:
-        self.run = Session(Alone(), seed=3, unit=3, saving=Saving(None, 60.0, 1))
+        self.run = Session(SingleWorkerGroup(), seed=3, unit=3, saving=CheckpointManager(None, 60.0, 1))
         net = make(copy.deepcopy(NET))
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
         loader = DataLoader(TensorDataset(X, X.sum(1, keepdim=True)), batch_size=6)
@@ -71,8 +71,8 @@ def test_a_compiled_model_is_the_same_model(make: Any, tmp_path: Path) -> None:
 
 def _layout(script: Script) -> Any:
     """What a hub is told of the model."""
-    flat = Flat(script.run._state.model, script.run._sums)
-    return flat.form(Course(24, 6, 3, seed=3)).layout
+    flat = FlatParameters(script.run._state.model, script.run._sums)
+    return flat.form(DataOrder(24, 6, 3, seed=3)).layout
 
 
 @pytest.mark.parametrize("make", [_compiled, _within])

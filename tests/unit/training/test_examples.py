@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+from tests.repository import ROOT
+
+EXAMPLES = ROOT / "examples"
 
 
 def run(name: str, folder: Path) -> str:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from barnraise.core.errors import CollectiveError, RunError
-from barnraise.training.group.single import Alone
-from barnraise.training.local_sgd import Rounds
-from barnraise.training.steps.step_loop import Steps
-from barnraise.training.steps.throughput import Pace
+from barnraise.training.group.single import SingleWorkerGroup
+from barnraise.training.local_sgd import LocalSgd
+from barnraise.training.steps.step_loop import StepLoop
+from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync
 from tests.unit.training.test_rounds import BATCH, SAMPLES, UNIT, Training
 from tests.unit.training.together import Arriving, Seat, Table, together
@@ -21,22 +21,22 @@ from tests.unit.training.together import Arriving, Seat, Table, together
 
 @pytest.fixture(autouse=True)
 def _equal_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pace, "speed", lambda self: 1.0)
+    monkeypatch.setattr(Throughput, "speed", lambda self: 1.0)
 
 
 @pytest.fixture(autouse=True)
 def _tell_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that has done all that it may do before a sum has come."""
-    settle = Steps.settle
+    settle = StepLoop.settle
 
-    def told(steps: Steps) -> None:
+    def told(steps: StepLoop) -> None:
         if isinstance(steps._circle, SlowSeat):
             steps._circle.is_awaited.set()
         settle(steps)
         if isinstance(steps._circle, SlowSeat):
             steps._circle.is_awaited.clear()
 
-    monkeypatch.setattr(Steps, "settle", told)
+    monkeypatch.setattr(StepLoop, "settle", told)
 
 
 class SlowSeat(Seat):
@@ -112,13 +112,13 @@ def test_a_sum_that_breaks_on_its_way_costs_no_work(
 ) -> None:
     """Neither that of its round nor what was done since; and all members hold the same again."""
     kept: list[float] = []
-    turn_back = Rounds.turn_back
+    turn_back = LocalSgd.turn_back
 
-    def noted(rounds: Rounds, clip: float | None) -> None:
+    def noted(rounds: LocalSgd, clip: float | None) -> None:
         turn_back(rounds, clip)
         kept.append(rounds._since_weight)
 
-    monkeypatch.setattr(Rounds, "turn_back", noted)
+    monkeypatch.setattr(LocalSgd, "turn_back", noted)
     members = _all_together(2, Sync(period=2, momentum=0.5), breaks_at)
     assert len(kept) == 2 * len(breaks_at)
     assert max(kept) > 0, "somebody was ahead"
@@ -130,13 +130,13 @@ def test_a_sum_that_breaks_on_its_way_costs_no_work(
 def test_a_sum_that_breaks_within_a_unit_doubles_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units in parts, as after want of memory; what was on its way ends between two of them."""
     weights: list[float] = []
-    apply = Rounds.apply
+    apply = LocalSgd.apply
 
-    def noted(rounds: Rounds) -> None:
+    def noted(rounds: LocalSgd) -> None:
         weights.append(float(rounds._sums.total_weight[0]))
         apply(rounds)
 
-    monkeypatch.setattr(Rounds, "apply", noted)
+    monkeypatch.setattr(LocalSgd, "apply", noted)
     kind = type("Seat", (SlowSeat,), {"breaks_at": frozenset((6, 9, 14))})
 
     class InParts(Watched):
@@ -171,7 +171,7 @@ def test_a_sum_that_breaks_within_a_unit_doubles_none_of_it(monkeypatch: pytest.
 def test_units_that_weigh_nothing_change_nothing() -> None:
     alike = []
     for period in (1, 4):
-        one = Training(Alone(), Sync(period=period), kind=torch.optim.AdamW)
+        one = Training(SingleWorkerGroup(), Sync(period=period), kind=torch.optim.AdamW)
         before = one.flat.clone()
         for x, y in one.batches:
             one.run.weight(0.0)
@@ -189,7 +189,7 @@ def test_what_weighs_nothing_is_nothing_also_if_it_is_not_a_number(period: int, 
     """As the mean over the tokens of a unit whose labels are all ignored."""
     found = []
     for factor in (float("nan"), 1.0):
-        one = Training(Alone(), Sync(period=period), kind=torch.optim.AdamW)
+        one = Training(SingleWorkerGroup(), Sync(period=period), kind=torch.optim.AdamW)
         before, done = one.flat.clone(), 0
         for number, (x, y) in enumerate(one.batches):
             if number == 24:
@@ -209,7 +209,7 @@ def test_what_weighs_nothing_is_nothing_also_if_it_is_not_a_number(period: int, 
 
 
 def test_nobody_gathers_within_a_unit() -> None:
-    one = Training(Alone(), Sync(period=2))
+    one = Training(SingleWorkerGroup(), Sync(period=2))
     for x, y in one.batches:
         torch.nn.functional.mse_loss(one.net(x), y).backward()
         with pytest.raises(RunError, match="within a batch"):
@@ -221,15 +221,15 @@ def test_nobody_gathers_within_a_unit() -> None:
 
 def test_no_more_than_two_copies_of_the_model_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     most: list[int] = []
-    copied = Rounds._copied
+    copied = LocalSgd._copied
 
-    def noted(rounds: Rounds, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def noted(rounds: LocalSgd, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         found = copied(rounds, tensors)
         held = (rounds._other, rounds._since, rounds._handed_in, *rounds._spare)
         most.append(1 + sum(bool(one) for one in held))
         return found
 
-    monkeypatch.setattr(Rounds, "_copied", noted)
+    monkeypatch.setattr(LocalSgd, "_copied", noted)
     members = _all_together(2, Sync(period=2, momentum=0.5), (9, 16, 18))
     assert max(most) == 2
     assert all(len(one.run._steps._rounds._spare) <= 2 for one in members)

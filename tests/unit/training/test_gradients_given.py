@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from barnraise.checkpoint.serialization import Parts
-from barnraise.training.group.single import Alone
+from barnraise.checkpoint.serialization import FlatState
+from barnraise.training.group.single import SingleWorkerGroup
 from barnraise.training.session import Session
-from barnraise.training.state.checkpoint_manager import Saving
+from barnraise.training.state.checkpoint_manager import CheckpointManager
 from tests.unit.training.together import Seat, together
 
 SAMPLES, BATCH = 24, 6
@@ -29,7 +29,7 @@ def _rows(*shape: int) -> torch.Tensor:
 
 
 def _session(circle: Any) -> Session:
-    return Session(circle, seed=3, unit=2, saving=Saving(None, 60.0, 1))
+    return Session(circle, seed=3, unit=2, saving=CheckpointManager(None, 60.0, 1))
 
 
 def _optimizer(net: torch.nn.Module, **options: Any) -> torch.optim.AdamW:
@@ -76,7 +76,7 @@ def test_what_has_no_gradient_is_not_moved() -> None:
         _train(circle, net, rows, _seldom)
         return _state(net)
 
-    for found in [train(Alone()), *together(2, train)]:
+    for found in [train(SingleWorkerGroup()), *together(2, train)]:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
@@ -97,7 +97,7 @@ def test_one_members_gradient_counts_for_all() -> None:
         return _state(net)
 
     alone = copy.deepcopy(NETS)
-    _train(Alone(), alone, rows, once)
+    _train(SingleWorkerGroup(), alone, rows, once)
     for found in together(2, train):
         torch.testing.assert_close(found, _state(alone), rtol=0, atol=1e-12)
         assert not torch.equal(found[2], NETS["second"].weight)  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ def test_what_is_frozen_later_stays_and_may_be_trained_again() -> None:
             seen.append(net["second"].weight.detach().clone())  # type: ignore[union-attr,operator]
         return sum((one(x) - 1).square().mean() for one in net.values())  # type: ignore[return-value]
 
-    _train(Alone(), net, rows, loss)
+    _train(SingleWorkerGroup(), net, rows, loss)
     assert not torch.equal(seen[1], seen[2])
     assert torch.equal(seen[2], seen[3]), "frozen in the third step"
     assert not torch.equal(seen[3], net["second"].weight)  # type: ignore[arg-type]
@@ -133,14 +133,14 @@ def test_layouts_are_the_parameters(fused: bool) -> None:
 
     expected = _plain(net(), rows, loss, fused=fused)
     ours = net()
-    run = _train(Alone(), ours, rows, loss, fused=fused)
+    run = _train(SingleWorkerGroup(), ours, rows, loss, fused=fused)
     torch.testing.assert_close(_state(ours), expected, rtol=0, atol=1e-12)
 
     parts = run._state.parts(run.done)
-    newcomer, other = _session(Alone()), net()
+    newcomer, other = _session(SingleWorkerGroup()), net()
     optimizer = _optimizer(other, fused=fused)
     newcomer.prepare(other, optimizer, DataLoader(TensorDataset(rows), batch_size=BATCH))
-    newcomer._state.load(Parts(parts.skeleton, [one.clone().contiguous() for one in parts.tensors]))
+    newcomer._state.load(FlatState(parts.skeleton, [one.clone().contiguous() for one in parts.tensors]))
     for parameter, kept in optimizer.state.items():
         assert kept["exp_avg"].stride() == parameter.stride()
     assert newcomer._state.parts(run.done).skeleton == parts.skeleton

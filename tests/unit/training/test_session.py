@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import barnraise
 from barnraise.core.errors import RunError
-from barnraise.runs.sharding import Course
+from barnraise.runs.sharding import DataOrder
 
 SAMPLES, BATCH = 96, 24
 
@@ -59,7 +59,7 @@ def test_units_add_up_to_the_ordinary_step(clip: float | None) -> None:
     plain = model()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    course = Course(SAMPLES, BATCH, BATCH, seed=9)
+    course = DataOrder(SAMPLES, BATCH, BATCH, seed=9)
     x, y = data().tensors
     losses = []
     for step in range(run.done):
@@ -113,7 +113,7 @@ def test_batch_norm_follows_units_in_order() -> None:
         torch.nn.BatchNorm1d(6, dtype=torch.float64), torch.nn.Linear(6, 1, dtype=torch.float64)
     )
     run = train(net, epochs=1, unit=8)
-    course = Course(SAMPLES, BATCH, 8, seed=9)
+    course = DataOrder(SAMPLES, BATCH, 8, seed=9)
     x, _ = data().tensors
     expected = torch.nn.BatchNorm1d(6, dtype=torch.float64)
     order = course.order(0)

@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from barnraise.core.errors import RunError
-from barnraise.training.group.single import Alone
+from barnraise.training.group.single import SingleWorkerGroup
 from barnraise.training.session import Session
-from barnraise.training.state.checkpoint_manager import Saving
+from barnraise.training.state.checkpoint_manager import CheckpointManager
 from tests.unit.training.together import Seat, together
 
 SAMPLES, BATCH = 48, 12
@@ -66,7 +66,7 @@ def _plain(epochs: int) -> list[torch.Tensor]:
 
 
 def _session(circle: Any) -> Session:
-    return Session(circle, seed=3, unit=4, saving=Saving(None, 60.0, 1))
+    return Session(circle, seed=3, unit=4, saving=CheckpointManager(None, 60.0, 1))
 
 
 def _train(circle: Any, order: list[str], epochs: int = 2) -> list[torch.Tensor]:
@@ -86,7 +86,7 @@ def _train(circle: Any, order: list[str], epochs: int = 2) -> list[torch.Tensor]
 @pytest.mark.parametrize("order", [[DISCRIMINATOR, GENERATOR], [GENERATOR, DISCRIMINATOR]])
 def test_alternating_losses_are_those_of_the_plain_loop(order: list[str]) -> None:
     expected = _plain(2)
-    for found in [_train(Alone(), order), *together(2, lambda seat: _train(seat, order))]:
+    for found in [_train(SingleWorkerGroup(), order), *together(2, lambda seat: _train(seat, order))]:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
@@ -115,7 +115,7 @@ def test_a_gradient_that_is_dropped_after_it_had_left_does_not_count() -> None:
 
 
 def test_each_steps_once_for_each_batch() -> None:
-    gan, run = Gan(), _session(Alone())
+    gan, run = Gan(), _session(SingleWorkerGroup())
     first, second = gan.optimizers.values()
     with pytest.raises(RunError, match="without a batch"):
         run.prepare(gan.nets, [first, second], DataLoader(_rows(), batch_size=BATCH)) and first.step()

@@ -12,26 +12,26 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from barnraise.core.errors import CollectiveError, RunError
-from barnraise.training.group.single import Alone
-from barnraise.training.hub.port import Beyond, Form, Handed, Span, Task, within
+from barnraise.training.group.single import SingleWorkerGroup
+from barnraise.training.hub.port import HubPort, LeasedWork, ModelSpec, RoundUpdate, SampleRange, within
 from barnraise.training.session import Session
-from barnraise.training.state.checkpoint_manager import Saving
-from barnraise.training.steps.throughput import Pace
+from barnraise.training.state.checkpoint_manager import CheckpointManager
+from barnraise.training.steps.throughput import Throughput
 from tests.unit.training.together import Arriving, Seat, Table, together
 
 SAMPLES, BATCH, UNIT = 96, 16, 2
 _DRAWING = threading.Lock()
-OVER = Task((), 0, 1)
+OVER = LeasedWork((), 0, 1)
 
 
 @pytest.fixture(autouse=True)
 def _equal_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who gets which units must not depend on what else this machine does."""
-    monkeypatch.setattr(Pace, "speed", lambda self: 1.0)
+    monkeypatch.setattr(Throughput, "speed", lambda self: 1.0)
 
 
-def task(number: int, first: int, last: int, *, epoch: int = 0, members: int = 2) -> Task:
-    return Task((Span(epoch, first, last),), number * 32, members, f"lease {number}".encode())
+def task(number: int, first: int, last: int, *, epoch: int = 0, members: int = 2) -> LeasedWork:
+    return LeasedWork((SampleRange(epoch, first, last),), number * 32, members, f"lease {number}".encode())
 
 
 TASKS = (task(0, 0, 32), task(1, 40, 72), task(2, 72, 96), OVER)
@@ -40,10 +40,10 @@ TASKS = (task(0, 0, 32), task(1, 40, 72), task(2, 72, 96), OVER)
 class FakeHub:
     """Half of what was changed is applied. A lease that was delivered counts no second time."""
 
-    def __init__(self, tasks: tuple[Task, ...] = TASKS) -> None:
+    def __init__(self, tasks: tuple[LeasedWork, ...] = TASKS) -> None:
         self.tasks = tasks
         self.state: torch.Tensor | None = None
-        self.handed: list[Handed] = []
+        self.handed: list[RoundUpdate] = []
         self.asked = 0
         self.at = threading.Lock()
 
@@ -59,7 +59,7 @@ class Line:
         self.spoke: list[str] = []
         self.has: bytes | None = None
 
-    def begin(self, form: Form, state: torch.Tensor) -> Task:
+    def begin(self, form: ModelSpec, state: torch.Tensor) -> LeasedWork:
         self.spoke.append("begin")
         with self.hub.at:
             if self.hub.state is None:
@@ -67,11 +67,11 @@ class Line:
             state.copy_(self.hub.state)
         return self._next()
 
-    def go_on(self, form: Form, task: Task) -> None:
+    def go_on(self, form: ModelSpec, task: LeasedWork) -> None:
         self.spoke.append("go on")
         self.has = task.token
 
-    def exchange(self, handed: Handed, state: torch.Tensor) -> Task:
+    def exchange(self, handed: RoundUpdate, state: torch.Tensor) -> LeasedWork:
         self.spoke.append("exchange")
         while self._is_slow():
             time.sleep(0.01)
@@ -84,7 +84,7 @@ class Line:
             state.copy_(self.hub.state)
         return self._next()
 
-    def _next(self) -> Task:
+    def _next(self) -> LeasedWork:
         found = self.hub.tasks[len(self.hub.handed)]
         self.has = found.token
         return found
@@ -93,7 +93,7 @@ class Line:
 class Home:
     """One machine of it."""
 
-    def __init__(self, circle: Any, line: Beyond | None, *, norms: bool = True, epochs: int = 3) -> None:
+    def __init__(self, circle: Any, line: HubPort | None, *, norms: bool = True, epochs: int = 3) -> None:
         with _DRAWING:  # all threads share torch's generator
             torch.manual_seed(0)
             norm = torch.nn.BatchNorm1d(8) if norms else torch.nn.Identity()
@@ -102,7 +102,7 @@ class Home:
         self.net = torch.nn.Sequential(*layers).double()
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
-        saving = Saving(None, 60.0, 1)
+        saving = CheckpointManager(None, 60.0, 1)
         self.run = Session(circle, seed=3, unit=UNIT, saving=saving, beyond=line, is_site=True)
         self.hashes: list[str] = []
         self.seen: list[int] = []
@@ -129,11 +129,11 @@ def leased(home: Home) -> list[int]:
 
 
 def test_positions_of_a_lease_are_cut_into_steps() -> None:
-    spans = (Span(0, 4, 10), Span(1, 0, 3), Span(1, 8, 9))
+    spans = (SampleRange(0, 4, 10), SampleRange(1, 0, 3), SampleRange(1, 8, 9))
     assert within(spans, 0, 100) == spans
-    assert within(spans, 2, 3) == (Span(0, 6, 9),)
-    assert within(spans, 5, 3) == (Span(0, 9, 10), Span(1, 0, 2))
-    assert within(spans, 9, 5) == (Span(1, 8, 9),)
+    assert within(spans, 2, 3) == (SampleRange(0, 6, 9),)
+    assert within(spans, 5, 3) == (SampleRange(0, 9, 10), SampleRange(1, 0, 2))
+    assert within(spans, 9, 5) == (SampleRange(1, 8, 9),)
     assert within(spans, 10, 5) == ()
     for size in range(1, 11):
         steps = [within(spans, place, size) for place in range(0, 10, size)]
@@ -156,7 +156,7 @@ def test_a_home_is_one_member_and_its_machines_share_each_lease() -> None:
 @pytest.mark.parametrize("norms", [True, False])
 def test_what_a_home_hands_over_is_what_one_machine_would(norms: bool) -> None:
     alone, together_with = FakeHub(), FakeHub()
-    one = Home(Alone(), alone.line(), norms=norms)
+    one = Home(SingleWorkerGroup(), alone.line(), norms=norms)
     line = together_with.line()
     homes = together(3, lambda seat: Home(seat, None if seat.rank else line, norms=norms))
     assert sorted(one.seen) == leased(one)
@@ -179,7 +179,7 @@ def test_who_fails_to_speak_leaves_it_to_the_next() -> None:
     hub = FakeHub()
     lines = [hub.line(), hub.line()]
 
-    def full(handed: Handed, state: torch.Tensor) -> Task:
+    def full(handed: RoundUpdate, state: torch.Tensor) -> LeasedWork:
         raise OSError(28, "No space left on device")
 
     lines[0].exchange = full  # type: ignore[method-assign]
@@ -197,7 +197,7 @@ def test_without_a_machine_that_can_speak_it_says_what_to_install() -> None:
 
 @pytest.mark.parametrize(("norms", "count"), [(True, 4), (False, 8)])
 def test_a_step_has_enough_units_for_a_home_unless_batch_norms_see_them(norms: bool, count: int) -> None:
-    home = Home(Alone(), FakeHub((*TASKS[:1], OVER)).line(), norms=norms, epochs=0)
+    home = Home(SingleWorkerGroup(), FakeHub((*TASKS[:1], OVER)).line(), norms=norms, epochs=0)
     units = home.run._data.units(0)  # type: ignore[union-attr]
     assert len(units) == count
     assert sum(one.size for one in units) == BATCH // 2

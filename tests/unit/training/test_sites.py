@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-
-from barnraise.training.group.single import Alone
-from barnraise.training.sync import Sync
 from tests.unit.training.test_rounds import Training
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+from barnraise.training.group.single import SingleWorkerGroup
+from barnraise.training.sync import Sync
+from tests.repository import ROOT
+
+REPOSITORY = ROOT
 MEMBERS = Path(__file__).with_name("site_members.py")
 Found = dict[str, dict[str, Any]]
 
@@ -60,7 +61,7 @@ def test_a_leader_that_dies_in_a_sum_costs_nothing_but_what_it_kept(found: Found
     assert all(one["hashes"] == broken[0]["hashes"] for one in broken)
     assert broken[0]["counts"] == list(range(1, 25)), "no step was lost, and none was counted twice"
     assert all(sites == 2 for one in broken for sites, _ in one["crossed"])
-    exact = Training(Alone(), Sync()).train(2)
+    exact = Training(SingleWorkerGroup(), Sync()).train(2)
     parameters = torch.tensor(broken[0]["parameters"], dtype=torch.float64)
     torch.testing.assert_close(parameters, exact.flat, rtol=0, atol=5e-3)
     assert not torch.equal(parameters, exact.flat)

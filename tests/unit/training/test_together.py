@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from barnraise.checkpoint.serialization import Parts, byte_view
+from barnraise.checkpoint.serialization import FlatState, byte_view
 from barnraise.core.errors import RunError
-from barnraise.runs.sharding import Unit
-from barnraise.training.group.single import Alone
-from barnraise.training.recovery.out_of_memory import Memory, is_out_of_memory
+from barnraise.runs.sharding import MicroBatch
+from barnraise.training.group.single import SingleWorkerGroup
+from barnraise.training.recovery.out_of_memory import OutOfMemoryGuard, is_out_of_memory
 from barnraise.training.session import Session
 from barnraise.training.state.bitwise_sync import arithmetic_of
-from barnraise.training.state.checkpoint_manager import Saving
-from barnraise.training.steps.throughput import Pace
+from barnraise.training.state.checkpoint_manager import CheckpointManager
+from barnraise.training.steps.throughput import Throughput
 from tests.unit.training.together import Seat, together
 
 SAMPLES, BATCH = 60, 12
@@ -62,7 +62,7 @@ def rows() -> TensorDataset:
 
 
 def session(circle: Any, *, mixed: bool = False) -> Session:
-    return Session(circle, seed=3, unit=2, saving=Saving(None, 60.0, 1), mixed=mixed)
+    return Session(circle, seed=3, unit=2, saving=CheckpointManager(None, 60.0, 1), mixed=mixed)
 
 
 def model() -> torch.nn.Module:
@@ -94,7 +94,7 @@ def test_who_computes_differently_adopts_the_anchors_bits(monkeypatch: pytest.Mo
     members = together(3, member)
     weights = [net.weight for _, net in members]  # type: ignore[union-attr]
     assert all(torch.equal(weights[0], other) for other in weights[1:]), "the last commit was one of adoption"
-    _, alone = train(session(Alone()), rows(), epochs=4)
+    _, alone = train(session(SingleWorkerGroup()), rows(), epochs=4)
     torch.testing.assert_close(weights[0], alone.weight, rtol=0, atol=1e-10)
     drifts = [run._steps._anchoring.drift for run, _ in members]
     assert drifts[0] == 0.0
@@ -134,7 +134,7 @@ def test_the_probe_tells_processors_apart() -> None:
 
 def test_a_stream_is_read_by_all_and_counts_once() -> None:
     """The last batch of an epoch is smaller."""
-    alone, expected = train(session(Alone()), Numbers(31))
+    alone, expected = train(session(SingleWorkerGroup()), Numbers(31))
     assert alone.done == 6
     for run, net in together(3, lambda seat: train(session(seat), Numbers(31))):
         assert run.done == 6
@@ -146,7 +146,7 @@ def test_a_stream_is_read_by_all_and_counts_once() -> None:
 def test_a_streams_randomness_belongs_to_its_items(workers: int) -> None:
     def seen(noise: int) -> list[float]:
         loader = DataLoader(Numbers(31, 0.1), batch_size=BATCH, num_workers=workers)
-        run, net = session(Alone()), model()
+        run, net = session(SingleWorkerGroup()), model()
         net, optimizer, batches = run.prepare(net, Crooked(net.parameters(), 0.05), loader)
         found = []
         for _ in run.epochs(2):
@@ -170,12 +170,12 @@ def test_streams_that_differ_are_named() -> None:
 
 
 def test_a_newcomer_reads_what_the_others_had() -> None:
-    whole, expected = train(session(Alone()), Numbers(48), epochs=1)
-    late = session(Alone())
+    whole, expected = train(session(SingleWorkerGroup()), Numbers(48), epochs=1)
+    late = session(SingleWorkerGroup())
     net = model()
     loader = DataLoader(Numbers(48), batch_size=BATCH)
     _, optimizer, batches = late.prepare(net, Crooked(net.parameters(), 0.05), loader)
-    half = session(Alone())
+    half = session(SingleWorkerGroup())
     other = model()
     _, first, earlier = half.prepare(other, Crooked(other.parameters(), 0.05), loader)
     for x, y in earlier:
@@ -208,7 +208,7 @@ class Counted(Numbers):
 def test_a_newcomer_reads_on_while_it_is_nursed(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     """And not when the others wait for it."""
     monkeypatch.setattr("barnraise.training.data.iterable._SAY_S", -1.0)
-    half = session(Alone())
+    half = session(SingleWorkerGroup())
     other = model()
     loader = DataLoader(Numbers(48), batch_size=BATCH)
     _, first, earlier = half.prepare(other, Crooked(other.parameters(), 0.05), loader)
@@ -221,10 +221,10 @@ def test_a_newcomer_reads_on_while_it_is_nursed(caplog: pytest.LogCaptureFixture
         first.zero_grad()
         if half.done == 2 and snapshot is None:
             parts = half._state.parts(2)
-            snapshot = Parts(parts.skeleton, [one.clone() for one in parts.tensors])
+            snapshot = FlatState(parts.skeleton, [one.clone() for one in parts.tensors])
         if half.done == 3:
             break
-    late, net, items = session(Alone()), model(), Counted(48)
+    late, net, items = session(SingleWorkerGroup()), model(), Counted(48)
     late.prepare(net, Crooked(net.parameters(), 0.05), DataLoader(items, batch_size=BATCH))
     assert snapshot is not None
     assert late._steps._load(snapshot) == 2
@@ -237,7 +237,7 @@ def test_a_newcomer_reads_on_while_it_is_nursed(caplog: pytest.LogCaptureFixture
 
 
 def test_the_hopelessly_slow_get_nothing_and_are_tried_again() -> None:
-    pace = Pace()
+    pace = Throughput()
     pace.begin_group([10.0, 10.0, 0.1])
     assert pace.due(3) == frozenset()
     assert pace.dealt([4, 4, 0]) == [2], "it is said once"
@@ -251,7 +251,7 @@ def test_the_hopelessly_slow_get_nothing_and_are_tried_again() -> None:
 
 
 def test_speeds_are_remembered_from_group_to_group() -> None:
-    pace = Pace()
+    pace = Throughput()
     assert pace.speed() == 0.0, "nobody knows"
     pace.begin_group([])
     pace.learn([0.0, 3.0], 0)
@@ -264,15 +264,19 @@ def test_speeds_are_remembered_from_group_to_group() -> None:
 
 def test_a_unit_in_parts_is_the_same_sum(tmp_path: Path) -> None:
     """Also for the statistics of a batch norm, which are the mean of those of the parts."""
-    memory = Memory(tmp_path / "run" / "parts-0")
+    memory = OutOfMemoryGuard(tmp_path / "run" / "parts-0")
     assert memory.halve(4)
     assert memory.halve(4)
     assert not memory.halve(4), "one sample cannot be split"
-    assert Memory(tmp_path / "run" / "parts-0").parts == 4
-    assert [piece.span[1:] for piece in memory.pieces(Unit(3, 10, 13))] == [(10, 11), (11, 12), (12, 13)]
-    _, whole = train(session(Alone()), rows())
-    run = session(Alone())
-    run._memory = Memory(tmp_path / "run" / "parts-0")
+    assert OutOfMemoryGuard(tmp_path / "run" / "parts-0").parts == 4
+    assert [piece.span[1:] for piece in memory.pieces(MicroBatch(3, 10, 13))] == [
+        (10, 11),
+        (11, 12),
+        (12, 13),
+    ]
+    _, whole = train(session(SingleWorkerGroup()), rows())
+    run = session(SingleWorkerGroup())
+    run._memory = OutOfMemoryGuard(tmp_path / "run" / "parts-0")
     _, split = train(run, rows())
     torch.testing.assert_close(split.weight, whole.weight, rtol=0, atol=1e-12)
 

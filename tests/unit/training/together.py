@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import torch
 
-from barnraise.compression import Codec, Part
+from barnraise.compression import Codec, FeedbackPart
 from barnraise.training.gradients.compressed_reducer import Encoding
-from barnraise.training.group.single import Alone
+from barnraise.training.group.single import SingleWorkerGroup
 
 Result = TypeVar("Result")
 
@@ -44,7 +44,7 @@ class Arriving:
         self._tensor.copy_(self._line.get(timeout=60))
 
 
-class Seat(Alone):
+class Seat(SingleWorkerGroup):
     """A member of it."""
 
     def __init__(self, table: Table, rank: int) -> None:
@@ -70,7 +70,7 @@ class Seat(Alone):
         for payload in self._table.exchange(self.rank, encoded.payload):
             assert isinstance(payload, torch.Tensor)
             codec.add(total, payload, turn)
-        return total, lambda: feedback.keep(encoded.residual, [Part(turn.name, tuple(tensor.shape))])
+        return total, lambda: feedback.keep(encoded.residual, [FeedbackPart(turn.name, tuple(tensor.shape))])
 
     def begin_send(self, tensor: torch.Tensor, to: int) -> Arriving:
         self._table.lines[self.rank, to].put(tensor.clone())

@@ -9,11 +9,11 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from barnraise.core.config import Network, Settings, State
+from barnraise.core.config import NetworkSettings, Settings, StateSettings
 from barnraise.core.errors import AgentError, BarnraiseError
 from barnraise.identity import NodeId, NodeKey, delegate
-from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlLink, accept_agent, dial_agent
-from barnraise.transport.listener.acceptor import Refusal
+from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlConnection, accept_agent, dial_agent
+from barnraise.transport.listener.acceptor import ConnectionRefusal
 from barnraise.transport.listener.listener import Listener
 from barnraise.transport.listener.preface import ANYBODY, ROUTE_AGENT, ROUTE_AGENT_BULK, Preface, target_of
 
@@ -30,15 +30,15 @@ class Machine:
         self.tls = AgentTls(delegate(self._key, run=run, worker=self.incarnation), lambda: self.friends)
         self.word = SECRET
         self.accept_s = 60.0
-        self.links: asyncio.Queue[ControlLink] = asyncio.Queue()
+        self.links: asyncio.Queue[ControlConnection] = asyncio.Queue()
         self.refusals: asyncio.Queue[BarnraiseError] = asyncio.Queue()
-        self.messages: asyncio.Queue[tuple[ControlLink, bytes]] = asyncio.Queue()
-        self.ends: asyncio.Queue[tuple[ControlLink, str]] = asyncio.Queue()
-        self.made: list[ControlLink] = []
+        self.messages: asyncio.Queue[tuple[ControlConnection, bytes]] = asyncio.Queue()
+        self.ends: asyncio.Queue[tuple[ControlConnection, str]] = asyncio.Queue()
+        self.made: list[ControlConnection] = []
         self.questions: list[bytes] = []
         self.busy = asyncio.Event()
         self.tasks: set[asyncio.Task[None]] = set()
-        settings = Settings(state=State(directory=str(directory)), network=Network(port=0))
+        settings = Settings(state=StateSettings(directory=str(directory)), network=NetworkSettings(port=0))
         self.listener = Listener(settings, house=self)
 
     @property
@@ -60,7 +60,7 @@ class Machine:
             return None
         return self.word
 
-    def deliver(self, preface: Preface, connection: socket.socket, address: str) -> Refusal | None:
+    def deliver(self, preface: Preface, connection: socket.socket, address: str) -> ConnectionRefusal | None:
         task = asyncio.get_running_loop().create_task(self._accept(preface, connection, address))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -100,7 +100,7 @@ class Machine:
     def refuse_run(self, run: str) -> str | None:
         return "this run is not known" if run == "unknown" else None
 
-    async def dial(self, other: Machine, **changes: Any) -> ControlLink:
+    async def dial(self, other: Machine, **changes: Any) -> ControlConnection:
         link = await dial_agent(**self.arguments(other, **changes), **self.callbacks())
         self.made.append(link)
         return link

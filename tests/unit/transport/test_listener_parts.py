@@ -22,27 +22,27 @@ from barnraise.transport.addresses import (
     source_of,
 )
 from barnraise.transport.ipc.fd_passing import LARGEST_MESSAGE
-from barnraise.transport.ipc.local_socket import LocalDoor, dial_local
+from barnraise.transport.ipc.local_socket import LocalListener, dial_local
 from barnraise.transport.ipc.messages import (
     LARGEST_BODY,
-    Ask,
-    Incoming,
-    Refused,
-    Register,
+    DialTicket,
+    IncomingConnection,
+    ListenerReply,
+    ListenerRequest,
+    ListenerStanding,
+    ListenerStatus,
+    RegisterEndpoint,
+    RegistrationRefused,
     Reply,
     Request,
-    Standing,
-    Status,
-    Ticket,
-    Told,
     decode_reply,
     decode_request,
     encode_message,
 )
-from barnraise.transport.listener.pending_connections import WaitingRoom
+from barnraise.transport.listener.pending_connections import PendingConnections
 
 CREDENTIALS = delegate(NodeKey.generate(), run="mnist", worker=b"W" * 16)
-TICKET = Ticket(
+TICKET = DialTicket(
     credentials=CREDENTIALS,
     trusted=[CREDENTIALS.node],
     secret=b"secret" * 8,
@@ -54,13 +54,17 @@ TICKET = Ticket(
     encryption="tls",
     listener_version="0",
 )
-REQUESTS: list[Request] = [Register(run="mnist", generation=0, pid=1), Status(), Ask(b"how many?")]
+REQUESTS: list[Request] = [
+    RegisterEndpoint(run="mnist", generation=0, pid=1),
+    ListenerStatus(),
+    ListenerRequest(b"how many?"),
+]
 REPLIES: list[Reply] = [
     TICKET,
-    Standing(CREDENTIALS.node, 1, [], "tls", 0, 1, "0", agent=True),
-    Told(b"three"),
-    Incoming(b"W" * 16, "192.0.2.1:5", 1, 1, False),
-    Refused("no", "ask again"),
+    ListenerStanding(CREDENTIALS.node, 1, [], "tls", 0, 1, "0", agent=True),
+    ListenerReply(b"three"),
+    IncomingConnection(b"W" * 16, "192.0.2.1:5", 1, 1, False),
+    RegistrationRefused("no", "ask again"),
 ]
 
 
@@ -104,18 +108,18 @@ def test_nested_messages_do_not_exhaust_the_stack() -> None:
 
 
 def test_the_largest_answer_fits_into_a_message() -> None:
-    for message in (Ask(bytes(LARGEST_BODY), token="t" * 64), Told(bytes(LARGEST_BODY))):
+    for message in (ListenerRequest(bytes(LARGEST_BODY), token="t" * 64), ListenerReply(bytes(LARGEST_BODY))):
         assert len(encode_message(message)) <= LARGEST_MESSAGE
     with pytest.raises(ProtocolError):
-        decode_request(encode_message(Ask(bytes(LARGEST_BODY + 1))))
-    assert "hidden" not in repr(Ask(b"hidden", token="hidden"))
+        decode_request(encode_message(ListenerRequest(bytes(LARGEST_BODY + 1))))
+    assert "hidden" not in repr(ListenerRequest(b"hidden", token="hidden"))
 
 
 def test_a_ticket_shows_no_secret() -> None:
     for shown in (repr(TICKET), str(TICKET), str(TICKET.__rich_repr__())):
         assert "secret" not in shown
         assert "PRIVATE" not in shown
-    assert "hidden" not in repr(Register(run="mnist", generation=0, pid=1, token="hidden"))
+    assert "hidden" not in repr(RegisterEndpoint(run="mnist", generation=0, pid=1, token="hidden"))
 
 
 def _up(*pairs: tuple[str, str]) -> list[InterfaceAddress]:
@@ -171,7 +175,7 @@ def test_addresses_are_shown_plainly() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=200))
 def test_the_waiting_room_never_overflows(events: list[tuple[int, bool]]) -> None:
-    room: WaitingRoom[int] = WaitingRoom(total=8, per_source=3)
+    room: PendingConnections[int] = PendingConnections(total=8, per_source=3)
     present: list[tuple[int, str]] = []
     for guest, (number, enters) in enumerate(events):
         source = str(number)
@@ -231,7 +235,7 @@ def test_a_wrong_secret_file_is_refused(tmp_path: Path) -> None:
 def test_a_long_path_is_explained(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
-    for act in (lambda: dial_local(deep, 1), lambda: LocalDoor(deep)):
+    for act in (lambda: dial_local(deep, 1), lambda: LocalListener(deep)):
         with pytest.raises(ListenerError, match="may have") as caught:
             act()
         assert "shorter" in caught.value.hint
@@ -239,7 +243,7 @@ def test_a_long_path_is_explained(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Unix sockets")
 def test_another_users_listener_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    door = LocalDoor(tmp_path)
+    door = LocalListener(tmp_path)
     assert (tmp_path / "listener.sock").stat().st_mode & 0o777 == 0o600
     monkeypatch.setattr("barnraise.transport.ipc.local_socket._peer_user", lambda _: 12345)
     with pytest.raises(ListenerError, match="another user"):

@@ -12,30 +12,30 @@ from barnraise.agent.cluster.join import join
 from barnraise.agent.daemon import Agent
 from barnraise.agent.diagnostics import collect
 from barnraise.agent_client.cluster_requests import (
-    CheckAsk,
-    ContinueAsk,
+    CheckRequest,
+    ContinueRequest,
     DeviceRow,
-    Done,
-    DownAsk,
-    JoinAsk,
-    LeaveAsk,
-    LinkRow,
-    MeasureAsk,
+    JoinClusterRequest,
+    LeaveRequest,
+    MeasureRequest,
     NodeRow,
-    OfferAsk,
-    OfferTold,
-    PairAsk,
-    PskAsk,
+    OfferRequest,
+    OfferResponse,
+    PairRequest,
+    PeerLinkRow,
+    PskRequest,
     Question,
-    RenameAsk,
-    StatusAsk,
-    StatusTold,
+    RenameRequest,
+    RequestDone,
+    ShutdownRequest,
+    StatusRequest,
+    StatusResponse,
     Told,
-    UnpairAsk,
+    UnpairRequest,
     decode_question,
     encode,
 )
-from barnraise.agent_client.kv_messages import BoardAsk, BoardTold, ClusterAsk
+from barnraise.agent_client.kv_messages import ClusterRequest, KvRequest, KvResponse
 from barnraise.agent_client.kv_messages import encode as encode_board
 from barnraise.agent_client.run_requests import RunQuestion
 from barnraise.core.errors import AgentError, MembershipError
@@ -43,7 +43,7 @@ from barnraise.identity import NodeId
 from barnraise.identity.trust import SignedEntry, TrustLog, check_name
 from barnraise.membership.paxos import BRANCH_BITS
 from barnraise.pairing import grant_text, new_psk
-from barnraise.topology import Graph, Machine
+from barnraise.topology import Machine, TopologyGraph
 from barnraise.topology.graph import ordered_pair
 from barnraise.topology.render import draw_graph
 
@@ -53,9 +53,9 @@ State = Literal["this", "here", "joining", "silent", "away"]
 async def answer(agent: Agent, question: bytes) -> bytes:
     """Of a process of this machine's user."""
     asked = decode_question(question)
-    if isinstance(asked, BoardAsk | ClusterAsk):
-        if isinstance(asked, BoardAsk) and agent.runs.proxy.is_needed:
-            return encode_board(BoardTold(await agent.runs.proxy.request(asked.operation, asked.patience_s)))
+    if isinstance(asked, KvRequest | ClusterRequest):
+        if isinstance(asked, KvRequest) and agent.runs.proxy.is_needed:
+            return encode_board(KvResponse(await agent.runs.proxy.request(asked.operation, asked.patience_s)))
         return await agent.board.answer(asked)
     if isinstance(asked, RunQuestion):
         return encode(await runs_api.answer(agent, asked))
@@ -64,46 +64,48 @@ async def answer(agent: Agent, question: bytes) -> bytes:
 
 async def _answer(agent: Agent, question: Question) -> Told:
     match question:
-        case StatusAsk():
+        case StatusRequest():
             return status(agent)
-        case PairAsk():
+        case PairRequest():
             _check_owner(agent, "pair another machine")
             agent.pairing.open_code(question.role)
             agent.search.retag()
             return _offer(agent)
-        case OfferAsk():
+        case OfferRequest():
             if question.withdraw and agent.pairing.offer is not None:
                 agent.pairing.offer.withdraw()
             return _offer(agent)
-        case JoinAsk():
-            return Done(await join(agent, question))
-        case UnpairAsk():
-            return Done(await _unpair(agent, question.node))
-        case RenameAsk():
+        case JoinClusterRequest():
+            return RequestDone(await join(agent, question))
+        case UnpairRequest():
+            return RequestDone(await _unpair(agent, question.node))
+        case RenameRequest():
             check_name(question.name)
             agent.rename(question.name)
-            return Done(f"this machine is now called {question.name}")
-        case ContinueAsk():
-            return Done(await _continue(agent, list(question.without)))
-        case PskAsk():
+            return RequestDone(f"this machine is now called {question.name}")
+        case ContinueRequest():
+            return RequestDone(await _continue(agent, list(question.without)))
+        case PskRequest():
             _check_owner(agent, "make a pre-shared key")
             psk = new_psk(question.role)
             agent.pairing.use_psk(psk)
-            return Done(f"whoever has this key is admitted as {psk.role} while this agent runs", str(psk))
-        case MeasureAsk():
+            return RequestDone(
+                f"whoever has this key is admitted as {psk.role} while this agent runs", str(psk)
+            )
+        case MeasureRequest():
             agent.surveyor.measure_now()
-            return Done("the links of this machine are measured anew, one after the other")
-        case CheckAsk():
+            return RequestDone("the links of this machine are measured anew, one after the other")
+        case CheckRequest():
             return await collect.check(agent, agent.knocker)
-        case LeaveAsk():
+        case LeaveRequest():
             agent.leaves_for_good = True
             agent.ended.set()
-            return Done(
+            return RequestDone(
                 "this machine has left its cluster; `barnraise up` starts it anew, under a new node id"
             )
-        case DownAsk():
+        case ShutdownRequest():
             agent.ended.set()
-            return Done("the agent says goodbye and ends")
+            return RequestDone("the agent says goodbye and ends")
         case _:
             raise AgentError(f"the agent does not know the question {type(question).__name__}")
 
@@ -116,14 +118,14 @@ def _check_owner(agent: Agent, what: str) -> None:
         )
 
 
-def _offer(agent: Agent) -> OfferTold:
+def _offer(agent: Agent) -> OfferResponse:
     offer = agent.pairing.offer
     if offer is None:
-        return OfferTold("none", "No code is open.")
+        return OfferResponse("none", "No code is open.")
     now = asyncio.get_running_loop().time()
     state = offer.state(now)
     guest = agent.pairing.guest_name
-    return OfferTold(
+    return OfferResponse(
         state="joined" if guest else state,
         sentence=offer.sentence(now),
         code=str(offer.secret) if state == "open" else "",
@@ -177,7 +179,7 @@ async def _continue(agent: Agent, texts: list[str]) -> str:
     raise MembershipError(f"still no majority: {agent.waiting()}")
 
 
-def status(agent: Agent) -> StatusTold:
+def status(agent: Agent) -> StatusResponse:
     """The cluster as this machine sees it."""
     now = asyncio.get_running_loop().time()
     first, why = agent.member.coordinator(now)
@@ -186,7 +188,7 @@ def status(agent: Agent) -> StatusTold:
     graph = agent.surveyor.graph()
     rows = tuple(_row(agent, graph, node, first, now) for node in _in_order(agent))
     offer = agent.pairing.offer
-    return StatusTold(
+    return StatusResponse(
         cluster=agent.cluster_name,
         branch=decided.branch >> BRANCH_BITS,
         view=decided.number,
@@ -214,7 +216,7 @@ def _in_order(agent: Agent) -> list[NodeId]:
     return [*members, *(node for node in agent.log.members if node not in members)]
 
 
-def _row(agent: Agent, graph: Graph, node: NodeId, first: bytes | None, now: float) -> NodeRow:
+def _row(agent: Agent, graph: TopologyGraph, node: NodeId, first: bytes | None, now: float) -> NodeRow:
     listed = agent.log.members.get(node)
     member = agent.member.view.of(node.raw)
     order = agent.member.view.nodes
@@ -279,9 +281,9 @@ def _devices(machine: Machine | None) -> tuple[DeviceRow, ...]:
     )
 
 
-def _link_rows(graph: Graph) -> tuple[LinkRow, ...]:
+def _link_rows(graph: TopologyGraph) -> tuple[PeerLinkRow, ...]:
     names = {facts.node: facts.name for facts in graph.nodes}
     return tuple(
-        LinkRow(names[link.a], names[link.b], round(link.rtt_s * 1e3, 3), link.mbps, link.address)
+        PeerLinkRow(names[link.a], names[link.b], round(link.rtt_s * 1e3, 3), link.mbps, link.address)
         for link in graph.links
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from barnraise.agent.daemon import Agent
-from barnraise.agent.runs.registry import Known
-from barnraise.agent_client.run_requests import CircleAsk, CircleTold
+from barnraise.agent.runs.registry import RunEntry
+from barnraise.agent_client.run_requests import GroupRequest, GroupResponse
 from barnraise.identity import NodeId
 from barnraise.runs.control.eviction import is_apart
 from barnraise.runs.control.pausing import rests
 
 
-async def circle_told(agent: Agent, asked: CircleAsk) -> CircleTold:
+async def circle_told(agent: Agent, asked: GroupRequest) -> GroupResponse:
     known = agent.runs.book.find(asked.run)
     part = agent.runs.parts.get(known.run)
     if part is not None:
@@ -26,7 +26,7 @@ async def circle_told(agent: Agent, asked: CircleAsk) -> CircleTold:
     nursed = [slot.key for slot in record.nursed]
     key = (agent.me.raw, asked.local_rank, asked.start)
     place = nursed.index(key) if key in nursed else None
-    return CircleTold(
+    return GroupResponse(
         version=record.version,
         generation=record.generation,
         is_member=rank is not None and record.phase == "running",
@@ -47,7 +47,7 @@ async def circle_told(agent: Agent, asked: CircleAsk) -> CircleTold:
     )
 
 
-def _waits_for(agent: Agent, known: Known) -> str:
+def _waits_for(agent: Agent, known: RunEntry) -> str:
     """Why a worker of this machine has not been let in."""
     if why := rests(known.record, agent.me.raw):
         return f"this machine rests, because {why}"

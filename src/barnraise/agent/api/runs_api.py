@@ -11,43 +11,43 @@ from collections.abc import Sequence
 import msgspec
 
 from barnraise.agent.api.group_api import circle_told
-from barnraise.agent.checkpoints.service import Located, Sharded
+from barnraise.agent.checkpoints.service import LocatedCheckpoint, ShardedCheckpoint
 from barnraise.agent.daemon import Agent
 from barnraise.agent.runs.messages import MOST_LOG_BYTES
-from barnraise.agent.runs.registry import Known
-from barnraise.agent_client.cluster_requests import Done, Told
+from barnraise.agent.runs.registry import RunEntry
+from barnraise.agent_client.cluster_requests import RequestDone, Told
 from barnraise.agent_client.run_requests import (
-    AcceptAsk,
-    AcceptTold,
-    CircleAsk,
-    DroppedAsk,
-    Follow,
-    GraphAsk,
-    GraphTold,
-    Heard,
+    AcceptRunRequest,
+    AcceptRunResponse,
+    DroppedStepsRequest,
+    FollowPosition,
+    GraphRequest,
+    GraphResponse,
+    GroupRequest,
+    LogChunk,
     PartRow,
-    ResultsAsk,
-    ResultsTold,
-    ResumeAsk,
+    ResultsRequest,
+    ResultsResponse,
+    ResumeRunRequest,
     RunQuestion,
     RunRow,
-    RunsAsk,
-    RunsTold,
-    StartAsk,
-    Started,
-    StopAsk,
-    WatchAsk,
-    WatchTold,
+    RunsRequest,
+    RunsResponse,
+    RunStarted,
+    StartRunRequest,
+    StopRunRequest,
+    WatchRequest,
+    WatchResponse,
     WorkerRow,
 )
 from barnraise.artifacts import folder_limits
 from barnraise.core.errors import BarnraiseError, MembershipError, RunError
 from barnraise.environments.compatibility import describe
-from barnraise.environments.script_imports import Needs
+from barnraise.environments.script_imports import ScriptImports
 from barnraise.identity import NodeId
 from barnraise.runs.control.lifecycle import environment_findings, provisional, stopped_by
 from barnraise.runs.control.worker_status import states_of
-from barnraise.runs.record import DataSet, Dropped, Order, Report, sign_order
+from barnraise.runs.record import DataSet, DroppedSteps, NodeReport, RunSpec, sign_order
 from barnraise.topology.graph import encode_graph
 
 _RESULTS_S = 120.0
@@ -62,28 +62,32 @@ _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 async def answer(agent: Agent, question: RunQuestion) -> Told:
     """Of a process of this machine's user."""
     match question:
-        case StartAsk():
+        case StartRunRequest():
             return await _start(agent, question)
-        case ResumeAsk():
+        case ResumeRunRequest():
             return await _resume(agent, question)
-        case GraphAsk():
+        case GraphRequest():
             nodes = await _chosen(agent, question.on, 1, 0.0)
             ids = tuple(node.raw.hex() for node in nodes)
-            return GraphTold(graph=encode_graph(agent.surveyor.graph()), nodes=ids, this=agent.me.raw.hex())
-        case RunsAsk():
-            return RunsTold(tuple(_row(agent, known) for known in agent.runs.book.runs.values()))
-        case WatchAsk():
+            return GraphResponse(
+                graph=encode_graph(agent.surveyor.graph()), nodes=ids, this=agent.me.raw.hex()
+            )
+        case RunsRequest():
+            return RunsResponse(tuple(_row(agent, known) for known in agent.runs.book.runs.values()))
+        case WatchRequest():
             return await _watch(agent, question)
-        case StopAsk():
+        case StopRunRequest():
             return await _stop(agent, question)
-        case AcceptAsk():
+        case AcceptRunRequest():
             return _accept(agent, question)
-        case CircleAsk():
+        case GroupRequest():
             return await circle_told(agent, question)
-        case DroppedAsk():
-            agent.runs.dropped(agent.runs.book.find(question.run), Dropped(question.steps, question.onward))
-            return Done("")
-        case ResultsAsk():
+        case DroppedStepsRequest():
+            agent.runs.dropped(
+                agent.runs.book.find(question.run), DroppedSteps(question.steps, question.onward)
+            )
+            return RequestDone("")
+        case ResultsRequest():
             return await _results(agent, agent.runs.book.find(question.run))
         case _:
             return await agent.runs.checkpoints.answer(question)
@@ -104,7 +108,7 @@ def _new_name(title: str) -> str:
     return f"{_plain(title)}-{''.join(secrets.choice(_LETTERS) for _ in range(4))}"
 
 
-async def _resume(agent: Agent, asked: ResumeAsk) -> Started:
+async def _resume(agent: Agent, asked: ResumeRunRequest) -> RunStarted:
     _check_owner(agent)
     known = agent.runs.book.find(asked.run)
     old = known.order
@@ -121,7 +125,7 @@ async def _resume(agent: Agent, asked: ResumeAsk) -> Started:
     nodes = await _chosen(agent, asked.on, old.min_nodes, old.wait_s)
     names = [agent.name_of(node) for node in found.holders]
     lacking = [agent.name_of(node) for node in found.holders if node not in nodes]
-    if lacking and isinstance(found, Sharded):
+    if lacking and isinstance(found, ShardedCheckpoint):
         raise RunError(
             f"{' and '.join(lacking)} would take no part, and parts of the sharded checkpoint are there",
             hint=f"Name all: --on {','.join(names)}",
@@ -138,22 +142,22 @@ async def _resume(agent: Agent, asked: ResumeAsk) -> Started:
     started = await _order(agent, order, f"goes on with {known.run}, from {agent.name}")
     words = (
         f"from step {found.held.step}, which is on"
-        if isinstance(found, Located)
+        if isinstance(found, LocatedCheckpoint)
         else (f"from its newest whole sharded checkpoint; parts of step {found.step} are on")
     )
     return msgspec.structs.replace(started, begins=f"{words} {', '.join(names)}")
 
 
-async def _order(agent: Agent, order: Order, why: str) -> Started:
+async def _order(agent: Agent, order: RunSpec, why: str) -> RunStarted:
     record = msgspec.structs.replace(sign_order(order, agent.key), why=why)
     await agent.runs.keeper.write(None, record)
-    return Started(order.run, tuple(agent.name_of(NodeId(node)) for node in order.nodes))
+    return RunStarted(order.run, tuple(agent.name_of(NodeId(node)) for node in order.nodes))
 
 
-async def _start(agent: Agent, asked: StartAsk) -> Started:
+async def _start(agent: Agent, asked: StartRunRequest) -> RunStarted:
     _check_owner(agent)
     nodes = await _chosen(agent, asked.on, asked.min_nodes, asked.wait_s)
-    order = Order(
+    order = RunSpec(
         run=_new_name(asked.title),
         by=agent.me.raw,
         at=time.time(),
@@ -175,7 +179,7 @@ async def _start(agent: Agent, asked: StartAsk) -> Started:
         container=asked.container,
         data=tuple(DataSet(data.name, data.manifest, data.path) for data in asked.data),
         variables=asked.variables,
-        needs=msgspec.msgpack.decode(asked.needs, type=Needs) if asked.needs else Needs(),
+        needs=msgspec.msgpack.decode(asked.needs, type=ScriptImports) if asked.needs else ScriptImports(),
     )
     return await _order(agent, order, f"started from {agent.name}")
 
@@ -202,12 +206,12 @@ def _plain(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40] or "run"
 
 
-async def _stop(agent: Agent, asked: StopAsk) -> Done:
+async def _stop(agent: Agent, asked: StopRunRequest) -> RequestDone:
     if agent.log.role(agent.me) != "owner":
         raise RunError("a guest stops no run of others", hint="`barnraise accept RUN --refuse` leaves it.")
     known = agent.runs.book.find(asked.run)
     if known.has_ended:
-        return Done(f"run {known.run} has ended already")
+        return RequestDone(f"run {known.run} has ended already")
     try:
         await agent.runs.keeper.stop(known, hard=asked.hard)
     except MembershipError as error:
@@ -216,14 +220,14 @@ async def _stop(agent: Agent, asked: StopAsk) -> Done:
         if record is not None:
             agent.runs.book.take(provisional(known.record, record))  # or nobody could change it any more
             agent.runs.book.tell_record(known)
-        return Done(f"run {known.run} stops on the machines that can be reached: {error.message}")
-    return Done(f"run {known.run} stops")
+        return RequestDone(f"run {known.run} stops on the machines that can be reached: {error.message}")
+    return RequestDone(f"run {known.run} stops")
 
 
 # watching
 
 
-async def _watch(agent: Agent, asked: WatchAsk) -> WatchTold:
+async def _watch(agent: Agent, asked: WatchRequest) -> WatchResponse:
     book = agent.runs.book
     known = book.find(asked.run)
     loop = asyncio.get_running_loop()
@@ -232,7 +236,7 @@ async def _watch(agent: Agent, asked: WatchAsk) -> WatchTold:
     while not _is_news(known, asked, heard) and loop.time() < deadline:
         await book.news_within(min(_LOOK_S, deadline - loop.time()))
         heard = await _hear(agent, known, asked)
-    return WatchTold(
+    return WatchResponse(
         row=_row(agent, known),
         parts=_parts(agent, known),
         workers=_workers(agent, known),
@@ -246,11 +250,11 @@ async def _watch(agent: Agent, asked: WatchAsk) -> WatchTold:
     )
 
 
-def _is_news(known: Known, asked: WatchAsk, heard: tuple[Heard, ...]) -> bool:
+def _is_news(known: RunEntry, asked: WatchRequest, heard: tuple[LogChunk, ...]) -> bool:
     return known.record.version != asked.version or known.has_ended or any(part.data for part in heard)
 
 
-async def _hear(agent: Agent, known: Known, asked: WatchAsk) -> tuple[Heard, ...]:
+async def _hear(agent: Agent, known: RunEntry, asked: WatchRequest) -> tuple[LogChunk, ...]:
     if not asked.follow:
         return ()
     most = min(MOST_LOG_BYTES, _MOST_HEARD // len(asked.follow))
@@ -258,7 +262,9 @@ async def _hear(agent: Agent, known: Known, asked: WatchAsk) -> tuple[Heard, ...
     return tuple(await asyncio.gather(*hearing))
 
 
-async def _hear_one(agent: Agent, known: Known, wanted: Follow, most: int, *, live: bool) -> Heard:
+async def _hear_one(
+    agent: Agent, known: RunEntry, wanted: FollowPosition, most: int, *, live: bool
+) -> LogChunk:
     offset = wanted.offset
     try:
         told = await agent.runs.output(known, wanted.generation, wanted.rank, offset, most)
@@ -266,12 +272,12 @@ async def _hear_one(agent: Agent, known: Known, wanted: Follow, most: int, *, li
             offset = told.end - _LAST_BYTES
             told = await agent.runs.output(known, wanted.generation, wanted.rank, offset, most)
     except BarnraiseError:  # its machine is gone; what it said is gone with it for now
-        return Heard(wanted.rank, wanted.generation, wanted.offset, b"", True)
+        return LogChunk(wanted.rank, wanted.generation, wanted.offset, b"", True)
     whole = told.start + len(told.data) >= told.end
-    return Heard(wanted.rank, wanted.generation, told.start, told.data, whole)
+    return LogChunk(wanted.rank, wanted.generation, told.start, told.data, whole)
 
 
-def _row(agent: Agent, known: Known) -> RunRow:
+def _row(agent: Agent, known: RunEntry) -> RunRow:
     record, order = known.record, known.order
 
     def name(node: bytes) -> str:
@@ -298,11 +304,11 @@ def _row(agent: Agent, known: Known) -> RunRow:
     )
 
 
-def _parts(agent: Agent, known: Known) -> tuple[PartRow, ...]:
+def _parts(agent: Agent, known: RunEntry) -> tuple[PartRow, ...]:
     return tuple(_part(agent, node, known.reports.get(node)) for node in known.order.nodes)
 
 
-def _part(agent: Agent, node: bytes, report: Report | None) -> PartRow:
+def _part(agent: Agent, node: bytes, report: NodeReport | None) -> PartRow:
     name = agent.name_of(NodeId(node))
     if report is None:
         here = node in agent.member.view.nodes
@@ -317,7 +323,7 @@ def _part(agent: Agent, node: bytes, report: Report | None) -> PartRow:
     )
 
 
-def _workers(agent: Agent, known: Known) -> tuple[WorkerRow, ...]:
+def _workers(agent: Agent, known: RunEntry) -> tuple[WorkerRow, ...]:
     record = known.record
     states = states_of(known.reports)
     rows = []
@@ -340,7 +346,7 @@ def _workers(agent: Agent, known: Known) -> tuple[WorkerRow, ...]:
     return tuple(rows)
 
 
-def _findings(agent: Agent, known: Known) -> tuple[str, ...]:
+def _findings(agent: Agent, known: RunEntry) -> tuple[str, ...]:
     found = environment_findings(known.order, known.reports, lambda raw: agent.name_of(NodeId(raw)))
     return tuple(describe(found)) if any(one.level != "fine" for one in found) else ()
 
@@ -348,14 +354,14 @@ def _findings(agent: Agent, known: Known) -> tuple[str, ...]:
 # consent and results
 
 
-def _accept(agent: Agent, asked: AcceptAsk) -> AcceptTold:
+def _accept(agent: Agent, asked: AcceptRunRequest) -> AcceptRunResponse:
     known = agent.runs.book.find(asked.run)
     order = known.order
     part = agent.runs.parts.get(known.run)
     waiting = part is not None and part.consent is not None and not part.consent.done()
     by = agent.name_of(NodeId(order.by))
     if not waiting:
-        return AcceptTold(
+        return AcceptRunResponse(
             sentence=f"run {known.run} does not ask for anything here",
             by=by,
             command=order.command,
@@ -373,7 +379,7 @@ def _accept(agent: Agent, asked: AcceptAsk) -> AcceptTold:
     names = tuple(entry.path for entry in part.manifest.files)
     words = {True: "it begins here", False: "it was refused", None: "it waits for your word"}
     said = True if asked.yes else False if asked.no else None
-    return AcceptTold(
+    return AcceptRunResponse(
         sentence=f"run {known.run}: {words[said]}",
         by=by,
         command=order.command,
@@ -383,10 +389,10 @@ def _accept(agent: Agent, asked: AcceptAsk) -> AcceptTold:
     )
 
 
-async def _results(agent: Agent, known: Known) -> ResultsTold:
+async def _results(agent: Agent, known: RunEntry) -> ResultsResponse:
     record = known.record
     if not record.slots:
-        return ResultsTold(b"", "")
+        return ResultsResponse(b"", "")
     node = record.results_at or record.slots[0].node
     name = agent.name_of(NodeId(node))
     deadline = asyncio.get_running_loop().time() + _RESULTS_S
@@ -396,11 +402,11 @@ async def _results(agent: Agent, known: Known) -> ResultsTold:
             break
         here = node in agent.member.view.nodes
         if not here or asyncio.get_running_loop().time() > deadline:
-            return ResultsTold(b"", f"what rank 0 wrote is on {name}, which is not here now")
+            return ResultsResponse(b"", f"what rank 0 wrote is on {name}, which is not here now")
         await agent.runs.book.news_within(0.5)
     if not report.results:
-        return ResultsTold(b"", report.words)
+        return ResultsResponse(b"", report.words)
     if node != agent.me.raw:
         limits = folder_limits(agent.settings)
         await agent.runs.shipper.fetch(report.results, [NodeId(node)], [agent.me], limits, lambda _: None)
-    return ResultsTold(report.results, "")
+    return ResultsResponse(report.results, "")

@@ -11,7 +11,7 @@ from barnraise.core.errors import ProtocolError, TransportError
 from barnraise.identity import NodeId
 
 
-class Around(Protocol):
+class CallsHost(Protocol):
     """What calls need of the agent."""
 
     def name_of(self, node: NodeId) -> str: ...
@@ -22,10 +22,10 @@ class Around(Protocol):
 T = TypeVar("T", bound=CheckpointAnswer)
 
 
-class Calls:
+class PendingCalls:
     """Those that wait for an answer."""
 
-    def __init__(self, around: Around) -> None:
+    def __init__(self, around: CallsHost) -> None:
         self._around = around
         self._loop = asyncio.get_running_loop()
         self._serial = 0

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from barnraise.agent.artifact_service import Shipper
-from barnraise.agent.checkpoints.local_store import Shelf
+from barnraise.agent.artifact_service import ArtifactService
+from barnraise.agent.checkpoints.local_store import LocalCheckpoints
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Loan:
+class _Grant:
     """Of one list of files; with step 0 what a run was started with."""
 
     run: str
@@ -26,16 +26,18 @@ class _Loan:
     until: dict[NodeId, float] = field(default_factory=dict)  # by whom it was asked for
 
 
-class Loans:
+class ReadGrants:
     """``on_files`` is called when others may have what a run was started with, or may not any more."""
 
-    def __init__(self, shelf: Shelf, shipper: Shipper, on_files: Callable[[str], None]) -> None:
+    def __init__(
+        self, shelf: LocalCheckpoints, shipper: ArtifactService, on_files: Callable[[str], None]
+    ) -> None:
         self._shelf = shelf
         self._shipper = shipper
         self._on_files = on_files
         self._loop = asyncio.get_running_loop()
         self._changing = asyncio.Lock()  # what is lent is not taken back at the same moment
-        self._loans: dict[bytes, _Loan] = {}
+        self._loans: dict[bytes, _Grant] = {}
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._loans
@@ -84,5 +86,5 @@ class Loans:
                     self._on_files(loan.run)
 
     def _note(self, name: bytes, run: str, step: int, node: NodeId) -> None:
-        loan = self._loans.setdefault(name, _Loan(run, step))
+        loan = self._loans.setdefault(name, _Grant(run, step))
         loan.until[node] = self._loop.time() + _LOAN_S

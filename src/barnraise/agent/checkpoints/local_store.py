@@ -12,8 +12,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from barnraise.artifacts import FileEntry, Packed, Store
-from barnraise.artifacts import Manifest as FileList
+from barnraise.artifacts import ArtifactStore, FileEntry, PackedFolder
+from barnraise.artifacts import FolderManifest as FileList
 from barnraise.artifacts.packing.unpack import link_tree
 from barnraise.artifacts.store.disk import discard, remove_tree
 from barnraise.artifacts.store.linked_files import entry_of, lend, take_back
@@ -27,8 +27,8 @@ from barnraise.runs.checkpoint_manifest import (
     MANIFEST,
     SEAL,
     STATE,
-    Held,
-    Manifest,
+    CheckpointManifest,
+    HeldCheckpoint,
     encode,
     fingerprint,
     folder_name,
@@ -46,10 +46,10 @@ _DROPPED = "dropped-"  # before the name of what does not count any more; the la
 _log = logging.getLogger(__name__)
 
 
-class Shelf:
+class LocalCheckpoints:
     """``homes`` is where the folders of all runs are. ``signers``: whose signature counts for that run."""
 
-    def __init__(self, homes: Path, store: Store, key: NodeKey) -> None:
+    def __init__(self, homes: Path, store: ArtifactStore, key: NodeKey) -> None:
         self._homes = homes
         self._key = key
         self._store = store
@@ -66,7 +66,7 @@ class Shelf:
         steps = [(at, step) for name, at in written.items() if (step := step_of(name)) is not None]
         return max(steps, default=(0.0, 0))[1]
 
-    def manifests(self, run: str, signers: Collection[bytes]) -> list[Manifest]:
+    def manifests(self, run: str, signers: Collection[bytes]) -> list[CheckpointManifest]:
         """Of those that count by their signatures; whether the tensors are whole is not looked at."""
         try:
             names = os.listdir(self.folder(run))
@@ -87,7 +87,7 @@ class Shelf:
         found = (self.folder(run) / "sharded").rglob("step-*/manifest.json")
         return max((step_of(path.parent.name) or 0 for path in found), default=0)
 
-    def held(self, run: str, signers: Collection[bytes]) -> list[Held]:
+    def held(self, run: str, signers: Collection[bytes]) -> list[HeldCheckpoint]:
         return [held_of(one) for one in self.manifests(run, signers)]
 
     def is_whole(self, run: str, step: int, signers: Collection[bytes]) -> bool:
@@ -98,7 +98,7 @@ class Shelf:
         except (RunError, OSError):
             return False
 
-    def lend(self, run: str, step: int, signers: Collection[bytes]) -> Packed:
+    def lend(self, run: str, step: int, signers: Collection[bytes]) -> PackedFolder:
         """Let others fetch it; a BarnraiseError if it is not whole."""
         manifest = self._read(run, step, signers)
         packed = lend(self._place(run, step), FILES, self._store)
@@ -150,7 +150,7 @@ class Shelf:
             else:
                 place.rename(place.with_name(_DROPPED + place.name))
 
-    def _agree(self, place: Path, manifest: Manifest) -> None:
+    def _agree(self, place: Path, manifest: CheckpointManifest) -> None:
         data = encode(manifest)
         seal = encode(sign(self._key, manifest.run, manifest.step, fingerprint(data)))
         for name, content in ((MANIFEST, data), (SEAL, seal)):
@@ -172,7 +172,7 @@ class Shelf:
     def _place(self, run: str, step: int) -> Path:
         return self.folder(run) / folder_name(step)
 
-    def _read(self, run: str, step: int, signers: Collection[bytes]) -> Manifest:
+    def _read(self, run: str, step: int, signers: Collection[bytes]) -> CheckpointManifest:
         manifest = manifest_in(self._place(run, step), run, signers)
         if manifest.step != step:
             raise RunError(f"it is that of step {manifest.step}", hint="Ask another machine.")

@@ -9,13 +9,19 @@ import asyncio
 import logging
 from typing import Protocol
 
-from barnraise.agent.checkpoints.service import CheckpointKeeper
-from barnraise.agent.runs.registry import Known, RunBook
+from barnraise.agent.checkpoints.service import CheckpointService
+from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog
-from barnraise.membership.node import Member
-from barnraise.runs.checkpoint_manifest import Held, Manifest, held_of, newest, next_keeper
+from barnraise.membership.node import MembershipNode
+from barnraise.runs.checkpoint_manifest import (
+    CheckpointManifest,
+    HeldCheckpoint,
+    held_of,
+    newest,
+    next_keeper,
+)
 
 _LOOK_S = 2.0
 _AGAIN_S = 15.0  # when nobody could take a copy
@@ -25,11 +31,11 @@ _GRACE_S = 10.0  # so long the other members may still be writing theirs
 _log = logging.getLogger(__name__)
 
 
-class Around(Protocol):
+class ReplicatorHost(Protocol):
     """What the copies need of the agent."""
 
     me: NodeId
-    member: Member
+    member: MembershipNode
 
     @property
     def log(self) -> TrustLog: ...
@@ -39,10 +45,10 @@ class Around(Protocol):
     def linked_nodes(self) -> list[NodeId]: ...
 
 
-class CheckpointCopies:
+class CheckpointReplicator:
     """One for each agent; it gives what is on its own disk."""
 
-    def __init__(self, around: Around, book: RunBook, keeper: CheckpointKeeper) -> None:
+    def __init__(self, around: ReplicatorHost, book: RunRegistry, keeper: CheckpointService) -> None:
         self._around = around
         self._book = book
         self._keeper = keeper
@@ -77,7 +83,7 @@ class CheckpointCopies:
             noted.pop(run, None)
         self._refused = {one: until for one, until in self._refused.items() if one[0] != run}
 
-    async def _look(self, known: Known, step: int) -> None:
+    async def _look(self, known: RunEntry, step: int) -> None:
         begin = self._loop.time()
         pause = _AGAIN_S
         try:
@@ -90,11 +96,11 @@ class CheckpointCopies:
             _log.info("a checkpoint of run %s was not copied: %s", known.run, error)
         self._next_look[known.run] = self._loop.time() + pause
 
-    async def _lacking(self, known: Known) -> tuple[int, NodeId | None] | None:
+    async def _lacking(self, known: RunEntry) -> tuple[int, NodeId | None] | None:
         """The newest one here, and who should have it; None if enough have it, or something newer."""
         may_sign = self._keeper.signers_of(known.run)
         manifests = await asyncio.to_thread(self._keeper.shelf.manifests, known.run, may_sign)
-        mine: dict[Held, Manifest] = {held_of(one): one for one in manifests}
+        mine: dict[HeldCheckpoint, CheckpointManifest] = {held_of(one): one for one in manifests}
         told = await self._keeper.survey([known.run])
         best = newest((one for answer in told.values() for one in answer.held), [known.run])
         if best is None or best not in mine:
@@ -130,7 +136,7 @@ class CheckpointCopies:
         _log.info("the checkpoint of step %d of run %s is on %s, too", step, run, self._around.name_of(node))
         return True
 
-    def _candidates(self, known: Known) -> list[bytes]:
+    def _candidates(self, known: RunEntry) -> list[bytes]:
         """The run's own machines first, then other owners'; witnesses last."""
         linked = {node.raw for node in self._around.linked_nodes()}
         present = [one for one in self._around.member.view.members if self._is_owner(one.node)]

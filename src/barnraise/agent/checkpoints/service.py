@@ -15,40 +15,40 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from barnraise.agent.artifact_service import Progress, Shipper
-from barnraise.agent.checkpoints.calls import Calls
-from barnraise.agent.checkpoints.grants import Loans
-from barnraise.agent.checkpoints.local_store import Shelf
+from barnraise.agent.artifact_service import ArtifactService, TransferProgress
+from barnraise.agent.checkpoints.calls import PendingCalls
+from barnraise.agent.checkpoints.grants import ReadGrants
+from barnraise.agent.checkpoints.local_store import LocalCheckpoints
 from barnraise.agent.runs.messages import (
     CheckpointAnswer,
     CheckpointRequest,
-    CopyOffered,
-    CopyTold,
-    FilesLent,
-    FilesWanted,
-    HeldTold,
-    HeldWanted,
+    CopyOffer,
+    CopyResult,
+    FilesRequest,
+    FilesResponse,
+    HeldCheckpointsRequest,
+    HeldCheckpointsResponse,
     encode,
 )
-from barnraise.agent.runs.registry import Known, RunBook
+from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent_client.run_requests import (
-    BringAsk,
-    BringTold,
     CheckpointQuestion,
     CheckpointTold,
-    NewestAsk,
-    NewestTold,
-    SealAsk,
-    SealTold,
-    SignersAsk,
-    SignersTold,
+    FetchCheckpointRequest,
+    FetchCheckpointResponse,
+    NewestCheckpointRequest,
+    NewestCheckpointResponse,
+    SignersRequest,
+    SignersResponse,
+    SignRequest,
+    SignResponse,
 )
-from barnraise.artifacts import Store, data_limits, folder_limits
+from barnraise.artifacts import ArtifactStore, data_limits, folder_limits
 from barnraise.core.config import Settings
 from barnraise.core.errors import BarnraiseError, RunError
 from barnraise.identity import NodeId, NodeKey
 from barnraise.identity.trust import TrustLog
-from barnraise.runs.checkpoint_manifest import KEPT, Held, newest, sign, signers
+from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, newest, sign, signers
 
 _SURVEY_S = 5.0
 _LEND_S = 600.0  # it is hashed first
@@ -58,7 +58,7 @@ _MOST_ANSWERING = 8  # questions of one machine
 _log = logging.getLogger(__name__)
 
 
-class Around(Protocol):
+class CheckpointHost(Protocol):
     """What the keeper needs of the agent."""
 
     me: NodeId
@@ -78,14 +78,14 @@ class Around(Protocol):
     def spawn(self, work: Coroutine[object, object, None]) -> None: ...
 
 
-class Located(NamedTuple):
+class LocatedCheckpoint(NamedTuple):
     """A checkpoint, and the machines in reach that have it: this one first, if it has."""
 
-    held: Held
+    held: HeldCheckpoint
     holders: Sequence[NodeId]
 
 
-class Sharded(NamedTuple):
+class ShardedCheckpoint(NamedTuple):
     """Of a run that has no other: the newest step of which there is a part, and who in reach has parts."""
 
     step: int
@@ -93,73 +93,73 @@ class Sharded(NamedTuple):
 
 
 @dataclass
-class _Bring:
+class _Transfer:
     """One on its way here."""
 
     task: asyncio.Task[None]
     done_bytes: int = 0
     all_bytes: int = 0
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: TransferProgress) -> None:
         self.done_bytes, self.all_bytes = progress.done_bytes, progress.all_bytes
 
 
-class CheckpointKeeper:
+class CheckpointService:
     """``on_files`` is called when others may have what a run was started with, or may not any more."""
 
     def __init__(
         self,
-        around: Around,
-        book: RunBook,
-        shipper: Shipper,
-        store: Store,
+        around: CheckpointHost,
+        book: RunRegistry,
+        shipper: ArtifactService,
+        store: ArtifactStore,
         on_files: Callable[[str], None],
     ) -> None:
         self._around = around
         self._book = book
         self._shipper = shipper
-        self.shelf = Shelf(around.directory / "runs", store, around.key)
-        self.loans = Loans(self.shelf, shipper, on_files)
+        self.shelf = LocalCheckpoints(around.directory / "runs", store, around.key)
+        self.loans = ReadGrants(self.shelf, shipper, on_files)
         self._loop = asyncio.get_running_loop()
-        self._calls = Calls(around)
+        self._calls = PendingCalls(around)
         self._answering: Counter[NodeId] = Counter()
-        self._brings: dict[tuple[str, int], _Bring] = {}
+        self._brings: dict[tuple[str, int], _Transfer] = {}
         self._taking = asyncio.Lock()  # copies come one at a time
 
     # what processes of this machine ask
 
     async def answer(self, question: CheckpointQuestion) -> CheckpointTold:
         match question:
-            case SealAsk():
+            case SignRequest():
                 return self._seal(question)
-            case SignersAsk():
-                return SignersTold(tuple(self.signers_of(question.run)))
-            case NewestAsk():
+            case SignersRequest():
+                return SignersResponse(tuple(self.signers_of(question.run)))
+            case NewestCheckpointRequest():
                 known = self._book.find(question.run)
                 runs = (known.run, *(known.order.resumes if question.earlier else ()))
                 told = await self.survey(runs)
                 absent = self._absent(question.awaiting, told)
                 found = _newest_of(told, runs, question.passing_over)
                 if found is None:
-                    return NewestTold(absent=absent)
+                    return NewestCheckpointResponse(absent=absent)
                 names = tuple(self._around.name_of(node) for node in found.holders)
-                if isinstance(found, Sharded):
-                    return NewestTold(sharded=found.step, machines=names, absent=absent)
+                if isinstance(found, ShardedCheckpoint):
+                    return NewestCheckpointResponse(sharded=found.step, machines=names, absent=absent)
                 held = found.held
-                return NewestTold(
+                return NewestCheckpointResponse(
                     held.run, held.step, held.agreed, names, absent=absent, generation=held.generation
                 )
-            case BringAsk():
+            case FetchCheckpointRequest():
                 return await self._brought(question)
 
-    def _seal(self, asked: SealAsk) -> SealTold:
+    def _seal(self, asked: SignRequest) -> SignResponse:
         """For a member of the group as it is now: one that was put out has nothing to save."""
         known = self._book.runs.get(asked.run)
         key = (self._around.me.raw, asked.local_rank, asked.start)
         if known is None or key not in {slot.key for slot in known.record.slots}:
             raise RunError(f"no member of run {asked.run} asks this", hint="Only members save checkpoints.")
         seal = sign(self._around.key, known.run, asked.step, asked.fingerprint)
-        return SealTold(seal.node, seal.signature)
+        return SignResponse(seal.node, seal.signature)
 
     def settle(self, run: str, *, counts: bool) -> None:
         """A quorum is there again: what becomes of that which was saved here without one."""
@@ -167,7 +167,7 @@ class CheckpointKeeper:
 
     async def newest(
         self, runs: Sequence[str], passing_over: Collection[tuple[str, int]] = ()
-    ) -> Located | Sharded | None:
+    ) -> LocatedCheckpoint | ShardedCheckpoint | None:
         """Of these runs, on any machine in reach."""
         return _newest_of(await self.survey(runs), runs, passing_over)
 
@@ -176,7 +176,7 @@ class CheckpointKeeper:
         nodes = [node for node in map(NodeId, awaited) if node not in told]
         return tuple(self._around.name_of(node) for node in nodes if self._around.log.role(node) is not None)
 
-    async def bring_files(self, known: Known) -> None:
+    async def bring_files(self, known: RunEntry) -> None:
         """Have in the store what a run was started with; RunError if nobody in reach has all of it."""
         wanted = known.order.manifests
         if await asyncio.to_thread(self.shelf.has_files, wanted):
@@ -195,7 +195,7 @@ class CheckpointKeeper:
             hint=f"Switch on {first}, where it was started, or one that took part.",
         )
 
-    async def _brought(self, asked: BringAsk) -> BringTold:
+    async def _brought(self, asked: FetchCheckpointRequest) -> FetchCheckpointResponse:
         key = (asked.run, asked.step)
         runs = {run for known in self._book.runs.values() for run in (known.run, *known.order.resumes)}
         if asked.run not in runs:
@@ -203,14 +203,14 @@ class CheckpointKeeper:
         bring = self._brings.get(key) or self._bring(*key, ())
         await asyncio.wait({bring.task}, timeout=asked.wait_s)
         if not bring.task.done():
-            return BringTold(False, bring.done_bytes, bring.all_bytes)
+            return FetchCheckpointResponse(False, bring.done_bytes, bring.all_bytes)
         self._brings.pop(key, None)
         bring.task.result()
-        return BringTold(True, bring.done_bytes, bring.all_bytes)
+        return FetchCheckpointResponse(True, bring.done_bytes, bring.all_bytes)
 
     async def offer(self, node: NodeId, run: str, step: int) -> str:
         """Until that machine has a copy; why not, if it does not want one."""
-        answer = await self._calls.ask(node, partial(CopyOffered, run=run, step=step), CopyTold, _COPY_S)
+        answer = await self._calls.ask(node, partial(CopyOffer, run=run, step=step), CopyResult, _COPY_S)
         self.loans.returned(node, run)
         return answer.words
 
@@ -236,35 +236,35 @@ class CheckpointKeeper:
         answer: CheckpointAnswer
         try:
             match asked:
-                case HeldWanted():
+                case HeldCheckpointsRequest():
                     answer = await self._tell_held(node, asked)
-                case FilesWanted():
-                    answer = FilesLent(asked.serial, await self._lend(node, asked))
-                case CopyOffered():
+                case FilesRequest():
+                    answer = FilesResponse(asked.serial, await self._lend(node, asked))
+                case CopyOffer():
                     await self._take_copy(node, asked)
-                    answer = CopyTold(asked.serial)
+                    answer = CopyResult(asked.serial)
         except (BarnraiseError, OSError) as error:
             words = (error.message if isinstance(error, BarnraiseError) else str(error))[:1000] or "it failed"
-            if isinstance(asked, HeldWanted):
-                answer = HeldTold(asked.serial, ())
-            elif isinstance(asked, FilesWanted):
-                answer = FilesLent(asked.serial, b"", words)
+            if isinstance(asked, HeldCheckpointsRequest):
+                answer = HeldCheckpointsResponse(asked.serial, ())
+            elif isinstance(asked, FilesRequest):
+                answer = FilesResponse(asked.serial, b"", words)
             else:
-                answer = CopyTold(asked.serial, words)
+                answer = CopyResult(asked.serial, words)
         finally:
             self._answering[node] -= 1
         self._around.send_bulk(node, encode(answer))
 
-    async def _tell_held(self, node: NodeId, asked: HeldWanted) -> HeldTold:
+    async def _tell_held(self, node: NodeId, asked: HeldCheckpointsRequest) -> HeldCheckpointsResponse:
         runs = [run for run in asked.runs if self._may_have(node, run)]
         held = await self._held(runs)
         known = self._book.runs.get(asked.runs[0])
         files = asked.files and known is not None and self._around.log.role(node) == "owner"
         if files and known is not None:
             files = await asyncio.to_thread(self.shelf.has_files, known.order.manifests)
-        return HeldTold(asked.serial, held, files, await self._sharded(runs))
+        return HeldCheckpointsResponse(asked.serial, held, files, await self._sharded(runs))
 
-    async def _lend(self, node: NodeId, asked: FilesWanted) -> bytes:
+    async def _lend(self, node: NodeId, asked: FilesRequest) -> bytes:
         if asked.step:
             if not self._may_have(node, asked.run):
                 raise RunError("a guest has no checkpoint of a run that it has no part in")
@@ -275,7 +275,7 @@ class CheckpointKeeper:
         self.loans.lend_files(node, known.run, known.order.manifests)
         return known.order.folder
 
-    async def _take_copy(self, node: NodeId, offered: CopyOffered) -> None:
+    async def _take_copy(self, node: NodeId, offered: CopyOffer) -> None:
         """An owner's machine lacks others that hold it: keep it, and what its run was started with."""
         known = self._book.runs.get(offered.run)
         if known is None or self._around.log.role(node) != "owner":
@@ -292,29 +292,31 @@ class CheckpointKeeper:
 
     # asking others
 
-    async def survey(self, runs: Sequence[str], *, files: bool = False) -> dict[NodeId, HeldTold]:
+    async def survey(
+        self, runs: Sequence[str], *, files: bool = False
+    ) -> dict[NodeId, HeldCheckpointsResponse]:
         """What this machine has, and all that can be reached."""
 
-        async def ask(node: NodeId) -> tuple[NodeId, HeldTold] | None:
-            make = partial(HeldWanted, runs=tuple(runs), files=files)
+        async def ask(node: NodeId) -> tuple[NodeId, HeldCheckpointsResponse] | None:
+            make = partial(HeldCheckpointsRequest, runs=tuple(runs), files=files)
             try:
-                return node, await self._calls.ask(node, make, HeldTold, _SURVEY_S)
+                return node, await self._calls.ask(node, make, HeldCheckpointsResponse, _SURVEY_S)
             except BarnraiseError as error:
                 _log.info("%s does not tell what it holds: %s", node.short, error.message)
                 return None
 
         nodes = [node for node in self._around.linked_nodes() if self._may_have(node, runs[0])]
-        own = HeldTold(0, await self._held(runs), False, await self._sharded(runs))
+        own = HeldCheckpointsResponse(0, await self._held(runs), False, await self._sharded(runs))
         mine = {self._around.me: own}
         return mine | dict(one for one in await asyncio.gather(*map(ask, nodes)) if one is not None)
 
     async def _borrow(self, node: NodeId, run: str, step: int) -> bytes:
-        lent = await self._calls.ask(node, partial(FilesWanted, run=run, step=step), FilesLent, _LEND_S)
+        lent = await self._calls.ask(node, partial(FilesRequest, run=run, step=step), FilesResponse, _LEND_S)
         if not lent.manifest:
             raise RunError(f"{self._around.name_of(node)} does not lend it: {lent.words}", hint="Try others.")
         return lent.manifest
 
-    async def _fetch_files(self, node: NodeId, known: Known, manifests: Sequence[bytes]) -> None:
+    async def _fetch_files(self, node: NodeId, known: RunEntry, manifests: Sequence[bytes]) -> None:
         await self._borrow(node, known.run, 0)
         settings = self._around.settings
         for name in manifests:
@@ -323,7 +325,7 @@ class CheckpointKeeper:
 
     # bringing one here
 
-    def _bring(self, run: str, step: int, holders: Sequence[NodeId]) -> _Bring:
+    def _bring(self, run: str, step: int, holders: Sequence[NodeId]) -> _Transfer:
         """Begin, or join what was begun; without holders those are asked who can be reached."""
         for key in [key for key, one in self._brings.items() if one.task.done()]:
             del self._brings[key]
@@ -331,7 +333,7 @@ class CheckpointKeeper:
         if found is None:
             task = self._loop.create_task(self._bring_now(run, step, holders))
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
-            found = self._brings[run, step] = _Bring(task)
+            found = self._brings[run, step] = _Transfer(task)
         return found
 
     async def _bring_now(self, run: str, step: int, holders: Sequence[NodeId]) -> None:
@@ -370,10 +372,10 @@ class CheckpointKeeper:
 
     # who has what, and for whom
 
-    async def _held(self, runs: Sequence[str]) -> tuple[Held, ...]:
+    async def _held(self, runs: Sequence[str]) -> tuple[HeldCheckpoint, ...]:
         may_sign = {run: self.signers_of(run) for run in runs}
 
-        def look() -> tuple[Held, ...]:
+        def look() -> tuple[HeldCheckpoint, ...]:
             held = [sorted(self.shelf.held(run, who), key=_by_age) for run, who in may_sign.items()]
             return tuple(one for some in held for one in some[-2 * KEPT :])
 
@@ -400,15 +402,17 @@ class CheckpointKeeper:
 
 
 def _newest_of(
-    told: Mapping[NodeId, HeldTold], runs: Sequence[str], passing_over: Collection[tuple[str, int]]
-) -> Located | Sharded | None:
+    told: Mapping[NodeId, HeldCheckpointsResponse],
+    runs: Sequence[str],
+    passing_over: Collection[tuple[str, int]],
+) -> LocatedCheckpoint | ShardedCheckpoint | None:
     held = {one for answer in told.values() for one in answer.held}
     best = newest((one for one in held if (one.run, one.step) not in passing_over), runs)
     if best is None:
         parts = {node: answer.sharded for node, answer in told.items() if answer.sharded}
-        return Sharded(max(parts.values()), list(parts)) if parts else None
-    return Located(best, [node for node, answer in told.items() if best in answer.held])
+        return ShardedCheckpoint(max(parts.values()), list(parts)) if parts else None
+    return LocatedCheckpoint(best, [node for node, answer in told.items() if best in answer.held])
 
 
-def _by_age(held: Held) -> tuple[int, int]:
+def _by_age(held: HeldCheckpoint) -> tuple[int, int]:
     return held.age

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from barnraise.core.errors import MembershipError, PairingError
 from barnraise.identity.trust import SignedEntry, TrustLog, encode_entry
 from barnraise.membership.paxos import founded
-from barnraise.membership.storage import FILE_NAME, Storage
+from barnraise.membership.storage import FILE_NAME, MembershipStorage
 from barnraise.membership.view import nowhere
-from barnraise.pairing import Peer, Proven
+from barnraise.pairing import PairingPeer, PairingProven
 
 if TYPE_CHECKING:
     from barnraise.agent.daemon import Agent
@@ -22,7 +22,7 @@ _USED = "node.used"  # beside a key that has been in a cluster
 _ENTER_S = 20.0
 
 
-async def admit(agent: Agent, proven: Proven) -> tuple[TrustLog, list[Peer]]:
+async def admit(agent: Agent, proven: PairingProven) -> tuple[TrustLog, list[PairingPeer]]:
     """Have the cluster admit a machine that knew the code; returns the log, and where everybody is."""
 
     def entry(log: TrustLog) -> SignedEntry | None:
@@ -45,7 +45,7 @@ async def admit(agent: Agent, proven: Proven) -> tuple[TrustLog, list[Peer]]:
     return agent.log, _where_all(agent)
 
 
-async def enter(agent: Agent, log: TrustLog, peers: list[Peer]) -> None:
+async def enter(agent: Agent, log: TrustLog, peers: list[PairingPeer]) -> None:
     """Leave this machine's own cluster for the one that admitted it, and wait to be in its view."""
     agent.links.forget_all("this machine joins another cluster")
     record = founded(nowhere())
@@ -71,7 +71,7 @@ async def enter(agent: Agent, log: TrustLog, peers: list[Peer]) -> None:
         await agent.news_within(deadline - loop.time())
 
 
-def renew_lost_key(directory: Path, storage: Storage) -> bool:
+def renew_lost_key(directory: Path, storage: MembershipStorage) -> bool:
     """A key that voted in a cluster must not vote again once its votes are lost: put it away, and say so."""
     mark = directory / _USED
     lost = mark.exists() and storage.record() is None
@@ -86,12 +86,12 @@ def forsake(directory: Path) -> None:
     _put_away(directory, _KEY, _USED, FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm")
 
 
-def _where_all(agent: Agent) -> list[Peer]:
-    peers = [Peer.of(agent.me, agent.addresses(), agent.listener.port)]
+def _where_all(agent: Agent) -> list[PairingPeer]:
+    peers = [PairingPeer.of(agent.me, agent.addresses(), agent.listener.port)]
     for node in agent.log.members:
         place = agent.places.place(node)
         if node != agent.me and place is not None:
-            peers.append(Peer.of(node, place.addresses, place.port))
+            peers.append(PairingPeer.of(node, place.addresses, place.port))
     return peers
 
 

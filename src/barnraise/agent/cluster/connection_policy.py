@@ -7,7 +7,7 @@ from typing import Protocol
 
 from barnraise.identity import NodeId, NodeKey
 from barnraise.identity.trust import TrustLog
-from barnraise.transport.listener.acceptor import Refusal
+from barnraise.transport.listener.acceptor import ConnectionRefusal
 from barnraise.transport.listener.preface import (
     AGENT_ROUTES,
     ANYBODY,
@@ -19,7 +19,7 @@ from barnraise.transport.listener.preface import (
 )
 
 
-class Resident(Protocol):
+class ListenerHost(Protocol):
     """What the house needs of the agent."""
 
     key: NodeKey
@@ -31,17 +31,17 @@ class Resident(Protocol):
 
     def deliver_pairing(
         self, preface: Preface, connection: socket.socket, address: str
-    ) -> Refusal | None: ...
+    ) -> ConnectionRefusal | None: ...
 
     def deliver_agent(self, preface: Preface, connection: socket.socket, address: str) -> None: ...
 
     async def answer(self, question: bytes) -> bytes: ...
 
 
-class ClusterHouse:
+class ClusterConnectionPolicy:
     """Asks the agent anew for everything: trust changes while it runs."""
 
-    def __init__(self, agent: Resident) -> None:
+    def __init__(self, agent: ListenerHost) -> None:
         self._agent = agent
 
     @property
@@ -59,7 +59,7 @@ class ClusterHouse:
             return self._agent.pairing_key(target)
         return self._agent.log.secret
 
-    def deliver(self, preface: Preface, connection: socket.socket, address: str) -> Refusal | None:
+    def deliver(self, preface: Preface, connection: socket.socket, address: str) -> ConnectionRefusal | None:
         if preface.route == ROUTE_PAIRING:
             return self._agent.deliver_pairing(preface, connection, address)
         if preface.route in AGENT_ROUTES:
@@ -67,10 +67,10 @@ class ClusterHouse:
             here = target_at(self.secret(), own.removeprefix("::ffff:"), port)
             if preface.target not in (ANYBODY, target_of(self.key.id), here):
                 # Not a word: it may be somebody's preface for another place, shown by a stranger.
-                return Refusal("it looks for another machine")
+                return ConnectionRefusal("it looks for another machine")
             self._agent.deliver_agent(preface, connection, address)
             return None
-        return Refusal(f"route {preface.route} does not exist here", refuse_route())
+        return ConnectionRefusal(f"route {preface.route} does not exist here", refuse_route())
 
     async def answer(self, question: bytes) -> bytes:
         return await self._agent.answer(question)

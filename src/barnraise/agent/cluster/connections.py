@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 
 from barnraise.core.errors import BarnraiseError, HandshakeError
 from barnraise.identity import NodeId
-from barnraise.transport.address_race import Choice, dial_best
-from barnraise.transport.control.dial import AgentTls, ControlLink, accept_agent, was_refused
+from barnraise.transport.address_race import AddressChoice, dial_best
+from barnraise.transport.control.dial import AgentTls, ControlConnection, accept_agent, was_refused
 from barnraise.transport.listener.preface import (
     AGENT_ROUTES,
     ANYBODY,
@@ -25,7 +25,7 @@ from barnraise.transport.listener.preface import (
     target_at,
     target_of,
 )
-from barnraise.transport.log_throttle import Complaints
+from barnraise.transport.log_throttle import ThrottledLog
 
 _OTHER_FIRST_S = 0.4  # how long the larger node id waits for the smaller one's call
 _MOST_KEPT = 64
@@ -35,7 +35,7 @@ _NEWEST = 1 << 30
 _log = logging.getLogger(__name__)
 
 
-class Place(NamedTuple):
+class PeerAddress(NamedTuple):
     """Where a node can be dialled, and how many of the cluster's secrets it knew last."""
 
     addresses: tuple[str, ...]
@@ -43,10 +43,10 @@ class Place(NamedTuple):
     epoch: int = 1
 
 
-class LinkOwner(Protocol):
+class ConnectionHost(Protocol):
     """What the links tell the agent."""
 
-    def link_up(self, node: NodeId, link: ControlLink) -> None: ...
+    def link_up(self, node: NodeId, link: ControlConnection) -> None: ...
 
     def link_down(self, node: NodeId, why: str) -> None: ...
 
@@ -56,39 +56,39 @@ class LinkOwner(Protocol):
     def refused(self, node: NodeId) -> None:
         """The node's machine says that no agent listens there."""
 
-    def received(self, link: ControlLink, message: bytes) -> None: ...
+    def received(self, link: ControlConnection, message: bytes) -> None: ...
 
     def secret_for(self, node: NodeId | None, epoch: int) -> bytes: ...
 
 
-class _Peer:
+class _PeerConnection:
     def __init__(self) -> None:
-        self.links: dict[int, list[ControlLink]] = {route: [] for route in AGENT_ROUTES}
-        self.place: Place | None = None
-        self.choice: Choice | None = None
+        self.links: dict[int, list[ControlConnection]] = {route: [] for route in AGENT_ROUTES}
+        self.place: PeerAddress | None = None
+        self.choice: AddressChoice | None = None
         self.dialling: dict[int, asyncio.Task[None]] = {}
         self.kept: dict[int, list[bytes]] = {route: [] for route in AGENT_ROUTES}
         self.failure = ""
 
-    def all_links(self) -> list[ControlLink]:
+    def all_links(self) -> list[ControlConnection]:
         return [link for links in self.links.values() for link in links]
 
 
-class Links:
+class AgentConnections:
     """All of them, by node."""
 
-    def __init__(self, me: NodeId, tls: AgentTls, owner: LinkOwner) -> None:
+    def __init__(self, me: NodeId, tls: AgentTls, owner: ConnectionHost) -> None:
         self._me = me
         self._tls = tls
         self._owner = owner
-        self._peers: dict[NodeId, _Peer] = {}
+        self._peers: dict[NodeId, _PeerConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self._complaints = Complaints(_log, "refused a call from")
+        self._complaints = ThrottledLog(_log, "refused a call from")
 
     # what the agent asks
 
-    def get(self, node: NodeId, route: int = ROUTE_AGENT) -> ControlLink | None:
+    def get(self, node: NodeId, route: int = ROUTE_AGENT) -> ControlConnection | None:
         """The link to use: the one that the smaller node id dialled, if there are two."""
         peer = self._peers.get(node)
         live = [link for link in peer.links[route] if link.closed is None] if peer is not None else []
@@ -100,7 +100,7 @@ class Links:
     def linked(self) -> list[NodeId]:
         return [node for node in self._peers if self.get(node) is not None]
 
-    def choice(self, node: NodeId) -> Choice | None:
+    def choice(self, node: NodeId) -> AddressChoice | None:
         peer = self._peers.get(node)
         return peer.choice if peer is not None else None
 
@@ -109,16 +109,16 @@ class Links:
         peer = self._peers.get(node)
         return peer.failure if peer is not None else ""
 
-    def place(self, node: NodeId) -> Place | None:
+    def place(self, node: NodeId) -> PeerAddress | None:
         peer = self._peers.get(node)
         return peer.place if peer is not None else None
 
-    def learn(self, node: NodeId, place: Place) -> None:
+    def learn(self, node: NodeId, place: PeerAddress) -> None:
         """It can be reached there; addresses that worked before stay, behind the new ones."""
         peer = self._peer(node)
         old = peer.place.addresses if peer.place is not None and peer.place.port == place.port else ()
         addresses = tuple(dict.fromkeys((*place.addresses, *old)))[:8]
-        peer.place = Place(addresses, place.port, place.epoch)
+        peer.place = PeerAddress(addresses, place.port, place.epoch)
 
     def send(self, node: NodeId, message: bytes) -> None:
         """On the route of heartbeats; dropped if there is no link."""
@@ -165,7 +165,7 @@ class Links:
             on_closed=self._closed,
         )
         node = link.peer.node
-        self.learn(node, Place((choice.address,), port, self._epoch(node)))
+        self.learn(node, PeerAddress((choice.address,), port, self._epoch(node)))
         self._settle(node, link, choice)
         return node
 
@@ -203,7 +203,7 @@ class Links:
 
     # how it is done
 
-    async def _dial(self, node: NodeId, peer: _Peer, route: int, wait: float) -> None:
+    async def _dial(self, node: NodeId, peer: _PeerConnection, route: int, wait: float) -> None:
         if wait:
             await asyncio.sleep(wait)
         place = peer.place
@@ -226,8 +226,8 @@ class Links:
         self._settle(node, link, choice)
 
     async def _call(
-        self, node: NodeId, peer: _Peer, route: int, addresses: tuple[str, ...], epoch: int
-    ) -> tuple[ControlLink, Choice]:
+        self, node: NodeId, peer: _PeerConnection, route: int, addresses: tuple[str, ...], epoch: int
+    ) -> tuple[ControlConnection, AddressChoice]:
         assert peer.place is not None
         return await dial_best(
             addresses,
@@ -260,7 +260,7 @@ class Links:
             return
         self._settle(link.peer.node, link, None)
 
-    def _settle(self, node: NodeId, link: ControlLink, choice: Choice | None) -> None:
+    def _settle(self, node: NodeId, link: ControlConnection, choice: AddressChoice | None) -> None:
         """Keep it, unless there is a better one; a new incarnation ends the links of the old."""
         if node == self._me or self._closing:
             link.close("it has this machine's own node key" if node == self._me else "the agent ends")
@@ -290,7 +290,7 @@ class Links:
         elif not rivals:
             self._owner.link_up(node, link)
 
-    def _closed(self, link: ControlLink, why: str) -> None:
+    def _closed(self, link: ControlConnection, why: str) -> None:
         node = link.peer.node
         peer = self._peers.get(node)
         if peer is None or link not in peer.links[link.route]:
@@ -303,17 +303,17 @@ class Links:
         else:
             self._owner.route_down(node, link.route)
 
-    def _is_preferred(self, node: NodeId, link: ControlLink) -> bool:
+    def _is_preferred(self, node: NodeId, link: ControlConnection) -> bool:
         return link.outbound == (self._me < node)
 
     def _epoch(self, node: NodeId) -> int:
         place = self.place(node)
         return place.epoch if place is not None else 1
 
-    def _peer(self, node: NodeId) -> _Peer:
+    def _peer(self, node: NodeId) -> _PeerConnection:
         peer = self._peers.get(node)
         if peer is None:
-            peer = self._peers[node] = _Peer()
+            peer = self._peers[node] = _PeerConnection()
         return peer
 
     def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:

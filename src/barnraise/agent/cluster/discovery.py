@@ -7,15 +7,15 @@ import logging
 from collections.abc import Awaitable
 from typing import Protocol
 
-from barnraise.agent.cluster.connections import Links
-from barnraise.agent.cluster.pairing_server import PairingDesk
-from barnraise.agent.cluster.peer_store import Places
+from barnraise.agent.cluster.connections import AgentConnections
+from barnraise.agent.cluster.pairing_server import PairingServer
+from barnraise.agent.cluster.peer_store import PeerStore
 from barnraise.core.config import Settings
 from barnraise.core.errors import BarnraiseError
 from barnraise.discovery import UNTAGGED, Discovery, Sighting, namespace_tag
 from barnraise.discovery.broadcast import BroadcastFinder
 from barnraise.discovery.mdns import MdnsFinder
-from barnraise.discovery.remembered import Remembered, RememberedFinder
+from barnraise.discovery.remembered import KnownAddress, RememberedFinder
 from barnraise.discovery.static import StaticFinder
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog
@@ -24,14 +24,14 @@ from barnraise.transport.listener.listener import Listener
 _log = logging.getLogger(__name__)
 
 
-class Seeker(Protocol):
+class DiscoveryHost(Protocol):
     """What the search needs of the agent."""
 
     me: NodeId
     settings: Settings
-    links: Links
-    places: Places
-    pairing: PairingDesk
+    links: AgentConnections
+    places: PeerStore
+    pairing: PairingServer
     listener: Listener
 
     @property
@@ -44,10 +44,10 @@ class Seeker(Protocol):
     def spawn(self, work: Awaitable[None]) -> None: ...
 
 
-class Search:
+class PeerDiscovery:
     """Advertises this machine, watches for others, and has them dialled."""
 
-    def __init__(self, agent: Seeker) -> None:
+    def __init__(self, agent: DiscoveryHost) -> None:
         self._agent = agent
         network = agent.settings.network
         self._remembered = RememberedFinder()
@@ -120,7 +120,7 @@ class Search:
         agent = self._agent
         places = [(node, agent.places.place(node)) for node in agent.log.members if node != agent.me]
         self._remembered.remember(
-            Remembered(node.raw.hex(), place.addresses, place.port)
+            KnownAddress(node.raw.hex(), place.addresses, place.port)
             for node, place in places
             if place is not None
         )

@@ -9,15 +9,23 @@ import socket
 from barnraise.agent.cluster.admission import enter
 from barnraise.agent.cluster.pairing_server import join_by
 from barnraise.agent.daemon import Agent
-from barnraise.agent_client.cluster_requests import JoinAsk
+from barnraise.agent_client.cluster_requests import JoinClusterRequest
 from barnraise.core.errors import PairingError
 from barnraise.identity.trust import Role
-from barnraise.pairing import Code, Introduction, Joined, Joiner, Psk, grant_text, parse_code
+from barnraise.pairing import (
+    Joiner,
+    PairingCode,
+    PairingJoined,
+    PeerIntroduction,
+    Psk,
+    grant_text,
+    parse_code,
+)
 
 _RESOLVE_S = 5.0
 
 
-async def join(agent: Agent, question: JoinAsk) -> str:
+async def join(agent: Agent, question: JoinClusterRequest) -> str:
     """Returns what was granted; PairingError says what to do."""
     code = parse_code(question.code)
     _check_alone(agent)
@@ -46,7 +54,7 @@ def _check_alone(agent: Agent) -> None:
         )
 
 
-async def _find(agent: Agent, code: Code, question: JoinAsk) -> tuple[str, int]:
+async def _find(agent: Agent, code: PairingCode, question: JoinClusterRequest) -> tuple[str, int]:
     if question.at:
         return await _resolve(question.at, agent.settings.network.port)
     agent.search.discovery.check()
@@ -80,8 +88,10 @@ async def _resolve(place: str, default_port: int) -> tuple[str, int]:
     return addresses[0], port
 
 
-async def _pair(agent: Agent, secret: Code | Psk, address: str, port: int, role: Role | None) -> Joined:
-    introduction = Introduction(
+async def _pair(
+    agent: Agent, secret: PairingCode | Psk, address: str, port: int, role: Role | None
+) -> PairingJoined:
+    introduction = PeerIntroduction(
         name=agent.name,
         platform=f"{platform.system()} {platform.machine()}",
         addresses=tuple(agent.addresses()[:8]),

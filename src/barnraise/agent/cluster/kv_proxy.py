@@ -14,13 +14,13 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.agent import protocol
-from barnraise.agent.cluster.kv_service import BoardKeeper
-from barnraise.agent.runs.registry import RunBook
-from barnraise.agent_client.kv_messages import Denied, Operation, Result, Scope, Watch
+from barnraise.agent.cluster.kv_service import KvService
+from barnraise.agent.runs.registry import RunRegistry
+from barnraise.agent_client.kv_messages import KvDenied, Namespace, Operation, Result, WatchKey
 from barnraise.core.errors import ProtocolError
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog
-from barnraise.membership.node import Member
+from barnraise.membership.node import MembershipNode
 
 _MOST_AT_ONCE = 256  # operations of one guest
 _SLICE_S = 10.0
@@ -29,15 +29,15 @@ _MARGIN_S = 2.0
 Serial = Annotated[int, Meta(ge=0, le=2**53)]
 
 
-class Please(msgspec.Struct, frozen=True, array_like=True, tag="please"):
+class KvProxyRequest(msgspec.Struct, frozen=True, array_like=True, tag="please"):
     """A guest's worker asks this of the board."""
 
     serial: Serial
-    operation: Operation | Watch
+    operation: Operation | WatchKey
     patience_s: Annotated[float, Meta(ge=0, le=3600)]
 
 
-class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
+class KvProxyReply(msgspec.Struct, frozen=True, array_like=True, tag="here"):
     """What the board said."""
 
     serial: Serial
@@ -45,15 +45,17 @@ class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Please | Here] = msgspec.msgpack.Decoder(Please | Here)
+_decoder: msgspec.msgpack.Decoder[KvProxyRequest | KvProxyReply] = msgspec.msgpack.Decoder(
+    KvProxyRequest | KvProxyReply
+)
 
 
-class Around(Protocol):
+class KvProxyHost(Protocol):
     """What the proxy needs of the agent."""
 
     me: NodeId
-    member: Member
-    board: BoardKeeper
+    member: MembershipNode
+    board: KvService
 
     @property
     def log(self) -> TrustLog: ...
@@ -65,10 +67,10 @@ class Around(Protocol):
     def spawn(self, work: Coroutine[object, object, None]) -> None: ...
 
 
-class BoardProxy:
+class KvProxy:
     """Asks for this machine if it is a guest, and answers guests if it is an owner's."""
 
-    def __init__(self, around: Around, book: RunBook) -> None:
+    def __init__(self, around: KvProxyHost, book: RunRegistry) -> None:
         self._around = around
         self._book = book
         self._loop = asyncio.get_running_loop()
@@ -80,7 +82,7 @@ class BoardProxy:
     def is_needed(self) -> bool:
         return self._around.log.role(self._around.me) == "guest"
 
-    async def request(self, operation: Operation | Watch, patience_s: float) -> Result:
+    async def request(self, operation: Operation | WatchKey, patience_s: float) -> Result:
         """For a worker of this machine. An owner that dies meanwhile is replaced by another."""
         deadline = self._loop.time() + patience_s
         while True:
@@ -88,17 +90,17 @@ class BoardProxy:
             owner = self._owner()
             if owner is not None:
                 result = await self._ask(owner, operation, min(left, _SLICE_S))
-                late = isinstance(result, Denied) and result.reason == "late"
+                late = isinstance(result, KvDenied) and result.reason == "late"
                 if result is not None and not (late and left > _SLICE_S):
                     return result
             if self._loop.time() >= deadline:
                 words = "no owner's machine answered for this guest"
-                return Denied("late", words, "See with `barnraise status` who is here.")
+                return KvDenied("late", words, "See with `barnraise status` who is here.")
             await asyncio.sleep(0.2)
 
     def received(self, node: NodeId, body: memoryview) -> None:
         message = protocol.decode(_decoder, body)
-        if isinstance(message, Here):
+        if isinstance(message, KvProxyReply):
             if self._around.log.role(node) != "owner":
                 raise ProtocolError(f"{node.short} is a guest and does not speak for the board")
             future = self._waiting.get(message.serial)
@@ -107,27 +109,27 @@ class BoardProxy:
             return
         why = self._refusal(node, message.operation.scope)
         if why is not None:  # not worth a link: its workers may be of a generation that has just ended
-            self._send(node, Here(message.serial, Denied("stale", why, "End this process.")))
+            self._send(node, KvProxyReply(message.serial, KvDenied("stale", why, "End this process.")))
             return
         if self._working.get(node, 0) >= _MOST_AT_ONCE:
             raise ProtocolError(f"{node.short} asks more of the board than it waits for")
         self._working[node] = self._working.get(node, 0) + 1
         self._around.spawn(self._serve(node, message))
 
-    async def _serve(self, node: NodeId, message: Please) -> None:
+    async def _serve(self, node: NodeId, message: KvProxyRequest) -> None:
         try:
             result = await self._around.board.request(message.operation, message.patience_s)
-            self._send(node, Here(message.serial, result))
+            self._send(node, KvProxyReply(message.serial, result))
         finally:
             self._working[node] -= 1
 
-    async def _ask(self, owner: NodeId, operation: Operation | Watch, patience_s: float) -> Result | None:
+    async def _ask(self, owner: NodeId, operation: Operation | WatchKey, patience_s: float) -> Result | None:
         self._serial += 1
         serial = self._serial
         future: asyncio.Future[Result] = self._loop.create_future()
         self._waiting[serial] = future
         try:
-            self._send(owner, Please(serial, operation, max(0.0, patience_s)))
+            self._send(owner, KvProxyRequest(serial, operation, max(0.0, patience_s)))
             return await asyncio.wait_for(future, patience_s + _MARGIN_S)
         except TimeoutError:
             return None
@@ -140,7 +142,7 @@ class BoardProxy:
         seniors = (NodeId(raw) for raw in self._around.member.view.voters)
         return next((node for node in seniors if node in linked), None)
 
-    def _refusal(self, node: NodeId, scope: Scope) -> str | None:
+    def _refusal(self, node: NodeId, scope: Namespace) -> str | None:
         known = self._book.runs.get(scope.run)
         if known is None or known.record.generation != scope.generation or known.record.phase != "running":
             return f"{scope} is not at work now"
@@ -148,5 +150,5 @@ class BoardProxy:
             return f"this guest has no worker in {scope}"
         return None
 
-    def _send(self, node: NodeId, message: Please | Here) -> None:
+    def _send(self, node: NodeId, message: KvProxyRequest | KvProxyReply) -> None:
         self._around.send_bulk(node, protocol.GUEST_BOARD + _encoder.encode(message))

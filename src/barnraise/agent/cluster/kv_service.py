@@ -9,21 +9,30 @@ from typing import Protocol
 
 from barnraise.agent import protocol
 from barnraise.agent_client.kv_messages import (
-    BoardAsk,
-    BoardTold,
-    ClusterAsk,
-    ClusterTold,
+    ClusterRequest,
+    ClusterResponse,
+    KvRequest,
+    KvResponse,
     Operation,
     Result,
-    Watch,
+    WatchKey,
     encode,
 )
 from barnraise.core.errors import ProtocolError
 from barnraise.identity import NodeId
-from barnraise.kvstore import Answer, Effect, Note, Replica, ReplicaView, Send, decode_message, encode_message
-from barnraise.membership.node import Member
-from barnraise.membership.paxos import Decision, is_quorum
-from barnraise.membership.view import View
+from barnraise.kvstore import (
+    Effect,
+    KvReplica,
+    ReplicaAnswer,
+    ReplicaNote,
+    ReplicaSend,
+    ReplicaView,
+    decode_message,
+    encode_message,
+)
+from barnraise.membership.node import MembershipNode
+from barnraise.membership.paxos import PaxosDecision, is_quorum
+from barnraise.membership.view import MembershipView
 
 _TICK_S = 0.2
 _BRANCH = 1 << 24  # a view of a later branch is newer than any of an earlier one
@@ -31,21 +40,21 @@ _BRANCH = 1 << 24  # a view of a later branch is newer than any of an earlier on
 _log = logging.getLogger(__name__)
 
 
-class Resident(Protocol):
+class KvHost(Protocol):
     """What the board needs of the agent."""
 
     me: NodeId
-    member: Member
+    member: MembershipNode
 
     def name_of(self, node: NodeId) -> str: ...
 
     def send_bulk(self, node: NodeId, message: bytes) -> None: ...
 
 
-class BoardKeeper:
+class KvService:
     """Between the replica, which decides, and the links and clients of this machine."""
 
-    def __init__(self, agent: Resident) -> None:
+    def __init__(self, agent: KvHost) -> None:
         self._agent = agent
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[object, asyncio.Future[Result]] = {}
@@ -73,12 +82,12 @@ class BoardKeeper:
             await asyncio.sleep(_TICK_S)
             self._perform(self._replica.tick(self._loop.time()))
 
-    async def answer(self, question: BoardAsk | ClusterAsk) -> bytes:
-        if isinstance(question, ClusterAsk):
+    async def answer(self, question: KvRequest | ClusterRequest) -> bytes:
+        if isinstance(question, ClusterRequest):
             return encode(self._cluster())
-        return encode(BoardTold(await self.request(question.operation, question.patience_s)))
+        return encode(KvResponse(await self.request(question.operation, question.patience_s)))
 
-    async def request(self, operation: Operation | Watch, patience_s: float) -> Result:
+    async def request(self, operation: Operation | WatchKey, patience_s: float) -> Result:
         """What the board says; an answer comes by then in any case."""
         ticket = object()
         future: asyncio.Future[Result] = self._loop.create_future()
@@ -90,20 +99,20 @@ class BoardKeeper:
             del self._waiting[ticket]
             self._replica.forget(ticket)
 
-    def _cluster(self) -> ClusterTold:
+    def _cluster(self) -> ClusterResponse:
         member = self._agent.member
         working = [present.node for present in member.view.members if present.works]
         me = self._agent.me.raw
         is_in = member.is_member
-        return ClusterTold(
+        return ClusterResponse(
             world=len(working) if is_in else 0,
             node_index=working.index(me) if is_in and me in working else -1,
             view=member.record.decided.number,
         )
 
-    def _new(self) -> Replica:
+    def _new(self) -> KvReplica:
         agent = self._agent
-        return Replica(
+        return KvReplica(
             agent.me.raw,
             _has_quorum,
             secrets.token_bytes(16),
@@ -115,21 +124,21 @@ class BoardKeeper:
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Send():
+                case ReplicaSend():
                     self._agent.send_bulk(NodeId(effect.to), protocol.BOARD + encode_message(effect.message))
-                case Answer():
+                case ReplicaAnswer():
                     future = self._waiting.get(effect.ticket)
                     if future is not None and not future.done():
                         future.set_result(effect.result)
-                case Note():
+                case ReplicaNote():
                     _log.info("the board: %s", effect.text)
 
 
-def _number(decided: Decision) -> int:
+def _number(decided: PaxosDecision) -> int:
     return decided.branch * _BRANCH + decided.number
 
 
-def _replica_view(decided: Decision, view: View) -> ReplicaView:
+def _replica_view(decided: PaxosDecision, view: MembershipView) -> ReplicaView:
     """Guests hold no copy: it has the keys of runs that are not theirs."""
     return ReplicaView(_number(decided), view.voters, frozenset(view.voters), forced=bool(view.without))
 

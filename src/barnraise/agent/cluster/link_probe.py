@@ -20,10 +20,10 @@ from barnraise.agent import protocol
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId
 from barnraise.topology import (
-    Graph,
     LinkFacts,
     Machine,
     NodeFacts,
+    TopologyGraph,
     build_graph,
     describe_machine,
     measured_speeds,
@@ -34,13 +34,13 @@ from barnraise.topology.link_estimate import (
     LARGEST_PIECE,
     MOST_BYTES,
     MOST_SECONDS,
-    Measured,
+    MeasuredLink,
     estimate,
     next_measurement,
     next_piece,
     why_measure,
 )
-from barnraise.topology.measurement_slots import Turns
+from barnraise.topology.measurement_slots import MeasurementSlots
 from barnraise.topology.probe import remembered_speeds
 
 _PROBE_AFTER_S = 10.0
@@ -60,14 +60,14 @@ _log = logging.getLogger(__name__)
 Serial = Annotated[int, Meta(ge=0, le=2**53)]
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
+class ProbeChunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
     """Bytes that say nothing; their arrival is what counts."""
 
     serial: Serial
     data: Annotated[bytes, Meta(max_length=LARGEST_PIECE)]
 
 
-class Got(msgspec.Struct, frozen=True, array_like=True, tag="got"):
+class ProbeReceipt(msgspec.Struct, frozen=True, array_like=True, tag="got"):
     """How much has arrived; with ``over`` what it amounts to."""
 
     serial: Serial
@@ -78,18 +78,18 @@ class Got(msgspec.Struct, frozen=True, array_like=True, tag="got"):
     busy: bool = False  # with another one: nothing was measured
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
+class LinkReport(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     """Links that the sender has measured."""
 
     links: Annotated[tuple[LinkFacts, ...], Meta(max_length=_MOST_LINKS)]
 
 
-Survey = Chunk | Got | Told
+Survey = ProbeChunk | ProbeReceipt | LinkReport
 _surveys: msgspec.msgpack.Decoder[Survey] = msgspec.msgpack.Decoder(Survey)
 _encoder = msgspec.msgpack.Encoder()
 
 
-class Surroundings(Protocol):
+class LinkProberHost(Protocol):
     """What the surveyor needs of the agent."""
 
     @property
@@ -110,7 +110,7 @@ class Surroundings(Protocol):
 
 
 @dataclass
-class _Train:
+class _ProbeTrain:
     """A measurement that another machine makes of its link to us."""
 
     serial: int
@@ -119,10 +119,10 @@ class _Train:
     received: int = 0
 
 
-class Surveyor:
+class LinkProber:
     """Runs while the agent runs."""
 
-    def __init__(self, around: Surroundings, state: Path) -> None:
+    def __init__(self, around: LinkProberHost, state: Path) -> None:
         self._around = around
         self._state = state
         self._loop = asyncio.get_running_loop()
@@ -130,11 +130,11 @@ class Surveyor:
         self.machine: Machine = with_speeds(described, remembered_speeds(described, state))
         self._links: dict[Pair, LinkFacts] = {}
         self._measured_at: dict[Pair, float] = {}
-        self._last: dict[Pair, Measured] = {}
+        self._last: dict[Pair, MeasuredLink] = {}
         self._asked: set[Pair] = set()
-        self._trains: dict[NodeId, _Train] = {}
-        self._turns = Turns()
-        self._answers: dict[tuple[NodeId, int], asyncio.Queue[Got]] = {}
+        self._trains: dict[NodeId, _ProbeTrain] = {}
+        self._turns = MeasurementSlots()
+        self._answers: dict[tuple[NodeId, int], asyncio.Queue[ProbeReceipt]] = {}
         self._serial = 0
         self.busy: frozenset[str] = frozenset()
 
@@ -142,7 +142,7 @@ class Surveyor:
         """What the agent runs for it."""
         return [self._probe, self._measure_all]
 
-    def graph(self) -> Graph:
+    def graph(self) -> TopologyGraph:
         """All that is known now, frozen."""
         facts = self._around.facts()
         known = {one.node for one in facts}
@@ -171,18 +171,18 @@ class Surveyor:
         own = self._around.me.raw.hex()
         links = [link for pair, link in self._links.items() if own in pair]
         if links:
-            self._around.send_bulk(node, _encode(Told(tuple(links))))
+            self._around.send_bulk(node, _encode(LinkReport(tuple(links))))
 
     def received(self, node: NodeId, body: bytes | memoryview) -> None:
         message = protocol.decode(_surveys, body)
         match message:
-            case Chunk():
+            case ProbeChunk():
                 self._on_chunk(node, message)
-            case Got():
+            case ProbeReceipt():
                 queue = self._answers.get((node, message.serial))
                 if queue is not None and queue.qsize() < 1000:
                     queue.put_nowait(message)
-            case Told():
+            case LinkReport():
                 self._on_told(node, message)
 
     def _own_links(self) -> list[LinkFacts]:
@@ -255,14 +255,14 @@ class Surveyor:
         if mbps == "busy":
             self._turns.put_off(pair[1], self._loop.time())
             return False
-        self._last[pair] = Measured(self._loop.time(), link.rtt_s, mbps is not None)
+        self._last[pair] = MeasuredLink(self._loop.time(), link.rtt_s, mbps is not None)
         if mbps is None:
             return True
         facts = msgspec.structs.replace(link, mbps=mbps, reason=f"measured because {why}"[:200])
         self._links[pair] = facts
         self._measured_at[pair] = self._loop.time()
         for other in self._around.linked_nodes():
-            self._around.send_bulk(other, _encode(Told((facts,))))
+            self._around.send_bulk(other, _encode(LinkReport((facts,))))
         return True
 
     async def _send_train(self, node: NodeId) -> float | Literal["busy"] | None:
@@ -277,12 +277,12 @@ class Surveyor:
         try:
             while True:
                 while (size := next_piece(sent, received, self._loop.time() - begin)) > 0:
-                    self._around.send_bulk(node, _encode(Chunk(serial, payload[:size])))
+                    self._around.send_bulk(node, _encode(ProbeChunk(serial, payload[:size])))
                     sent += size
                     await asyncio.sleep(0)
                 if not ended and (self._loop.time() - begin > MOST_SECONDS or sent >= MOST_BYTES):
                     ended = True
-                    self._around.send_bulk(node, _encode(Chunk(serial, b"")))
+                    self._around.send_bulk(node, _encode(ProbeChunk(serial, b"")))
                 got = await queue.get()
                 received = max(received, got.received)
                 if got.busy:
@@ -294,16 +294,16 @@ class Surveyor:
 
     # links that others measure
 
-    def _on_chunk(self, node: NodeId, chunk: Chunk) -> None:
+    def _on_chunk(self, node: NodeId, chunk: ProbeChunk) -> None:
         name = node.raw.hex()
         taken = self._turns.arrives(name, chunk.serial, self._loop.time())
         if taken == "declined":
-            self._around.send_bulk(node, _encode(Got(chunk.serial, 0, over=True, busy=True)))
+            self._around.send_bulk(node, _encode(ProbeReceipt(chunk.serial, 0, over=True, busy=True)))
         if taken != "counts":
             return
         train = self._trains.get(node)
         if train is None or train.serial != chunk.serial:
-            train = self._trains[node] = _Train(chunk.serial)
+            train = self._trains[node] = _ProbeTrain(chunk.serial)
         size = len(chunk.data)
         if train.received + size > MOST_BYTES:
             return
@@ -311,18 +311,20 @@ class Surveyor:
         self._note_arrival(train, size)
         last = not size
         if not last and train.received - train.judged < _JUDGE_EVERY:
-            self._around.send_bulk(node, _encode(Got(train.serial, train.received)))
+            self._around.send_bulk(node, _encode(ProbeReceipt(train.serial, train.received)))
             return
         train.judged = train.received
         so_far = estimate(train.arrivals)
         over = last or so_far.enough
-        got = Got(train.serial, train.received, over, so_far.mbps if over else None, so_far.reason[:200])
+        got = ProbeReceipt(
+            train.serial, train.received, over, so_far.mbps if over else None, so_far.reason[:200]
+        )
         self._around.send_bulk(node, _encode(got))
         if over:
-            self._trains[node] = _Train(-1)
+            self._trains[node] = _ProbeTrain(-1)
             self._turns.over(name)
 
-    def _note_arrival(self, train: _Train, size: int) -> None:
+    def _note_arrival(self, train: _ProbeTrain, size: int) -> None:
         """Crumbs that come together count as one: what is kept is bounded by time, not by the sender."""
         now = self._loop.time()
         if train.arrivals and now - train.arrivals[-1][0] < _TOGETHER_S:
@@ -330,7 +332,7 @@ class Surveyor:
         elif len(train.arrivals) < _MOST_ARRIVALS:
             train.arrivals.append((now, size))
 
-    def _on_told(self, node: NodeId, told: Told) -> None:
+    def _on_told(self, node: NodeId, told: LinkReport) -> None:
         name = node.raw.hex()
         known = {one.node for one in self._around.facts()}
         for link in told.links:

@@ -14,27 +14,27 @@ from barnraise.core.errors import BarnraiseError, PairingError
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import Role, TrustLog
 from barnraise.pairing import (
-    Code,
-    Confirmed,
-    Joined,
     Joiner,
-    Offer,
     Offerer,
-    Peer,
-    Proven,
+    PairingAborted,
+    PairingCode,
+    PairingConfirmed,
+    PairingJoined,
+    PairingOffer,
+    PairingPeer,
+    PairingProven,
     Psk,
-    Unspoken,
     new_code,
     psk_preface_key,
 )
 from barnraise.transport.addresses import show_address
-from barnraise.transport.listener.acceptor import Refusal
+from barnraise.transport.listener.acceptor import ConnectionRefusal
 from barnraise.transport.listener.preface import (
     ANSWER_BYTES,
     PAIRING_KEY,
     ROUTE_PAIRING,
-    Answer,
     Preface,
+    PrefaceAnswer,
     encode,
     encode_answer,
     negotiate,
@@ -42,7 +42,7 @@ from barnraise.transport.listener.preface import (
     refuse_route,
     refuse_version,
 )
-from barnraise.transport.log_throttle import Complaints
+from barnraise.transport.log_throttle import ThrottledLog
 
 _HELLO_S = 2.0
 _STEP_S = 10.0
@@ -57,10 +57,10 @@ _LENGTH = struct.Struct("<I")
 _log = logging.getLogger(__name__)
 
 # Has the cluster admit a machine; returns the log that does, and where its machines are.
-Admit = Callable[[Proven], Awaitable[tuple[TrustLog, list[Peer]]]]
+Admit = Callable[[PairingProven], Awaitable[tuple[TrustLog, list[PairingPeer]]]]
 
 
-class PairingDesk:
+class PairingServer:
     """At most one open code, and any pre-shared keys."""
 
     def __init__(self, key: NodeKey, name: Callable[[], str], admit: Admit) -> None:
@@ -68,24 +68,26 @@ class PairingDesk:
         self._name = name
         self._admit = admit
         self._loop = asyncio.get_running_loop()
-        self.offer: Offer | None = None
+        self.offer: PairingOffer | None = None
         self.guest_name = ""
-        self._psks: list[Offer] = []
+        self._psks: list[PairingOffer] = []
         self._tasks: dict[asyncio.Task[None], Offerer] = {}
         self._spoken: set[Offerer] = set()
-        self._complaints = Complaints(_log, "no pairing with")
+        self._complaints = ThrottledLog(_log, "no pairing with")
 
-    def open_code(self, role: Role) -> Offer:
+    def open_code(self, role: Role) -> PairingOffer:
         """A new code; an open one before it is withdrawn."""
         if self.offer is not None:
             self.offer.withdraw()
-        self.offer = Offer(new_code(), role, key=self._key, name=self._name(), now=self._loop.time())
+        self.offer = PairingOffer(new_code(), role, key=self._key, name=self._name(), now=self._loop.time())
         self.guest_name = ""
         return self.offer
 
     def use_psk(self, psk: Psk) -> None:
         """Admit whoever has it, until the agent ends."""
-        self._psks.append(Offer(psk, psk.role, key=self._key, name=self._name(), now=self._loop.time()))
+        self._psks.append(
+            PairingOffer(psk, psk.role, key=self._key, name=self._name(), now=self._loop.time())
+        )
 
     @property
     def tags(self) -> frozenset[str]:
@@ -99,12 +101,12 @@ class PairingDesk:
                 return psk_preface_key(offer.secret) if isinstance(offer.secret, Psk) else PAIRING_KEY
         return None
 
-    def deliver(self, preface: Preface, connection: socket.socket, address: str) -> Refusal | None:
+    def deliver(self, preface: Preface, connection: socket.socket, address: str) -> ConnectionRefusal | None:
         """A machine has come for an offer."""
         if negotiate(preface.version_min, preface.version_max) is None:
-            return Refusal("no protocol version in common", refuse_version())
+            return ConnectionRefusal("no protocol version in common", refuse_version())
         if len(self._tasks) >= _MOST_AT_ONCE and not self._make_room():
-            return Refusal("too many pairings at once", refuse_route())
+            return ConnectionRefusal("too many pairings at once", refuse_route())
         for offer in self._open():
             if offer.tag == preface.target:
                 offerer = offer.take(self._loop.time())
@@ -113,7 +115,7 @@ class PairingDesk:
                     self._tasks[task] = offerer
                     task.add_done_callback(self._left)
                     return None
-        return Refusal("no such offer is open", refuse_route())
+        return ConnectionRefusal("no such offer is open", refuse_route())
 
     def close(self) -> None:
         for task in list(self._tasks):
@@ -133,7 +135,7 @@ class PairingDesk:
         if offerer is not None:
             self._spoken.discard(offerer)
 
-    def _open(self) -> Iterable[Offer]:
+    def _open(self) -> Iterable[PairingOffer]:
         now = self._loop.time()
         if self.offer is not None and self.offer.open_at(now):
             yield self.offer
@@ -166,16 +168,16 @@ class PairingDesk:
             if step.send is not None:
                 await _send(connection, step.send)
             match step.done:
-                case Proven() as proven:
+                case PairingProven() as proven:
                     await self._decide(connection, offerer, proven)
-                case Confirmed():
+                case PairingConfirmed():
                     return
-                case Unspoken():
+                case PairingAborted():
                     raise PairingError(step.done.reason)
                 case _:
                     pass
 
-    async def _decide(self, connection: socket.socket, offerer: Offerer, proven: Proven) -> None:
+    async def _decide(self, connection: socket.socket, offerer: Offerer, proven: PairingProven) -> None:
         try:
             log, peers = await asyncio.wait_for(self._admit(proven), _DECIDE_S)
             answer = offerer.grant(log, None, peers)
@@ -189,7 +191,7 @@ class PairingDesk:
         await _send(connection, answer)
 
 
-async def join_by(joiner: Joiner, secret: Code | Psk, address: str, port: int) -> Joined:
+async def join_by(joiner: Joiner, secret: PairingCode | Psk, address: str, port: int) -> PairingJoined:
     """Go to the machine that offers, with the one guess that the code allows; PairingError if it fails."""
     where = show_address(address, port)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -212,7 +214,9 @@ async def join_by(joiner: Joiner, secret: Code | Psk, address: str, port: int) -
     raise AssertionError("the last try has returned or raised")
 
 
-async def _knock(connection: socket.socket, secret: Code | Psk, address: str, port: int) -> Answer:
+async def _knock(
+    connection: socket.socket, secret: PairingCode | Psk, address: str, port: int
+) -> PrefaceAnswer:
     loop = asyncio.get_running_loop()
     key = psk_preface_key(secret) if isinstance(secret, Psk) else PAIRING_KEY
     async with asyncio.timeout(_CONNECT_S):
@@ -229,13 +233,13 @@ def _unanswered(where: str, error: OSError) -> PairingError:
     )
 
 
-async def _exchange(connection: socket.socket, joiner: Joiner) -> Joined:
+async def _exchange(connection: socket.socket, joiner: Joiner) -> PairingJoined:
     step = joiner.begin()
     try:
         while True:
             if step.send is not None:
                 await _send(connection, step.send)
-            if isinstance(step.done, Joined):
+            if isinstance(step.done, PairingJoined):
                 with contextlib.suppress(OSError, TimeoutError):  # stay until it has our last word
                     await asyncio.wait_for(_receive_exactly(connection, 1), 1.0)
                 return step.done

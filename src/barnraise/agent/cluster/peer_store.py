@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from barnraise.agent.cluster.connections import Place
-from barnraise.agent.protocol import Greeting
+from barnraise.agent.cluster.connections import PeerAddress
+from barnraise.agent.protocol import PeerHello
 from barnraise.identity import NodeId
-from barnraise.membership.storage import Storage
+from barnraise.membership.storage import MembershipStorage
 
 _FACT = "places"
 _SAVE_S = 2.0
 
 
-class Known(msgspec.Struct, frozen=True, array_like=True):
+class PeerInfo(msgspec.Struct, frozen=True, array_like=True):
     """One other machine."""
 
     name: str = ""
@@ -24,37 +24,39 @@ class Known(msgspec.Struct, frozen=True, array_like=True):
     machine: bytes = b""
 
 
-class Places:
+class PeerStore:
     """Kept on disk as one small fact, written only when something changed."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: MembershipStorage) -> None:
         self._storage = storage
         self._dirty = False
         self._saved = float("-inf")
         kept = storage.fact(_FACT)
-        self._known: dict[bytes, Known] = {}
+        self._known: dict[bytes, PeerInfo] = {}
         if kept is not None:
             try:
-                self._known = msgspec.msgpack.decode(kept, type=dict[bytes, Known])
+                self._known = msgspec.msgpack.decode(kept, type=dict[bytes, PeerInfo])
             except (msgspec.DecodeError, ValueError):
                 pass  # comfort only: the others are found anew
 
-    def __getitem__(self, node: NodeId) -> Known:
-        return self._known.get(node.raw, Known())
+    def __getitem__(self, node: NodeId) -> PeerInfo:
+        return self._known.get(node.raw, PeerInfo())
 
     def nodes(self) -> list[NodeId]:
         return [NodeId(raw) for raw in self._known]
 
-    def place(self, node: NodeId) -> Place | None:
+    def place(self, node: NodeId) -> PeerAddress | None:
         known = self[node]
-        return Place(known.addresses, known.port, known.epoch) if known.addresses and known.port else None
+        return (
+            PeerAddress(known.addresses, known.port, known.epoch) if known.addresses and known.port else None
+        )
 
-    def greeted(self, node: NodeId, greeting: Greeting, met_at: str) -> None:
+    def greeted(self, node: NodeId, greeting: PeerHello, met_at: str) -> None:
         """What it says of itself; the address at which we met comes first."""
         addresses = tuple(dict.fromkeys((met_at, *greeting.addresses)))[:8]
         self._set(
             node,
-            Known(
+            PeerInfo(
                 greeting.name, addresses, greeting.port, greeting.epoch, greeting.version, greeting.machine
             ),
         )
@@ -62,14 +64,14 @@ class Places:
     def told(self, node: NodeId, addresses: tuple[str, ...], port: int, epoch: int) -> None:
         """What somebody else says of where it is."""
         if self.place(node) is None and addresses:
-            self._set(node, Known(addresses=addresses[:8], port=port, epoch=epoch))
+            self._set(node, PeerInfo(addresses=addresses[:8], port=port, epoch=epoch))
 
     def keep_only(self, nodes: set[NodeId]) -> None:
         if {NodeId(raw) for raw in self._known} - nodes:
             self._known = {raw: known for raw, known in self._known.items() if NodeId(raw) in nodes}
             self._save()
 
-    def _set(self, node: NodeId, known: Known) -> None:
+    def _set(self, node: NodeId, known: PeerInfo) -> None:
         if self._known.get(node.raw) != known:
             self._known[node.raw] = known
             self._dirty = True

@@ -32,7 +32,7 @@ from barnraise.core.errors import RunEnvironmentError
 from barnraise.core.installation import dockerfile_hint
 from barnraise.environments import package_probe
 from barnraise.environments.build_process import run_to_end
-from barnraise.environments.installed_packages import Packages, packages_told_by
+from barnraise.environments.installed_packages import InstalledPackages, packages_told_by
 from barnraise.transport.ipc.local_socket import SOCKET_NAME
 
 STATE_INSIDE = "/run/barnraise"
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 
 
-class Engine(msgspec.Struct, frozen=True):
+class ContainerEngine(msgspec.Struct, frozen=True):
     """A program that runs containers; one that is called docker may be Podman."""
 
     program: str
@@ -71,7 +71,7 @@ class Engine(msgspec.Struct, frozen=True):
     rootless: bool = False
 
 
-class Box(msgspec.Struct, frozen=True, kw_only=True):
+class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What one container is given."""
 
     name: str
@@ -92,7 +92,7 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_command(
-    engine: Engine, box: Box, image: str, command: Sequence[str], client: Mapping[str, str]
+    engine: ContainerEngine, box: ContainerSpec, image: str, command: Sequence[str], client: Mapping[str, str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """What starts it, and the environment of that program. Pure; ``client`` is the machine's environment.
 
@@ -124,7 +124,7 @@ def run_command(
     return (*arguments, image, *command), {**client, **hidden}
 
 
-def _limits(engine: Engine, box: Box) -> list[str]:
+def _limits(engine: ContainerEngine, box: ContainerSpec) -> list[str]:
     options = []
     if box.memory_bytes is not None:
         options.append(f"--memory={box.memory_bytes}b")
@@ -139,23 +139,23 @@ def _limits(engine: Engine, box: Box) -> list[str]:
     return options
 
 
-def told_end(event: warden.Ended) -> warden.Ended:
+def told_end(event: warden.WorkerExited) -> warden.WorkerExited:
     """An engine tells a signal in the container as shells do: 128 and its number. Pure."""
     number = (event.code or 0) - 128
     known = {int(one) for one in signal.Signals}
     return replace(event, code=None, signal=number) if number in known else event
 
 
-class Contained:
+class RunContainers:
     """The containers of one run on this machine; made by :func:`make_ready`."""
 
-    def __init__(self, engine: Engine, image: str, basis: Box) -> None:
+    def __init__(self, engine: ContainerEngine, image: str, basis: ContainerSpec) -> None:
         self._engine = engine
         self._image = image
         self._basis = basis
         self._names: set[str] = set()
 
-    async def packages(self, names: Sequence[str]) -> Packages:
+    async def packages(self, names: Sequence[str]) -> InstalledPackages:
         """What the image's Python has, for the comparison of machines."""
         box = await asyncio.to_thread(self._with_room, "survey", interactive=True, workdir=STATE_INSIDE)
         survey = Path(package_probe.__file__)
@@ -174,8 +174,8 @@ class Contained:
             await self.remove()
 
     def ordered(
-        self, worker: warden.WorkerOrder, generation: int, device: str, limits: warden.Limits
-    ) -> warden.WorkerOrder:
+        self, worker: warden.WorkerLaunch, generation: int, device: str, limits: warden.WorkerLimits
+    ) -> warden.WorkerLaunch:
         """The same worker, in a container."""
         box = self._with_room(
             f"{generation}-{worker.rank}",
@@ -211,14 +211,14 @@ class Contained:
         if names:
             await asyncio.to_thread(_remove, self._engine.program, names)
 
-    def _with_room(self, what: str, **more: object) -> Box:
+    def _with_room(self, what: str, **more: object) -> ContainerSpec:
         """Each has a room of its own: process numbers, which drafts are called by, repeat in containers."""
         room = Path(self._basis.room, what)
         room.mkdir(parents=True, exist_ok=True, mode=0o700)
         (room / SOCKET_NAME).touch()  # where it is mounted: made by the engine it would be root's
         return replace(self._basis, name=f"{self._basis.name}-{what}", room=str(room), **more)
 
-    def _command(self, box: Box, command: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    def _command(self, box: ContainerSpec, command: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
         self._names.add(box.name)
         return run_command(self._engine, box, self._image, command, os.environ)
 
@@ -233,7 +233,7 @@ async def make_ready(
     variables: Mapping[str, str],
     gpus: bool,
     on_progress: Progress,
-) -> Contained:
+) -> RunContainers:
     """Choose the engine, get the image and try it; RunEnvironmentError if no worker could start in it.
 
     ``home`` is the run's own directory, with its ``folder``.
@@ -246,7 +246,7 @@ async def make_ready(
     if await _output(engine.program, "image", "inspect", image) is None:
         await _pull(engine, image, on_progress)
     on_progress(f"trying the image {image}")
-    basis = Box(
+    basis = ContainerSpec(
         name=f"barnraise-{run}",
         run=run,
         state=str(state),
@@ -258,7 +258,7 @@ async def make_ready(
         group=group,
         gpus=gpus,
     )
-    contained = Contained(engine, image, basis)
+    contained = RunContainers(engine, image, basis)
     await contained.check()
     return contained
 
@@ -303,14 +303,14 @@ def judge(image: str, code: int, lines: Sequence[str]) -> None:
         )
 
 
-def engine_of(program: str, info: str) -> Engine:
+def engine_of(program: str, info: str) -> ContainerEngine:
     """By what ``info`` tells; Podman is often installed under Docker's name. Pure."""
     podman = re.search(r"^\s*(conmon|buildahVersion):", info, re.MULTILINE) is not None
     rootless = re.search(r"^\s*rootless(: true)?\s*$", info, re.MULTILINE) is not None
-    return Engine(program, podman, rootless)
+    return ContainerEngine(program, podman, rootless)
 
 
-async def _chosen_engine() -> Engine:
+async def _chosen_engine() -> ContainerEngine:
     """Docker before Podman, the first that is at work."""
     found = [program for program in map(shutil.which, ("docker", "podman")) if program is not None]
     for program in found:
@@ -329,7 +329,7 @@ async def _chosen_engine() -> Engine:
     )
 
 
-async def _pull(engine: Engine, image: str, on_progress: Progress) -> None:
+async def _pull(engine: ContainerEngine, image: str, on_progress: Progress) -> None:
     on_progress(f"pulling the image {image}")
     command = (engine.program, "pull", image)
     code, lines = await _run(command, os.environ, _PULL_S, f"pulling the image {image}", on_progress)
@@ -420,7 +420,7 @@ if sys.platform == "linux":
     def _person() -> tuple[int, int]:
         return os.getuid(), os.getgid()
 
-    def _cpus(limits: warden.Limits) -> frozenset[int] | None:
+    def _cpus(limits: warden.WorkerLimits) -> frozenset[int] | None:
         return chosen_cpus(frozenset(os.sched_getaffinity(0)), limits)
 
 else:
@@ -432,5 +432,5 @@ else:
             hint="Leave this machine out with `--on`, or run without --container.",
         )
 
-    def _cpus(limits: warden.Limits) -> frozenset[int] | None:
+    def _cpus(limits: warden.WorkerLimits) -> frozenset[int] | None:
         return None

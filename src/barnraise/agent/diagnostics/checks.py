@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from barnraise.agent.diagnostics.interfaces import CABLE, NAMES, WORSE, Interface
-from barnraise.agent.diagnostics.reachability import Knock
+from barnraise.agent.diagnostics.reachability import DialResult
 from barnraise.agent_client.cluster_requests import CheckRow
 from barnraise.core.installation import upgrade_hint
 
@@ -29,10 +29,10 @@ _CLOCK_S = 120.0
 
 
 @dataclass(frozen=True)
-class Way:
+class DialPath:
     """A door of a peer: what a knock gave, and our interface that leads there; ``direct``: on its network."""
 
-    knock: Knock
+    knock: DialResult
     interface: Interface | None = None
     direct: bool = False
 
@@ -50,8 +50,8 @@ class PeerFacts:
     linked: bool = True
     link_address: str = ""
     link_inbound: bool = False
-    ways: tuple[Way, ...] = ()
-    back: tuple[Knock, ...] = ()
+    ways: tuple[DialPath, ...] = ()
+    back: tuple[DialResult, ...] = ()
     no_back: str = ""
     failure: str = ""
     clock_ahead_s: float | None = None
@@ -60,7 +60,7 @@ class PeerFacts:
 
 
 @dataclass(frozen=True)
-class Here:
+class LocalFacts:
     """This machine."""
 
     name: str
@@ -70,7 +70,7 @@ class Here:
     torch: str = ""
 
 
-def reach(peer: PeerFacts, here: Here) -> CheckRow:
+def reach(peer: PeerFacts, here: LocalFacts) -> CheckRow:
     """Whether each side can dial the other now; if not, whose firewall it is."""
     there = [way.knock for way in peer.ways]
     out = _answered(there)
@@ -96,7 +96,7 @@ def reach(peer: PeerFacts, here: Here) -> CheckRow:
     )
 
 
-def _one_way_in(peer: PeerFacts, here: Here) -> CheckRow:
+def _one_way_in(peer: PeerFacts, here: LocalFacts) -> CheckRow:
     words = _words(peer.back)
     if all(knock.outcome == "forbidden" for knock in peer.back):
         cause, mend = f"a firewall on {peer.name} forbids its outgoing connections", _outgoing(peer.name)
@@ -107,7 +107,7 @@ def _one_way_in(peer: PeerFacts, here: Here) -> CheckRow:
     return CheckRow("reach", "fail", sentence, mend, peer.name)
 
 
-def _one_way_out(peer: PeerFacts, there: list[Knock]) -> CheckRow:
+def _one_way_out(peer: PeerFacts, there: list[DialResult]) -> CheckRow:
     words = _words(there) or peer.failure or "no address of it is known"
     if there and all(knock.outcome == "forbidden" for knock in there):
         cause, mend = "a firewall on this machine forbids outgoing connections", _outgoing("")
@@ -118,7 +118,7 @@ def _one_way_out(peer: PeerFacts, there: list[Knock]) -> CheckRow:
     return CheckRow("reach", "fail", sentence, mend, peer.name)
 
 
-def _reach_unlinked(peer: PeerFacts, there: list[Knock], out: Knock | None) -> CheckRow:
+def _reach_unlinked(peer: PeerFacts, there: list[DialResult], out: DialResult | None) -> CheckRow:
     words = _words(there) or peer.failure
     others = ", ".join(peer.heard_by)
     if out is not None:
@@ -195,7 +195,7 @@ def interface(peer: PeerFacts) -> CheckRow | None:
     )
 
 
-def versions(peer: PeerFacts, here: Here) -> CheckRow | None:
+def versions(peer: PeerFacts, here: LocalFacts) -> CheckRow | None:
     """Other versions work together as far as they speak one protocol, so a gap is never a failure."""
     gaps = []
     if peer.version and _minor(peer.version) != _minor(here.version):
@@ -246,7 +246,7 @@ def fork(peer: PeerFacts) -> CheckRow | None:
 
 
 def cloned_key(
-    mine: bytes, incarnation: bytes, knocks: Iterable[Knock], names: Mapping[bytes, str]
+    mine: bytes, incarnation: bytes, knocks: Iterable[DialResult], names: Mapping[bytes, str]
 ) -> CheckRow:
     """One key on two machines: somebody answers with ours, or one node with two incarnations at once."""
     seen: dict[bytes, dict[bytes, str]] = {mine: {incarnation: "here"}}
@@ -285,7 +285,7 @@ def discovery(
     return rows
 
 
-def local_network(os: str, deaf: bool, ways: Iterable[Way]) -> CheckRow | None:
+def local_network(os: str, deaf: bool, ways: Iterable[DialPath]) -> CheckRow | None:
     """macOS forbids in silence: neighbours on one's own network are suddenly without a route."""
     if os != "macos":
         return None
@@ -364,17 +364,17 @@ def _discovery_mend(name: str) -> str:
     return "Correct [network] peers in the settings: barnraise settings"
 
 
-def _is_cable(way: Way) -> bool:
+def _is_cable(way: DialPath) -> bool:
     return way.direct and way.interface is not None and way.interface.kind in CABLE
 
 
-def _answered(knocks: Iterable[Knock]) -> Knock | None:
+def _answered(knocks: Iterable[DialResult]) -> DialResult | None:
     return min(
         (knock for knock in knocks if knock.outcome == "answered"), key=lambda k: k.rtt_ms, default=None
     )
 
 
-def _words(knocks: Iterable[Knock]) -> str:
+def _words(knocks: Iterable[DialResult]) -> str:
     return "; ".join(knock.words for knock in knocks if knock.words)[:400]
 
 

@@ -17,10 +17,10 @@ import psutil
 from barnraise import __version__
 from barnraise.agent.daemon import Agent
 from barnraise.agent.diagnostics import checks
-from barnraise.agent.diagnostics.checks import Here, PeerFacts, Way
+from barnraise.agent.diagnostics.checks import DialPath, LocalFacts, PeerFacts
 from barnraise.agent.diagnostics.interfaces import Interface, by_address, hardware_ports, kind_of, leading_to
-from barnraise.agent.diagnostics.reachability import DialledBack, Knock, Knocker
-from barnraise.agent_client.cluster_requests import CheckRow, CheckTold
+from barnraise.agent.diagnostics.reachability import DialBackReply, DialResult, ReachabilityProber
+from barnraise.agent_client.cluster_requests import CheckResponse, CheckRow
 from barnraise.core.command import runner
 from barnraise.discovery import namespace_tag
 from barnraise.identity import NodeId
@@ -35,7 +35,7 @@ _OS = {"linux": "linux", "darwin": "macos", "win32": "windows"}.get(sys.platform
 _ASLEEP = re.compile(r"asleep or stopped for ([\d.]+) s")
 
 
-async def check(agent: Agent, knocker: Knocker) -> CheckTold:
+async def check(agent: Agent, knocker: ReachabilityProber) -> CheckResponse:
     """What is wrong as seen from inside; never longer than about five seconds."""
     interfaces = await asyncio.to_thread(own_interfaces)
     order = _in_order(agent)
@@ -43,9 +43,9 @@ async def check(agent: Agent, knocker: Knocker) -> CheckTold:
     looking = {node: asyncio.ensure_future(_look_at(agent, knocker, node)) for node in chosen}
     strangers = asyncio.ensure_future(_look_at_strangers(agent, knocker))
     await asyncio.wait([*looking.values(), strangers], timeout=_GATHER_S)
-    found: dict[NodeId, _Found] = {}
+    found: dict[NodeId, _Collected] = {}
     for node, task in looking.items():
-        found[node] = task.result() if _is_good(task) else _Found(no_back="there was no time to ask")
+        found[node] = task.result() if _is_good(task) else _Collected(no_back="there was no time to ask")
         task.cancel()
     met = strangers.result() if _is_good(strangers) else ()
     strangers.cancel()
@@ -54,28 +54,28 @@ async def check(agent: Agent, knocker: Knocker) -> CheckTold:
     if len(order) > len(chosen):
         rest = len(order) - len(chosen)
         rows.append(CheckRow("reach", "ok", f"{rest} more machines were not dialled this time"))
-    return CheckTold(tuple(rows))
+    return CheckResponse(tuple(rows))
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _Collected(msgspec.Struct, frozen=True):
     """What dialling one peer, and being dialled by it, gave."""
 
-    knocks: tuple[Knock, ...] = ()
-    back: tuple[Knock, ...] = ()
+    knocks: tuple[DialResult, ...] = ()
+    back: tuple[DialResult, ...] = ()
     no_back: str = ""
     clock_ahead_s: float | None = None
 
 
-async def _look_at(agent: Agent, knocker: Knocker, node: NodeId) -> _Found:
+async def _look_at(agent: Agent, knocker: ReachabilityProber, node: NodeId) -> _Collected:
     link = agent.links.get(node)
     first = [link.address] if link is not None else []
     knocks, told = await asyncio.gather(knocker.knock_at(node, first), knocker.ask(node))
-    if isinstance(told, DialledBack):
-        return _Found(knocks, told.knocks, "", told.wall_s - time.time())
-    return _Found(knocks, (), told)
+    if isinstance(told, DialBackReply):
+        return _Collected(knocks, told.knocks, "", told.wall_s - time.time())
+    return _Collected(knocks, (), told)
 
 
-async def _look_at_strangers(agent: Agent, knocker: Knocker) -> tuple[Knock, ...]:
+async def _look_at_strangers(agent: Agent, knocker: ReachabilityProber) -> tuple[DialResult, ...]:
     """Doors that show our tag and belong to nobody we know: a copy of our key would be behind one of them."""
     others = [node for node in agent.log.members if node != agent.me]
     known = {
@@ -95,7 +95,7 @@ async def _look_at_strangers(agent: Agent, knocker: Knocker) -> tuple[Knock, ...
 def _about_peers(agent: Agent, peers: dict[NodeId, PeerFacts]) -> Iterator[CheckRow]:
     mine = agent.machine_of(agent.me)
     torch = (mine.torch or "") if mine is not None else ""
-    here = Here(agent.name, agent.listener.port, _OS, __version__, torch)
+    here = LocalFacts(agent.name, agent.listener.port, _OS, __version__, torch)
     for peer in peers.values():
         found = (
             checks.reach(peer, here),
@@ -107,7 +107,7 @@ def _about_peers(agent: Agent, peers: dict[NodeId, PeerFacts]) -> Iterator[Check
         yield from (row for row in found if row is not None)
 
 
-def _about_all(agent: Agent, peers: Iterable[PeerFacts], knocks: list[Knock]) -> Iterator[CheckRow]:
+def _about_all(agent: Agent, peers: Iterable[PeerFacts], knocks: list[DialResult]) -> Iterator[CheckRow]:
     now = asyncio.get_running_loop().time()
     health = agent.search.discovery.health()
     yield from checks.discovery(health)
@@ -125,7 +125,7 @@ def _about_all(agent: Agent, peers: Iterable[PeerFacts], knocks: list[Knock]) ->
     yield checks.stalls(tuple(pauses), now - agent.started)
 
 
-def _facts(agent: Agent, node: NodeId, found: _Found, interfaces: list[Interface]) -> PeerFacts:
+def _facts(agent: Agent, node: NodeId, found: _Collected, interfaces: list[Interface]) -> PeerFacts:
     known, link = agent.places[node], agent.links.get(node)
     peer = agent.member.peers.get(node.raw)
     machine = agent.machine_of(node)
@@ -174,11 +174,11 @@ def _in_order(agent: Agent) -> list[NodeId]:
     return sorted(others, key=lambda node: agent.links.get(node) is not None)
 
 
-def _way(knock: Knock, interfaces: list[Interface]) -> Way:
+def _way(knock: DialResult, interfaces: list[Interface]) -> DialPath:
     near = leading_to(knock.address, interfaces)
     if near is not None:
-        return Way(knock, near, direct=near.kind != "loopback")
-    return Way(knock, by_address(interfaces).get(_source_for(knock.address)), direct=False)
+        return DialPath(knock, near, direct=near.kind != "loopback")
+    return DialPath(knock, by_address(interfaces).get(_source_for(knock.address)), direct=False)
 
 
 def _source_for(address: str) -> str:
@@ -217,7 +217,7 @@ def prefix_of(netmask: str) -> int:
         return 128 if family == socket.AF_INET6 else 32
 
 
-def _knocks(found: Iterable[_Found]) -> Iterator[Knock]:
+def _knocks(found: Iterable[_Collected]) -> Iterator[DialResult]:
     for one in found:
         yield from one.knocks
 

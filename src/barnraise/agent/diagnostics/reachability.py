@@ -18,11 +18,11 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.agent import protocol
-from barnraise.agent.cluster.connections import Place
+from barnraise.agent.cluster.connections import PeerAddress
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId
 from barnraise.transport.address_race import dialable
-from barnraise.transport.control.dial import AgentTls, ControlLink, dial_unopened, was_refused
+from barnraise.transport.control.dial import AgentTls, ControlConnection, dial_unopened, was_refused
 from barnraise.transport.listener.preface import ANYBODY, ROUTE_AGENT, target_of
 
 MOST_DOORS = 5
@@ -43,7 +43,7 @@ _UNREACHABLE = {
 _FORBIDDEN = {errno.EPERM, errno.EACCES, getattr(errno, "WSAEACCES", errno.EACCES)}
 
 
-class Knock(msgspec.Struct, frozen=True, array_like=True):
+class DialResult(msgspec.Struct, frozen=True, array_like=True):
     """One address that was dialled, and what came of it; ``incarnation`` of whoever answered."""
 
     address: protocol.Address
@@ -54,29 +54,31 @@ class Knock(msgspec.Struct, frozen=True, array_like=True):
     incarnation: Annotated[bytes, Meta(max_length=16)] = b""
 
 
-class DialBack(msgspec.Struct, frozen=True, array_like=True, tag="?"):
+class DialBackRequest(msgspec.Struct, frozen=True, array_like=True, tag="?"):
     """Can you reach me? Answered with DialledBack."""
 
     serial: Annotated[int, Meta(ge=0, lt=2**32)]
 
 
-class DialledBack(msgspec.Struct, frozen=True, array_like=True, tag="!"):
+class DialBackReply(msgspec.Struct, frozen=True, array_like=True, tag="!"):
     """What came of it, and the clock of whoever knocked; ``declined`` says why it did not."""
 
     serial: Annotated[int, Meta(ge=0, lt=2**32)]
-    knocks: Annotated[tuple[Knock, ...], Meta(max_length=MOST_DOORS)]
+    knocks: Annotated[tuple[DialResult, ...], Meta(max_length=MOST_DOORS)]
     wall_s: Annotated[float, Meta(ge=0, le=1e12)]
     declined: Annotated[str, Meta(max_length=200)] = ""
 
 
-_decoder: msgspec.msgpack.Decoder[DialBack | DialledBack] = msgspec.msgpack.Decoder(DialBack | DialledBack)
+_decoder: msgspec.msgpack.Decoder[DialBackRequest | DialBackReply] = msgspec.msgpack.Decoder(
+    DialBackRequest | DialBackReply
+)
 
 
-def encode_knocking(message: DialBack | DialledBack) -> bytes:
+def encode_knocking(message: DialBackRequest | DialBackReply) -> bytes:
     return protocol.SURVEY + msgspec.msgpack.encode(message)
 
 
-def decode_knocking(body: bytes | memoryview) -> DialBack | DialledBack:
+def decode_knocking(body: bytes | memoryview) -> DialBackRequest | DialBackReply:
     """ProtocolError for anything else."""
     return protocol.decode(_decoder, body)
 
@@ -95,7 +97,7 @@ def outcome_of(error: BarnraiseError) -> Outcome:
     return "other"
 
 
-class Turnstile:
+class DialBackLimiter:
     """Who may have us knock, and how often: each node every few seconds, all together not too many. Pure."""
 
     def __init__(self) -> None:
@@ -121,31 +123,31 @@ class Turnstile:
         self._inside -= 1
 
 
-class Knocker:
+class ReachabilityProber:
     """Knocks for this machine's doctor and for its peers; every wait has an end."""
 
     def __init__(
         self,
         tls: AgentTls,
-        place: Callable[[NodeId], Place | None],
+        place: Callable[[NodeId], PeerAddress | None],
         secret_for: Callable[[NodeId | None, int], bytes],
-        get: Callable[[NodeId], ControlLink | None],
+        get: Callable[[NodeId], ControlConnection | None],
     ) -> None:
         self._tls = tls
         self._place = place
         self._secret_for = secret_for
         self._get = get
-        self._turnstile = Turnstile()
+        self._turnstile = DialBackLimiter()
         self._serial = 0
-        self._waiting: dict[tuple[NodeId, int], asyncio.Future[DialledBack]] = {}
+        self._waiting: dict[tuple[NodeId, int], asyncio.Future[DialBackReply]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._knocks = asyncio.Semaphore(_MOST_KNOCKS)
 
-    def received(self, link: ControlLink, body: bytes | memoryview) -> None:
+    def received(self, link: ControlConnection, body: bytes | memoryview) -> None:
         """A message of kind SURVEY from a member; ProtocolError if it cannot be read."""
         message = decode_knocking(body)
         node = link.peer.node
-        if isinstance(message, DialledBack):
+        if isinstance(message, DialBackReply):
             answered = self._waiting.get((node, message.serial))
             if answered is not None and not answered.done():
                 answered.set_result(message)
@@ -154,9 +156,9 @@ class Knocker:
         if refusal is None:
             self._spawn(self._dial_back(link, message.serial))
         else:
-            link.send(encode_knocking(DialledBack(message.serial, (), _wall(), refusal)))
+            link.send(encode_knocking(DialBackReply(message.serial, (), _wall(), refusal)))
 
-    async def ask(self, node: NodeId) -> DialledBack | str:
+    async def ask(self, node: NodeId) -> DialBackReply | str:
         """Whether this peer can dial us, or in words why it did not say."""
         link = self._get(node)
         if link is None:
@@ -165,15 +167,15 @@ class Knocker:
         key = (node, self._serial)
         answered = self._waiting[key] = asyncio.get_running_loop().create_future()
         try:
-            link.send(encode_knocking(DialBack(self._serial)))
-            found: DialledBack = await asyncio.wait_for(answered, _ANSWER_S)
+            link.send(encode_knocking(DialBackRequest(self._serial)))
+            found: DialBackReply = await asyncio.wait_for(answered, _ANSWER_S)
         except TimeoutError:
             return f"it did not answer within {_ANSWER_S:g} s"
         finally:
             del self._waiting[key]
         return found.declined or found
 
-    async def knock_at(self, node: NodeId, addresses: Iterable[str] = ()) -> tuple[Knock, ...]:
+    async def knock_at(self, node: NodeId, addresses: Iterable[str] = ()) -> tuple[DialResult, ...]:
         """At the doors where this node is known to be, those given first, all at once."""
         place = self._place(node)
         if place is None:
@@ -183,7 +185,7 @@ class Knocker:
         knocks = [self.knock(address, place.port, secret, node) for address in doors]
         return tuple(await asyncio.gather(*knocks))
 
-    async def knock(self, address: str, port: int, secret: bytes, expect: NodeId | None) -> Knock:
+    async def knock(self, address: str, port: int, secret: bytes, expect: NodeId | None) -> DialResult:
         """At one door; ``expect`` None takes any member."""
         async with self._knocks:
             try:
@@ -198,28 +200,28 @@ class Knocker:
                     timeout_s=KNOCK_S,
                 )
             except BarnraiseError as error:
-                return Knock(address[:64], outcome_of(error), error.message[:300])
+                return DialResult(address[:64], outcome_of(error), error.message[:300])
             try:
                 trip = await link.ping(KNOCK_S)
             except BarnraiseError as error:
-                return Knock(address[:64], "other", error.message[:300])
+                return DialResult(address[:64], "other", error.message[:300])
             finally:
                 link.close("a doctor's knock")
         peer = link.peer
-        return Knock(address[:64], "answered", "", round(trip * 1e3, 3), peer.node.raw, peer.worker)
+        return DialResult(address[:64], "answered", "", round(trip * 1e3, 3), peer.node.raw, peer.worker)
 
     async def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _dial_back(self, link: ControlLink, serial: int) -> None:
+    async def _dial_back(self, link: ControlConnection, serial: int) -> None:
         try:
             knocks = await self.knock_at(link.peer.node, [link.address])
         finally:
             self._turnstile.leave()
         declined = "" if knocks else "it knows no address of this machine"
-        link.send(encode_knocking(DialledBack(serial, knocks, _wall(), declined)))
+        link.send(encode_knocking(DialBackReply(serial, knocks, _wall(), declined)))
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -14,41 +14,41 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from barnraise.agent.cluster.kv_service import BoardKeeper
-from barnraise.agent.runs.registry import Known, RunBook
-from barnraise.agent_client.kv_messages import LOBBY, CompareSet, Denied, Scope
+from barnraise.agent.cluster.kv_service import KvService
+from barnraise.agent.runs.registry import RunEntry, RunRegistry
+from barnraise.agent_client.kv_messages import LOBBY, CompareAndSet, KvDenied, Namespace
 from barnraise.core.errors import BarnraiseError, MembershipError, RunError
 from barnraise.identity import NodeId
 from barnraise.membership.failure_detector import watched
-from barnraise.membership.node import Member
+from barnraise.membership.node import MembershipNode
 from barnraise.runs.control.eviction import Pair
-from barnraise.runs.control.lifecycle import Facts, leads_alone, next_record, provisional, stopped_by
+from barnraise.runs.control.lifecycle import ReconcileInput, leads_alone, next_record, provisional, stopped_by
 from barnraise.runs.record import RunRecord, decode_record, encode_record, read_order
 
 _TICK_S = 0.25
 _TELL_AGAIN_S = 3.0
 _PATIENCE_S = 10.0
-_SCOPE = Scope("@runs", LOBBY)
+_SCOPE = Namespace("@runs", LOBBY)
 
 _log = logging.getLogger(__name__)
 
 
-class Around(Protocol):
+class ControllerHost(Protocol):
     """What the keeper needs of the agent."""
 
     me: NodeId
-    member: Member
-    board: BoardKeeper
+    member: MembershipNode
+    board: KvService
 
     def name_of(self, node: NodeId) -> str: ...
 
     def say(self, text: str) -> None: ...
 
 
-class RunKeeper:
+class RunController:
     """One for each agent; it decides only while its machine coordinates."""
 
-    def __init__(self, around: Around, book: RunBook) -> None:
+    def __init__(self, around: ControllerHost, book: RunRegistry) -> None:
         self._around = around
         self._book = book
         self._loop = asyncio.get_running_loop()
@@ -75,7 +75,7 @@ class RunKeeper:
                     await asyncio.sleep(_TICK_S)
             await self._book.news_within(_TICK_S)
 
-    async def write(self, known: Known | None, record: RunRecord) -> Known:
+    async def write(self, known: RunEntry | None, record: RunRecord) -> RunEntry:
         """Make it the next version everywhere; RunError if another version came first."""
         name = read_order(record).run
         record = replace(record, provisional=0)
@@ -97,7 +97,7 @@ class RunKeeper:
             raise RunError(f"run {name} has changed meanwhile", hint="Try again.")
         return result
 
-    async def stop(self, known: Known, *, hard: bool) -> None:
+    async def stop(self, known: RunEntry, *, hard: bool) -> None:
         """For a person at this machine; tries again if the run changes at the same moment."""
         for _ in range(20):
             record = stopped_by(known.record, self._around.name_of(self._around.me), hard=hard)
@@ -115,9 +115,9 @@ class RunKeeper:
         now = self._loop.time()
         return {pair: now - since for pair, since in self._apart.items()}
 
-    def facts(self, known: Known, missing: Collection[bytes] = ()) -> Facts:
+    def facts(self, known: RunEntry, missing: Collection[bytes] = ()) -> ReconcileInput:
         now = self._loop.time()
-        return Facts(
+        return ReconcileInput(
             order=known.order,
             reports=known.reports,
             here=[node for node in self._around.member.view.nodes if node not in missing],
@@ -137,7 +137,7 @@ class RunKeeper:
         pairs |= {frozenset((me, node)) for node in near if node in peers and peers[node].is_suspect(now)}
         self._apart = {pair: self._apart.get(pair, now) for pair in pairs}
 
-    def _keep_alone(self, known: Known) -> None:
+    def _keep_alone(self, known: RunEntry) -> None:
         """No quorum is here: go on provisionally where that is allowed."""
         now = self._loop.time()
         me, member = self._around.me.raw, self._around.member
@@ -151,7 +151,7 @@ class RunKeeper:
         self._tell(known)
         self._around.say(f"run {known.run}: {record.phase}, {record.why}; provisionally, because {why}")
 
-    async def _keep(self, known: Known) -> None:
+    async def _keep(self, known: RunEntry) -> None:
         record = next_record(known.record, self.facts(known))
         if record is None and known.record.provisional:
             record = replace(known.record, version=known.record.version + 1)
@@ -166,16 +166,16 @@ class RunKeeper:
             return
         self._around.say(f"run {known.run}: {record.phase}, {record.why}")
 
-    def _tell(self, known: Known) -> None:
+    def _tell(self, known: RunEntry) -> None:
         self._told_at[known.run] = self._loop.time()
         self._book.tell_record(known)
 
     async def _compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
-        """What the board has now; see `CompareSet`."""
+        """What the board has now; see `CompareAndSet`."""
         self._serial += 1
-        operation = CompareSet(_SCOPE, self._client, self._serial, b"", name, expected, desired)
+        operation = CompareAndSet(_SCOPE, self._client, self._serial, b"", name, expected, desired)
         result = await self._around.board.request(operation, _PATIENCE_S)
-        if isinstance(result, Denied):
+        if isinstance(result, KvDenied):
             raise MembershipError(f"the cluster cannot note the run now: {result.message}", hint=result.hint)
         return result.value or b""
 

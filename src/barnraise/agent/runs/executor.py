@@ -11,19 +11,27 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from barnraise.agent.artifact_service import Progress, Shipper
+from barnraise.agent.artifact_service import ArtifactService, TransferProgress
 from barnraise.agent.containers import containers
-from barnraise.agent.runs.registry import Known, RunBook
-from barnraise.agent.runs.worker_group import Crew, Outfit, guests_of, run_directory
-from barnraise.agent_client.run_requests import CircleAsk
-from barnraise.artifacts import Limits, Manifest, Store, data_limits, folder_limits, pack_changes, read_files
+from barnraise.agent.runs.registry import RunEntry, RunRegistry
+from barnraise.agent.runs.worker_group import WorkerGroup, WorkerGroupConfig, guests_of, run_directory
+from barnraise.agent_client.run_requests import GroupRequest
+from barnraise.artifacts import (
+    ArtifactStore,
+    FolderLimits,
+    FolderManifest,
+    data_limits,
+    folder_limits,
+    pack_changes,
+    read_files,
+)
 from barnraise.core.config import Settings
 from barnraise.core.errors import BarnraiseError, RunError
 from barnraise.environments import builder
-from barnraise.environments.installed_packages import Packages, own_packages, packages_of
+from barnraise.environments.installed_packages import InstalledPackages, own_packages, packages_of
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog
-from barnraise.runs.record import Report, RunRecord, Slot, Stage, WorkerState
+from barnraise.runs.record import NodeReport, RunRecord, Stage, WorkerSlot, WorkerState
 from barnraise.topology import Machine
 
 _REPORT_S = 0.5
@@ -36,7 +44,7 @@ _BACK_OFF_S = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0)  # between starts of newcomers to 
 _log = logging.getLogger(__name__)
 
 
-class Around(Protocol):
+class ExecutorHost(Protocol):
     """What a part needs of the agent."""
 
     me: NodeId
@@ -54,10 +62,17 @@ class Around(Protocol):
     def say(self, text: str) -> None: ...
 
 
-class Part:
+class RunExecutor:
     """Lives in one task from the moment the run is known until it has ended."""
 
-    def __init__(self, around: Around, book: RunBook, shipper: Shipper, store: Store, known: Known) -> None:
+    def __init__(
+        self,
+        around: ExecutorHost,
+        book: RunRegistry,
+        shipper: ArtifactService,
+        store: ArtifactStore,
+        known: RunEntry,
+    ) -> None:
         self._around = around
         self._book = book
         self._shipper = shipper
@@ -70,20 +85,20 @@ class Part:
         self._stage: Stage = "fetching"
         self._words = ""
         self._done = self._all = 0
-        self._report: Report | None = None
+        self._report: NodeReport | None = None
         self._reported_at = 0.0
         self._finished: dict[tuple[int, int], WorkerState] = {}
-        self._crews: list[Crew] = []
+        self._crews: list[WorkerGroup] = []
         self._elastic = self._leaving = False
         self._deaths = self._crashes = self._counted = 0
         self._started_at = -1e9
         self._last_start = 0
         self._generation = 0
         self._python = Path(sys.executable)
-        self._contained: containers.Contained | None = None
-        self.manifest: Manifest | None = None
+        self._contained: containers.RunContainers | None = None
+        self.manifest: FolderManifest | None = None
         self._data: dict[str, str] = {}
-        self._packages: Packages | None = None
+        self._packages: InstalledPackages | None = None
         self.results = b""
         self._collected = False
 
@@ -233,7 +248,7 @@ class Part:
         if not self._crews:
             self._tell("ended" if self._finished else "ready")
 
-    async def _fetch(self, manifest: bytes, limits: Limits) -> Manifest:
+    async def _fetch(self, manifest: bytes, limits: FolderLimits) -> FolderManifest:
         order = self.known.order
         nodes = [NodeId(raw) for raw in order.nodes]
         by = NodeId(order.by)
@@ -255,7 +270,7 @@ class Part:
             )
         return str(found)
 
-    async def _make_environment(self, manifest: Manifest) -> None:
+    async def _make_environment(self, manifest: FolderManifest) -> None:
         if self.known.order.container:
             self._contained = await self._make_container(self.known.order.container)
             self._python = Path(containers.PYTHON)
@@ -272,7 +287,7 @@ class Part:
         root = self._around.directory / "environments"
         self._python = await builder.build(plan, self.folder, root, progress)
 
-    async def _make_container(self, image: str) -> containers.Contained:
+    async def _make_container(self, image: str) -> containers.RunContainers:
         self._tell("building", f"looking for the image {image}")
         return await containers.make_ready(
             image,
@@ -285,7 +300,7 @@ class Part:
             on_progress=lambda words: self._tell("building", words),
         )
 
-    def _progress(self, progress: Progress) -> None:
+    def _progress(self, progress: TransferProgress) -> None:
         self._done, self._all = progress.done_bytes, progress.all_bytes
         if self._loop.time() - self._reported_at > _REPORT_S:
             names = ", ".join(self._around.name_of(node) for node in progress.waits_for)
@@ -306,7 +321,7 @@ class Part:
         self._last_start = start
         (self.home / "generation").write_text(str(start))
         machine = self._around.machine_of(self._around.me)
-        outfit = Outfit(
+        outfit = WorkerGroupConfig(
             order=self.known.order,
             home=self.home,
             folder=self.folder,
@@ -318,7 +333,7 @@ class Part:
             cores=machine.cores if machine is not None else 0,
             guests=guests_of(self.known.order, self._around.log, self._around.name_of),
         )
-        crew = Crew(outfit, self._record_for(places), ranks, start, self.tell_again, self._around.say)
+        crew = WorkerGroup(outfit, self._record_for(places), ranks, start, self.tell_again, self._around.say)
         self._crews.append(crew)
         self._tell("running")
         await crew.begin()
@@ -326,7 +341,7 @@ class Part:
     def _record_for(self, places: Sequence[int]) -> RunRecord:
         """A newcomer to a session has no place in the record yet: it is given one behind the others."""
         record, devices = self.known.record, self._devices
-        more = [Slot(self._around.me.raw, place, devices[place % len(devices)]) for place in places]
+        more = [WorkerSlot(self._around.me.raw, place, devices[place % len(devices)]) for place in places]
         return replace(record, slots=(*record.slots, *more))
 
     def tell_again(self) -> None:
@@ -340,7 +355,7 @@ class Part:
 
         await asyncio.gather(*(crew.end(in_a_hurry, self._wake) for crew in self._crews))
 
-    def in_session(self, asked: CircleAsk) -> int | None:
+    def in_session(self, asked: GroupRequest) -> int | None:
         """A worker of ours asks for its group; its rank, if it has a place in the record."""
         key = (self._around.me.raw, asked.local_rank, asked.start)
         rank = next((rank for rank, slot in enumerate(self.known.record.slots) if slot.key == key), None)
@@ -352,7 +367,7 @@ class Part:
             self._tell("running")
         return rank
 
-    def hear(self, asked: CircleAsk) -> None:
+    def hear(self, asked: GroupRequest) -> None:
         """What a worker of ours says with its question, before that waits for news."""
         crew = next((one for one in self._crews if one.start == asked.start), None)
         if crew is not None and crew.note(asked):
@@ -428,7 +443,7 @@ class Part:
         for key in [key for key in self._finished if key[1] not in members and key[1] != self._last_start]:
             del self._finished[key]
         self._reported_at = self._loop.time()
-        self._report = Report(
+        self._report = NodeReport(
             run=self.known.run,
             incarnation=self._around.incarnation,
             serial=self._serial,

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.agent import protocol
-from barnraise.runs.checkpoint_manifest import KEPT, Held, Step
-from barnraise.runs.record import Digest, Report, RunId, RunRecord, Version, Words
+from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, Step
+from barnraise.runs.record import Digest, NodeReport, RunId, RunRecord, Version, Words
 
 MOST_LOG_BYTES = 256 << 10
 MOST_RUNS = 17  # one, and those that it goes on with
@@ -19,19 +19,19 @@ Offset = Annotated[int, Meta(ge=0, le=2**62)]
 Rank = Annotated[int, Meta(ge=0, le=1024)]
 
 
-class RecordTold(msgspec.Struct, frozen=True, array_like=True, tag="record"):
+class RecordUpdate(msgspec.Struct, frozen=True, array_like=True, tag="record"):
     """A version of a run's record; the newest counts."""
 
     record: RunRecord
 
 
-class ReportTold(msgspec.Struct, frozen=True, array_like=True, tag="report"):
+class ReportUpdate(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     """The sender's own part in a run."""
 
-    report: Report
+    report: NodeReport
 
 
-class LogWanted(msgspec.Struct, frozen=True, array_like=True, tag="log?"):
+class LogRequest(msgspec.Struct, frozen=True, array_like=True, tag="log?"):
     """What did this worker of yours say, from this byte on?"""
 
     serial: Serial
@@ -42,7 +42,7 @@ class LogWanted(msgspec.Struct, frozen=True, array_like=True, tag="log?"):
     most: Annotated[int, Meta(ge=1, le=MOST_LOG_BYTES)]
 
 
-class LogTold(msgspec.Struct, frozen=True, array_like=True, tag="log"):
+class LogResponse(msgspec.Struct, frozen=True, array_like=True, tag="log"):
     """``start`` is later than what was asked for if older bytes were dropped; ``end``: written so far."""
 
     serial: Serial
@@ -51,7 +51,7 @@ class LogTold(msgspec.Struct, frozen=True, array_like=True, tag="log"):
     end: Offset
 
 
-class HeldWanted(msgspec.Struct, frozen=True, array_like=True, tag="held?"):
+class HeldCheckpointsRequest(msgspec.Struct, frozen=True, array_like=True, tag="held?"):
     """Which checkpoints of these runs do you have? ``files``: do you have what the first was started with?"""
 
     serial: Serial
@@ -59,14 +59,14 @@ class HeldWanted(msgspec.Struct, frozen=True, array_like=True, tag="held?"):
     files: bool = False
 
 
-class HeldTold(msgspec.Struct, frozen=True, array_like=True, tag="held"):
+class HeldCheckpointsResponse(msgspec.Struct, frozen=True, array_like=True, tag="held"):
     serial: Serial
-    held: Annotated[tuple[Held, ...], Meta(max_length=MOST_RUNS * 2 * KEPT)]
+    held: Annotated[tuple[HeldCheckpoint, ...], Meta(max_length=MOST_RUNS * 2 * KEPT)]
     files: bool = False
     sharded: Step = 0  # the newest step of these runs of which it has a part
 
 
-class FilesWanted(msgspec.Struct, frozen=True, array_like=True, tag="files?"):
+class FilesRequest(msgspec.Struct, frozen=True, array_like=True, tag="files?"):
     """Let me fetch this checkpoint from you; with step 0: what the run was started with."""
 
     serial: Serial
@@ -74,7 +74,7 @@ class FilesWanted(msgspec.Struct, frozen=True, array_like=True, tag="files?"):
     step: Step
 
 
-class FilesLent(msgspec.Struct, frozen=True, array_like=True, tag="files"):
+class FilesResponse(msgspec.Struct, frozen=True, array_like=True, tag="files"):
     """The list of them, to be fetched now; if it is empty, ``words`` say why."""
 
     serial: Serial
@@ -82,7 +82,7 @@ class FilesLent(msgspec.Struct, frozen=True, array_like=True, tag="files"):
     words: Words = ""
 
 
-class CopyOffered(msgspec.Struct, frozen=True, array_like=True, tag="copy?"):
+class CopyOffer(msgspec.Struct, frozen=True, array_like=True, tag="copy?"):
     """Keep a copy of this checkpoint of mine: too few machines do."""
 
     serial: Serial
@@ -90,16 +90,16 @@ class CopyOffered(msgspec.Struct, frozen=True, array_like=True, tag="copy?"):
     step: Step
 
 
-class CopyTold(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
+class CopyResult(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
     """I have it now, unless ``words`` say why not."""
 
     serial: Serial
     words: Words = ""
 
 
-CheckpointRequest = HeldWanted | FilesWanted | CopyOffered
-CheckpointAnswer = HeldTold | FilesLent | CopyTold
-RunMessage = RecordTold | ReportTold | LogWanted | LogTold | CheckpointRequest | CheckpointAnswer
+CheckpointRequest = HeldCheckpointsRequest | FilesRequest | CopyOffer
+CheckpointAnswer = HeldCheckpointsResponse | FilesResponse | CopyResult
+RunMessage = RecordUpdate | ReportUpdate | LogRequest | LogResponse | CheckpointRequest | CheckpointAnswer
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[RunMessage] = msgspec.msgpack.Decoder(RunMessage)

@@ -14,22 +14,22 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from barnraise.agent.runs.messages import RecordTold, ReportTold, encode
+from barnraise.agent.runs.messages import RecordUpdate, ReportUpdate, encode
 from barnraise.core.errors import BarnraiseError, ProtocolError, RunError
-from barnraise.core.flow.events import News
+from barnraise.core.flow.events import ChangeEvent
 from barnraise.core.sanitize import printable
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog
-from barnraise.membership.storage import Storage
+from barnraise.membership.storage import MembershipStorage
 from barnraise.runs.control.eviction import is_waiting
 from barnraise.runs.control.pausing import rests
 from barnraise.runs.record import (
     ENDED,
-    Dropped,
-    Order,
-    Report,
+    DroppedSteps,
+    NodeReport,
     RunRecord,
-    Slot,
+    RunSpec,
+    WorkerSlot,
     decode_record,
     encode_record,
     outranks,
@@ -43,12 +43,12 @@ _MOST_GENERATIONS = 16
 _log = logging.getLogger(__name__)
 
 
-class Around(Protocol):
+class RunRegistryHost(Protocol):
     """What the book needs of the agent."""
 
     me: NodeId
     incarnation: bytes
-    storage: Storage
+    storage: MembershipStorage
 
     @property
     def log(self) -> TrustLog: ...
@@ -60,17 +60,17 @@ class Around(Protocol):
     def send_bulk(self, node: NodeId, message: bytes) -> None: ...
 
 
-class Known:
+class RunEntry:
     """One run."""
 
-    def __init__(self, record: RunRecord, order: Order, now: float) -> None:
+    def __init__(self, record: RunRecord, order: RunSpec, now: float) -> None:
         self.order = order
         self.record = record
         self.seen_at = now  # when this version was first seen here
         self.stuck_at: float | None = None  # since when a member has waited for another group than this
-        self.reports: dict[bytes, Report] = {}
-        self.dropped: tuple[Dropped, ...] = ()  # what this machine had trained alone
-        self.slots: dict[int, tuple[Slot, ...]] = {record.generation: record.slots}  # by generation
+        self.reports: dict[bytes, NodeReport] = {}
+        self.dropped: tuple[DroppedSteps, ...] = ()  # what this machine had trained alone
+        self.slots: dict[int, tuple[WorkerSlot, ...]] = {record.generation: record.slots}  # by generation
 
     @property
     def run(self) -> str:
@@ -88,7 +88,7 @@ class Known:
         while len(self.slots) > _MOST_GENERATIONS:
             del self.slots[next(iter(self.slots))]
 
-    def leaves(self, slot: Slot) -> bool:
+    def leaves(self, slot: WorkerSlot) -> bool:
         """Whether its machine wants to go, or rests: it finishes the step at hand with the others."""
         if rests(self.record, slot.node):
             return True
@@ -105,17 +105,17 @@ class Known:
             self.stuck_at = now
 
 
-class RunBook:
+class RunRegistry:
     """``on_record`` is called on the loop for each newer version, ``on_settled`` before the one which says
     whether what went on here without a quorum counts."""
 
-    def __init__(self, around: Around) -> None:
+    def __init__(self, around: RunRegistryHost) -> None:
         self._around = around
         self._loop = asyncio.get_running_loop()
-        self.runs: dict[str, Known] = {}
-        self.on_record: Callable[[Known], None] = lambda known: None
-        self.on_settled: Callable[[Known, bool], None] = lambda known, counts: None
-        self._news = News()
+        self.runs: dict[str, RunEntry] = {}
+        self.on_record: Callable[[RunEntry], None] = lambda known: None
+        self.on_settled: Callable[[RunEntry, bool], None] = lambda known, counts: None
+        self._news = ChangeEvent()
         self._named: set[NodeId] = set()  # guests that tried what is not theirs
 
     def load(self) -> None:
@@ -127,9 +127,9 @@ class RunBook:
             except BarnraiseError:
                 self._around.storage.forget_run(name)  # written by another version: nothing to go on with
                 continue
-            self.runs[order.run] = Known(record, order, self._loop.time())
+            self.runs[order.run] = RunEntry(record, order, self._loop.time())
 
-    def find(self, text: str) -> Known:
+    def find(self, text: str) -> RunEntry:
         """A run by its name, or by the beginning of it; RunError if that is not exactly one."""
         exact = self.runs.get(text)
         if exact is not None:
@@ -166,13 +166,13 @@ class RunBook:
             self._settle(known, record, is_ours)
         if known is None:
             self._make_room()
-            known = self.runs[order.run] = Known(record, order, self._loop.time())
+            known = self.runs[order.run] = RunEntry(record, order, self._loop.time())
         self._replace(known, record)
         if sender is not None:
             self._pass_on(known, sender)
         return True
 
-    def _settle(self, known: Known, decided: RunRecord, is_ours: bool) -> None:
+    def _settle(self, known: RunEntry, decided: RunRecord, is_ours: bool) -> None:
         """Says what becomes of that which went on here without a quorum."""
         mine = known.record
         is_same = is_ours or (decided.generation, decided.slots) == (mine.generation, mine.slots)
@@ -180,13 +180,13 @@ class RunBook:
         self._around.say(f"run {known.run}: what went on here provisionally {words}")
         self.on_settled(known, is_same)
 
-    def _replace(self, known: Known, record: RunRecord) -> None:
+    def _replace(self, known: RunEntry, record: RunRecord) -> None:
         self._around.storage.keep_run(known.run, encode_record(record))
         known.take(record, self._loop.time())
         self._news.announce()
         self.on_record(known)
 
-    def take_report(self, sender: NodeId, report: Report) -> None:
+    def take_report(self, sender: NodeId, report: NodeReport) -> None:
         known = self.runs.get(report.run)
         if known is None or sender.raw not in known.order.nodes:
             return
@@ -199,27 +199,27 @@ class RunBook:
 
     # telling others
 
-    def tell_record(self, known: Known) -> None:
-        message = encode(RecordTold(known.record))
+    def tell_record(self, known: RunEntry) -> None:
+        message = encode(RecordUpdate(known.record))
         for node in self._around.linked_nodes():
             if self._concerns(node, known):
                 self._around.send_bulk(node, message)
 
-    def _pass_on(self, known: Known, sender: NodeId) -> None:
+    def _pass_on(self, known: RunEntry, sender: NodeId) -> None:
         """To the machines at work in it: whoever wrote it may not reach all of them, as others do."""
         if self._around.log.role(self._around.me) != "owner":
             return
         at_work = {slot.node for slots in known.slots.values() for slot in slots}
-        message = encode(RecordTold(known.record))
+        message = encode(RecordUpdate(known.record))
         for node in self._around.linked_nodes():
             if node != sender and node.raw in at_work:
                 self._around.send_bulk(node, message)
 
-    def tell_report(self, report: Report) -> None:
+    def tell_report(self, report: NodeReport) -> None:
         """To every owner: whoever coordinates next must know it."""
         report = replace(report, dropped=self.runs[report.run].dropped)
         self.take_report(self._around.me, report)
-        message = encode(ReportTold(report))
+        message = encode(ReportUpdate(report))
         for node in self._around.linked_nodes():
             if self._around.log.role(node) == "owner":
                 self._around.send_bulk(node, message)
@@ -230,10 +230,10 @@ class RunBook:
             if not self._concerns(node, known):
                 continue
             if self._around.log.role(self._around.me) == "owner":
-                self._around.send_bulk(node, encode(RecordTold(known.record)))
+                self._around.send_bulk(node, encode(RecordUpdate(known.record)))
             mine = known.reports.get(self._around.me.raw)  # of an ended run too: its results
             if mine is not None and self._around.log.role(node) == "owner":
-                self._around.send_bulk(node, encode(ReportTold(mine)))
+                self._around.send_bulk(node, encode(ReportUpdate(mine)))
 
     async def news_within(self, seconds: float) -> bool:
         """Whether a record or report changed."""
@@ -244,7 +244,7 @@ class RunBook:
             self._named.add(guest)
             _log.warning("%s is a guest and cannot start or change a run (said once)", guest.short)
 
-    def _concerns(self, node: NodeId, known: Known) -> bool:
+    def _concerns(self, node: NodeId, known: RunEntry) -> bool:
         role = self._around.log.role(node)
         return role == "owner" or (role == "guest" and node.raw in known.order.nodes)
 
@@ -257,7 +257,7 @@ class RunBook:
             self._around.storage.forget_run(run)
 
 
-def _plain(report: Report) -> Report:
+def _plain(report: NodeReport) -> NodeReport:
     """A guest's words are shown to owners: none may command a terminal, or begin a line of a log.
 
     And whoever rests does so by an owner's word.
@@ -274,7 +274,7 @@ def _plain(report: Report) -> Report:
         for one in report.workers
     )
     rest = msgspec.to_builtins(replace(report, workers=()), builtin_types=(bytes,))
-    return replace(msgspec.convert(_all_printable(rest), Report), workers=workers)
+    return replace(msgspec.convert(_all_printable(rest), NodeReport), workers=workers)
 
 
 def _all_printable(value: Any) -> Any:

@@ -10,30 +10,30 @@ from pathlib import Path
 from typing import Protocol
 
 from barnraise.agent import protocol
-from barnraise.agent.artifact_service import Shipper
-from barnraise.agent.checkpoints.replicator import CheckpointCopies
-from barnraise.agent.checkpoints.service import CheckpointKeeper
-from barnraise.agent.cluster.connections import Links
-from barnraise.agent.cluster.kv_proxy import BoardProxy
-from barnraise.agent.cluster.kv_service import BoardKeeper
+from barnraise.agent.artifact_service import ArtifactService
+from barnraise.agent.checkpoints.replicator import CheckpointReplicator
+from barnraise.agent.checkpoints.service import CheckpointService
+from barnraise.agent.cluster.connections import AgentConnections
+from barnraise.agent.cluster.kv_proxy import KvProxy
+from barnraise.agent.cluster.kv_service import KvService
 from barnraise.agent.containers import containers
 from barnraise.agent.runs import messages
-from barnraise.agent.runs.controller import RunKeeper
-from barnraise.agent.runs.executor import Part
-from barnraise.agent.runs.messages import LogTold, LogWanted, RecordTold, ReportTold, RunMessage
-from barnraise.agent.runs.registry import Known, RunBook
+from barnraise.agent.runs.controller import RunController
+from barnraise.agent.runs.executor import RunExecutor
+from barnraise.agent.runs.messages import LogRequest, LogResponse, RecordUpdate, ReportUpdate, RunMessage
+from barnraise.agent.runs.registry import RunEntry, RunRegistry
 from barnraise.agent.runs.supervisor_client import leftovers
 from barnraise.agent.runs.worker_group import log_path, remove_run, run_directory
 from barnraise.agent.supervisor.log_file import read_log
 from barnraise.agent_client.provisional import settle_steps
-from barnraise.artifacts import Store, collect, store_directory
+from barnraise.artifacts import ArtifactStore, collect, store_directory
 from barnraise.core.config import Settings
 from barnraise.core.errors import ProtocolError, RunError, TransportError
 from barnraise.identity import NodeId, NodeKey
 from barnraise.identity.trust import TrustLog
-from barnraise.membership.node import Member
-from barnraise.membership.storage import Storage
-from barnraise.runs.record import MOST_DROPPED, Dropped
+from barnraise.membership.node import MembershipNode
+from barnraise.membership.storage import MembershipStorage
+from barnraise.runs.record import MOST_DROPPED, DroppedSteps
 from barnraise.topology import Machine
 from barnraise.transport.listener.preface import ROUTE_AGENT_SHIP
 
@@ -46,7 +46,7 @@ _TIDY_S = 600.0
 _log = logging.getLogger(__name__)
 
 
-class Around(Protocol):
+class RunServiceHost(Protocol):
     """What the runs need of the agent."""
 
     me: NodeId
@@ -54,10 +54,10 @@ class Around(Protocol):
     incarnation: bytes
     settings: Settings
     directory: Path
-    storage: Storage
-    member: Member
-    board: BoardKeeper
-    links: Links
+    storage: MembershipStorage
+    member: MembershipNode
+    board: KvService
+    links: AgentConnections
 
     @property
     def log(self) -> TrustLog: ...
@@ -75,10 +75,10 @@ class Around(Protocol):
     def spawn(self, work: Coroutine[object, object, None]) -> None: ...
 
 
-class _Carrier:
+class _ArtifactCarrier:
     """The links, as the shipper sees them."""
 
-    def __init__(self, around: Around) -> None:
+    def __init__(self, around: RunServiceHost) -> None:
         self._around = around
 
     @property
@@ -101,22 +101,22 @@ class _Carrier:
             raise TransportError(f"{self._around.name_of(node)} is not connected")
 
 
-class Runs:
+class RunService:
     """One for each agent."""
 
-    def __init__(self, around: Around) -> None:
+    def __init__(self, around: RunServiceHost) -> None:
         self._around = around
         self._loop = asyncio.get_running_loop()
-        self.store = Store(store_directory(around.directory))
-        self.book = RunBook(around)
-        self.keeper = RunKeeper(around, self.book)
-        self.proxy = BoardProxy(around, self.book)
-        self.shipper = Shipper(self.store, _Carrier(around))
-        self.checkpoints = CheckpointKeeper(around, self.book, self.shipper, self.store, self._files_lent)
-        self.copies = CheckpointCopies(around, self.book, self.checkpoints)
-        self.parts: dict[str, Part] = {}
+        self.store = ArtifactStore(store_directory(around.directory))
+        self.book = RunRegistry(around)
+        self.keeper = RunController(around, self.book)
+        self.proxy = KvProxy(around, self.book)
+        self.shipper = ArtifactService(self.store, _ArtifactCarrier(around))
+        self.checkpoints = CheckpointService(around, self.book, self.shipper, self.store, self._files_lent)
+        self.copies = CheckpointReplicator(around, self.book, self.checkpoints)
+        self.parts: dict[str, RunExecutor] = {}
         self._lives: dict[str, asyncio.Task[None]] = {}
-        self._logs: dict[tuple[NodeId, int], asyncio.Future[LogTold]] = {}
+        self._logs: dict[tuple[NodeId, int], asyncio.Future[LogResponse]] = {}
         self._serial = 0
         self.book.on_record = self._changed
         self.book.on_settled = self._settled
@@ -132,14 +132,14 @@ class Runs:
         for known in list(self.book.runs.values()):
             self._changed(known)
 
-    def _settled(self, known: Known, counts: bool) -> None:
+    def _settled(self, known: RunEntry, counts: bool) -> None:
         settle_steps(run_directory(self._around.directory, known.run), counts=counts)
         try:
             self.checkpoints.settle(known.run, counts=counts)
         except OSError as error:
             _log.error("the checkpoints of run %s could not be settled: %s", known.run, error)
 
-    def dropped(self, known: Known, dropped: Dropped) -> None:
+    def dropped(self, known: RunEntry, dropped: DroppedSteps) -> None:
         """A worker of this machine says so: for whoever watches, anywhere."""
         known.dropped = (*known.dropped, dropped)[-MOST_DROPPED:]
         self._around.say(f"run {known.run}: {dropped.sentence(self._around.name_of(self._around.me))}")
@@ -191,16 +191,16 @@ class Runs:
 
     def _told(self, node: NodeId, message: RunMessage) -> None:
         match message:
-            case RecordTold():
+            case RecordUpdate():
                 self.book.take(message.record, node)
-            case ReportTold():
+            case ReportUpdate():
                 self.book.take_report(node, message.report)
-            case LogWanted():
+            case LogRequest():
                 if self._around.log.role(node) != "owner":
                     raise ProtocolError(f"{node.short} is a guest and reads no output of others")
                 told = self._read_log(message)
                 self._around.send_bulk(node, messages.encode(told))
-            case LogTold():
+            case LogResponse():
                 future = self._logs.get((node, message.serial))
                 if future is not None and not future.done():
                     future.set_result(message)
@@ -209,7 +209,9 @@ class Runs:
 
     # output of workers
 
-    async def output(self, known: Known, generation: int, rank: int, offset: int, most: int) -> LogTold:
+    async def output(
+        self, known: RunEntry, generation: int, rank: int, offset: int, most: int
+    ) -> LogResponse:
         """What a worker said, wherever it is; RunError if its machine does not answer."""
         slots = known.slots.get(generation, ())
         if rank >= len(slots):
@@ -217,10 +219,10 @@ class Runs:
         slot = slots[rank]
         node = NodeId(slot.node)
         self._serial += 1
-        wanted = LogWanted(self._serial, known.run, slot.start, slot.local_rank, offset, most)
+        wanted = LogRequest(self._serial, known.run, slot.start, slot.local_rank, offset, most)
         if node == self._around.me:
             return self._read_log(wanted)
-        future: asyncio.Future[LogTold] = self._loop.create_future()
+        future: asyncio.Future[LogResponse] = self._loop.create_future()
         self._logs[node, wanted.serial] = future
         try:
             self._around.send_bulk(node, messages.encode(wanted))
@@ -231,14 +233,14 @@ class Runs:
         finally:
             del self._logs[node, wanted.serial]
 
-    def _read_log(self, wanted: LogWanted) -> LogTold:
+    def _read_log(self, wanted: LogRequest) -> LogResponse:
         home = run_directory(self._around.directory, wanted.run)
         part = read_log(log_path(home, wanted.start, wanted.local_rank), wanted.offset, wanted.most)
-        return LogTold(wanted.serial, part.start, part.data, part.end)
+        return LogResponse(wanted.serial, part.start, part.data, part.end)
 
     # this machine's parts
 
-    def _changed(self, known: Known) -> None:
+    def _changed(self, known: RunEntry) -> None:
         """A newer version of a record is known."""
         me = self._around.me.raw
         self._allow(known)
@@ -250,7 +252,7 @@ class Runs:
         elif me in known.order.nodes and not known.has_ended:
             self._begin(known)
 
-    def _allow(self, known: Known) -> None:
+    def _allow(self, known: RunEntry) -> None:
         """Who takes part in any run of these files may have them, also from us."""
         active = [other.order for other in self.book.runs.values() if not other.has_ended]
         for manifest in known.order.manifests:
@@ -266,8 +268,8 @@ class Runs:
         if known is not None:
             self._allow(known)
 
-    def _begin(self, known: Known) -> None:
-        part = Part(self._around, self.book, self.shipper, self.store, known)
+    def _begin(self, known: RunEntry) -> None:
+        part = RunExecutor(self._around, self.book, self.shipper, self.store, known)
         self.parts[known.run] = part
         asks = self._around.log.role(self._around.me) != "owner"
         if asks:

@@ -22,21 +22,21 @@ from barnraise.agent.supervisor.log_file import LogPart, read_log
 from barnraise.agent.supervisor.messages import (
     MARK_VARIABLE,
     MOST_TAIL_BYTES,
-    AllEnded,
-    Ended,
+    AllExited,
     Event,
-    Note,
-    Order,
+    LaunchRequest,
     Stop,
+    SupervisorNote,
+    WorkerExited,
     frame_of,
     read_event,
     read_order,
 )
-from barnraise.agent.supervisor.orphans import Leftover, kill_leftovers, leftovers
-from barnraise.agent.supervisor.pidfile import Record, read_record, record_path
+from barnraise.agent.supervisor.orphans import OrphanProcess, kill_leftovers, leftovers
+from barnraise.agent.supervisor.pidfile import PidRecord, read_record, record_path
 from barnraise.core.errors import ProtocolError, RunError
 
-__all__ = ["Leftover", "LogPart", "OnEvent", "Warden", "leftovers", "read_log"]
+__all__ = ["LogPart", "OnEvent", "OrphanProcess", "SupervisorClient", "leftovers", "read_log"]
 
 _EXIT_S = 5.0
 _PATIENCE_S = 30.0  # after the grace; a warden needs 20 s to find that the system holds a process
@@ -46,10 +46,12 @@ _log = logging.getLogger(__name__)
 OnEvent = Callable[[Event], None]
 
 
-class Warden:
+class SupervisorClient:
     """One run's processes on this machine. Every worker's end is told exactly once, whatever happens."""
 
-    def __init__(self, order: Order, on_event: OnEvent, process: subprocess.Popen[bytes], mark: str) -> None:
+    def __init__(
+        self, order: LaunchRequest, on_event: OnEvent, process: subprocess.Popen[bytes], mark: str
+    ) -> None:
         self._order = order
         self._on_event = on_event
         self._process = process
@@ -67,7 +69,9 @@ class Warden:
         return self._process.pid
 
     @classmethod
-    async def start(cls, order: Order, on_event: OnEvent, python: str = sys.executable) -> Warden:
+    async def start(
+        cls, order: LaunchRequest, on_event: OnEvent, python: str = sys.executable
+    ) -> SupervisorClient:
         """RunError if there can be no warden. Events are told on this loop, as soon as this has returned."""
         try:
             frame = frame_of(order)
@@ -137,9 +141,9 @@ class Warden:
             pass  # the loop is closed: the agent ends, and the pipe tells the warden
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, Ended) and self._unfinished.pop(event.rank, None) is None:
+        if isinstance(event, WorkerExited) and self._unfinished.pop(event.rank, None) is None:
             return
-        self._all_ended = self._all_ended or isinstance(event, AllEnded)
+        self._all_ended = self._all_ended or isinstance(event, AllExited)
         self._tell(event)
 
     def _tell(self, event: Event) -> None:
@@ -155,13 +159,15 @@ class Warden:
         killed = await asyncio.to_thread(self._remove_what_is_left)
         if not self._all_ended:
             self._tell(
-                Note(f"the warden of run {self._order.run} died: {killed} processes were killed with it")
+                SupervisorNote(
+                    f"the warden of run {self._order.run} died: {killed} processes were killed with it"
+                )
             )
         for rank in sorted(self._unfinished):
             tail = await asyncio.to_thread(_last_words, Path(self._unfinished[rank].log))
-            self._take(Ended(rank, None, None, time.monotonic(), tail, None))
+            self._take(WorkerExited(rank, None, None, time.monotonic(), tail, None))
         if not self._all_ended:
-            self._take(AllEnded())
+            self._take(AllExited())
         if self._patience is not None:
             self._patience.cancel()
         self._end.set()
@@ -188,11 +194,11 @@ class Warden:
         return killed
 
 
-def _record(path: Path, mark: str) -> Record:
+def _record(path: Path, mark: str) -> PidRecord:
     try:
         return read_record(path)
     except (OSError, ProtocolError):
-        return Record(mark)  # the mark alone finds nearly all
+        return PidRecord(mark)  # the mark alone finds nearly all
 
 
 def _last_words(log: Path) -> bytes:

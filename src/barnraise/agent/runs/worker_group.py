@@ -14,42 +14,42 @@ from msgspec.structs import replace
 
 from barnraise.agent.containers import containers
 from barnraise.agent.power.inhibit_sleep import keep_awake
-from barnraise.agent.runs.supervisor_client import Warden
+from barnraise.agent.runs.supervisor_client import SupervisorClient
 from barnraise.agent.supervisor import messages as warden
 from barnraise.agent_client.bootstrap import child_environment
-from barnraise.agent_client.run_requests import CircleAsk
+from barnraise.agent_client.run_requests import GroupRequest
 from barnraise.artifacts.store.disk import remove_tree
 from barnraise.core.config import Settings
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog
-from barnraise.runs.record import Order, RunRecord, WorkerState
+from barnraise.runs.record import RunRecord, RunSpec, WorkerState
 from barnraise.runs.worker_environment import worker_environment
 
 _TAIL_CHARACTERS = 8000
 _STOPPED_S = 1.0
 
 
-class Outfit(NamedTuple):
+class WorkerGroupConfig(NamedTuple):
     """All that the workers of one run on this machine have in common."""
 
-    order: Order
+    order: RunSpec
     home: Path
     folder: Path
     state: Path
     settings: Settings
     python: Path
-    contained: containers.Contained | None
+    contained: containers.RunContainers | None
     data: Mapping[str, str]
     cores: int
     guests: Mapping[bytes, str]  # among the order's machines, and what they are called
 
 
-class Crew:
+class WorkerGroup:
     """``ranks`` of ``record``, started at ``start``; `on_change` is called on the loop after each change."""
 
     def __init__(
         self,
-        outfit: Outfit,
+        outfit: WorkerGroupConfig,
         record: RunRecord,
         ranks: Sequence[int],
         start: int,
@@ -65,7 +65,7 @@ class Crew:
         self._record = record
         self._on_change = on_change
         self._say = say
-        self._warden: Warden | None = None
+        self._warden: SupervisorClient | None = None
         self._processes: dict[int, psutil.Process] = {}
         self._stopped: dict[int, float] = {}  # since when
         self._let_in: set[int] = set()
@@ -81,7 +81,7 @@ class Crew:
     def is_idle(self) -> bool:
         return all(state.state == "ended" for state in self.states.values())
 
-    def mark(self, state: str, asked: CircleAsk) -> bool:
+    def mark(self, state: str, asked: GroupRequest) -> bool:
         """What a living worker says of itself; whether that is new."""
         broke, blames = (asked.generation, asked.blames) if asked.stuck else (0, ())
         for rank, known in self.states.items():
@@ -91,7 +91,7 @@ class Crew:
                 return True
         return False
 
-    def note(self, asked: CircleAsk) -> bool:
+    def note(self, asked: GroupRequest) -> bool:
         """As `mark`, of what is to be known when the question comes: it may be answered long after others."""
         for rank, known in self.states.items():
             said = replace(
@@ -130,7 +130,7 @@ class Crew:
         outfit, record = self._outfit, self._record
         (outfit.home / "logs").mkdir(exist_ok=True)
         order = outfit.order
-        limits = warden.QUIET if order.quiet else warden.Limits(nice=order.nice)
+        limits = warden.QUIET if order.quiet else warden.WorkerLimits(nice=order.nice)
         limits = replace(limits, memory_bytes=order.memory_bytes or None)
         workers = tuple(self._worker(rank) for rank in self.states)
         if outfit.contained is not None:
@@ -139,7 +139,7 @@ class Crew:
                 for one in workers
             )
             limits = replace(limits, memory_bytes=None)  # the container's now
-        asked = warden.Order(
+        asked = warden.LaunchRequest(
             run=order.run,
             generation=self.start,
             workers=workers,
@@ -148,7 +148,7 @@ class Crew:
             grace_s=outfit.settings.runs.stop_grace_s,
             log_bytes=outfit.settings.runs.log_bytes,
         )
-        self._warden = await Warden.start(asked, self._heard)
+        self._warden = await SupervisorClient.start(asked, self._heard)
         self._awake.enter_context(keep_awake(f"run {order.run}"))
 
     async def end(self, in_a_hurry: Callable[[], bool], changed: asyncio.Event) -> None:
@@ -189,7 +189,7 @@ class Crew:
                 await self._outfit.contained.remove_workers(self.start, fresh)
         return False
 
-    def _worker(self, rank: int) -> warden.WorkerOrder:
+    def _worker(self, rank: int) -> warden.WorkerLaunch:
         outfit, record = self._outfit, self._record
         contained = outfit.contained is not None
         slot = record.slots[rank]
@@ -207,7 +207,7 @@ class Crew:
             cores=outfit.cores or os.cpu_count() or 1,
             guests=outfit.guests,
         )
-        return warden.WorkerOrder(
+        return warden.WorkerLaunch(
             rank=rank,
             local_rank=slot.local_rank,
             command=(str(outfit.python), *outfit.order.command),
@@ -218,17 +218,17 @@ class Crew:
 
     def _heard(self, event: warden.Event) -> None:
         match event:
-            case warden.Started():
+            case warden.WorkerStarted():
                 with contextlib.suppress(psutil.Error):
                     self._processes[event.rank] = psutil.Process(event.pid)
-            case warden.Ended():
+            case warden.WorkerExited():
                 self._ended(event if self._outfit.contained is None else containers.told_end(event))
-            case warden.Note():
+            case warden.SupervisorNote():
                 self._say(f"run {self._outfit.order.run}: {event.text}")
-            case warden.AllEnded():
+            case warden.AllExited():
                 self._on_change()
 
-    def _ended(self, event: warden.Ended) -> None:
+    def _ended(self, event: warden.WorkerExited) -> None:
         known = self.states.get(event.rank)
         if known is None or known.state == "ended":
             return
@@ -248,7 +248,7 @@ class Crew:
         self._on_change()
 
 
-def guests_of(order: Order, log: TrustLog, name_of: Callable[[NodeId], str]) -> dict[bytes, str]:
+def guests_of(order: RunSpec, log: TrustLog, name_of: Callable[[NodeId], str]) -> dict[bytes, str]:
     return {node.raw: name_of(node) for node in map(NodeId, order.nodes) if log.role(node) == "guest"}
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from barnraise.agent.supervisor.main import Warden
+from barnraise.agent.supervisor.main import Supervisor
 from barnraise.agent.supervisor.messages import MARK_VARIABLE, Stop, read_order
 from barnraise.agent.supervisor.policy import InputEnded
 from barnraise.core.errors import BarnraiseError
@@ -29,7 +29,7 @@ def main() -> int:
         from barnraise.agent.supervisor.windows_job import Job, kernel32
 
         Job(kernel32()).take_this_process()  # all that descends from us ends with us
-    warden = Warden(order, os.environ[MARK_VARIABLE], source, sink)
+    warden = Supervisor(order, os.environ[MARK_VARIABLE], source, sink)
     # Handlers and not SIG_IGN, which the workers would inherit.
     signal.signal(signal.SIGINT, lambda number, frame: None)
     signal.signal(signal.SIGTERM, lambda number, frame: warden.post(Stop()))

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 
 from barnraise.agent.supervisor import linux
-from barnraise.agent.supervisor.messages import Limits
+from barnraise.agent.supervisor.messages import WorkerLimits
 
 _binds = sys.platform != "darwin"
 
 
-def chosen_cpus(available: frozenset[int], limits: Limits) -> frozenset[int] | None:
+def chosen_cpus(available: frozenset[int], limits: WorkerLimits) -> frozenset[int] | None:
     """The cores that workers may use; None if all. The first are spared: interrupts mostly go there."""
     count = len(available) - limits.spare_cpus
     if limits.cpus is not None:
@@ -21,7 +21,7 @@ def chosen_cpus(available: frozenset[int], limits: Limits) -> frozenset[int] | N
     return None if count >= len(available) else frozenset(sorted(available)[-count:])
 
 
-def what_cannot_be_kept(limits: Limits) -> list[str]:
+def what_cannot_be_kept(limits: WorkerLimits) -> list[str]:
     """Sentences about limits that this system has no means for."""
     missing = []
     if limits.memory_bytes is not None and not _binds:
@@ -33,7 +33,7 @@ def what_cannot_be_kept(limits: Limits) -> list[str]:
 
 if sys.platform == "win32":
 
-    def apply_from_outside(pid: int, limits: Limits) -> None:
+    def apply_from_outside(pid: int, limits: WorkerLimits) -> None:
         """What Windows lets another process set (priority and memory are set when the worker is made)."""
         import psutil
 
@@ -47,7 +47,7 @@ if sys.platform == "win32":
 else:
     import resource
 
-    def preparation(limits: Limits) -> Callable[[], None]:
+    def preparation(limits: WorkerLimits) -> Callable[[], None]:
         """What a worker does before it becomes its program. Only in a process with one thread."""
         warden = os.getpid()
         cpus = None
@@ -68,7 +68,7 @@ else:
 
         return prepare
 
-    def apply_from_outside(pid: int, limits: Limits) -> None:
+    def apply_from_outside(pid: int, limits: WorkerLimits) -> None:
         """Idle input and output, where the system knows it."""
         if not limits.idle_io:
             return

@@ -9,16 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from barnraise.agent.supervisor.log_file import LogWriter
-from barnraise.agent.supervisor.messages import MOST_TAIL_BYTES, Note
+from barnraise.agent.supervisor.messages import MOST_TAIL_BYTES, SupervisorNote
 
 _CHUNK_BYTES = 256 << 10
 _FULL = {errno.ENOSPC, errno.EDQUOT} if hasattr(errno, "EDQUOT") else {errno.ENOSPC}
 
 
-class Keeper:
+class WorkerLog:
     """The log of one worker and the last of what it said. A failing disk is told once and else ignored."""
 
-    def __init__(self, rank: int, path: Path, most_bytes: int, tell: Callable[[Note], None]) -> None:
+    def __init__(
+        self, rank: int, path: Path, most_bytes: int, tell: Callable[[SupervisorNote], None]
+    ) -> None:
         self._rank = rank
         self._tell = tell
         self._told = False
@@ -47,18 +49,22 @@ class Keeper:
             return
         self._told = True
         if error.errno in _FULL:
-            self._tell(Note(f"the disk of this machine is full: output of rank {self._rank} is not kept"))
+            self._tell(
+                SupervisorNote(f"the disk of this machine is full: output of rank {self._rank} is not kept")
+            )
         else:
             why = error.strerror or str(error)
             self._tell(
-                Note(f"the log of rank {self._rank} cannot be written ({why}): its output is not kept")
+                SupervisorNote(
+                    f"the log of rank {self._rank} cannot be written ({why}): its output is not kept"
+                )
             )
 
 
-class Drain(threading.Thread):
+class LogPump(threading.Thread):
     """Reads until every process that holds the other end is gone."""
 
-    def __init__(self, stream: io.FileIO, keeper: Keeper) -> None:
+    def __init__(self, stream: io.FileIO, keeper: WorkerLog) -> None:
         super().__init__(daemon=True)
         self._stream = stream
         self._keeper = keeper

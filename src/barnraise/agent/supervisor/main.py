@@ -13,27 +13,27 @@ from pathlib import Path
 
 from barnraise.agent.supervisor import linux, process
 from barnraise.agent.supervisor.limits import what_cannot_be_kept
-from barnraise.agent.supervisor.log_pump import Drain, Keeper
+from barnraise.agent.supervisor.log_pump import LogPump, WorkerLog
 from barnraise.agent.supervisor.messages import (
     MARK_VARIABLE,
     MOST_TAIL_BYTES,
-    AllEnded,
-    Ended,
+    AllExited,
     Event,
-    Note,
-    Order,
-    Started,
-    WorkerOrder,
+    LaunchRequest,
+    SupervisorNote,
+    WorkerExited,
+    WorkerLaunch,
+    WorkerStarted,
     frame_of,
     read_stop,
 )
-from barnraise.agent.supervisor.pidfile import Record, Seen, record_path, write_record
+from barnraise.agent.supervisor.pidfile import PidRecord, ProcessIdentity, record_path, write_record
 from barnraise.agent.supervisor.policy import (
     Happening,
     InputEnded,
-    Kill,
+    SendKill,
+    SendTerminate,
     Supervision,
-    Terminate,
     TimePassed,
     decide,
     next_deadline,
@@ -47,10 +47,10 @@ _DRAIN_S = 0.5
 _SWEEP_S = 10.0
 
 
-class Warden:
+class Supervisor:
     """Single-threaded until all workers are started; then threads only wait and post into the inbox."""
 
-    def __init__(self, order: Order, mark: str, source: io.FileIO, sink: io.FileIO) -> None:
+    def __init__(self, order: LaunchRequest, mark: str, source: io.FileIO, sink: io.FileIO) -> None:
         self._order = order
         self._mark = mark
         self._source = source
@@ -59,9 +59,9 @@ class Warden:
         self._inbox: queue.SimpleQueue[Happening] = queue.SimpleQueue()
         self._state = Supervision(frozenset(), order.grace_s)
         self._workers: dict[int, process.WorkerProcess] = {}
-        self._drains: list[Drain] = []
+        self._drains: list[LogPump] = []
         self._memory_kills = linux.memory_kills()
-        self._me = Seen(os.getpid(), time.time())
+        self._me = ProcessIdentity(os.getpid(), time.time())
 
     def post(self, happening: Happening) -> None:
         """From any thread, and from a signal's handler."""
@@ -72,10 +72,10 @@ class Warden:
             linux.adopt_orphans()
         self._write_record(())  # before the first worker: the mark alone finds them all
         for text in what_cannot_be_kept(self._order.limits):
-            self.post(Note(text))
+            self.post(SupervisorNote(text))
         keepers = self._start_all()
         for rank, keeper in keepers.items():
-            drain = Drain(self._workers[rank].output, keeper)
+            drain = LogPump(self._workers[rank].output, keeper)
             drain.start()
             self._drains.append(drain)
             threading.Thread(target=self._watch, args=(rank, drain, keeper), daemon=True).start()
@@ -85,29 +85,29 @@ class Warden:
             self._handle_next()
         self._leave_nothing_behind()
 
-    def _start_all(self) -> dict[int, Keeper]:
+    def _start_all(self) -> dict[int, WorkerLog]:
         keepers = {}
         seen = []
         for order in self._order.workers:
-            keeper = Keeper(order.rank, Path(order.log), self._order.log_bytes, self.post)
+            keeper = WorkerLog(order.rank, Path(order.log), self._order.log_bytes, self.post)
             try:
                 worker = process.start(order, self._order.limits, {MARK_VARIABLE: self._mark})
             except (OSError, ValueError, subprocess.SubprocessError) as error:
                 self._report_not_started(order, keeper, error)
                 continue
-            seen.append(Seen(worker.pid, time.time()))
+            seen.append(ProcessIdentity(worker.pid, time.time()))
             self._workers[order.rank] = worker
             keepers[order.rank] = keeper
-            self._handle(Started(order.rank, worker.pid))
+            self._handle(WorkerStarted(order.rank, worker.pid))
         self._write_record(tuple(seen))
         return keepers
 
-    def _report_not_started(self, order: WorkerOrder, keeper: Keeper, error: Exception) -> None:
+    def _report_not_started(self, order: WorkerLaunch, keeper: WorkerLog, error: Exception) -> None:
         sentence = process.why_not_started(order, error)
         keeper.keep(sentence.encode() + b"\n")
         keeper.close()
         tail = sentence.encode()[:MOST_TAIL_BYTES]
-        self.post(Ended(order.rank, None, None, time.monotonic(), tail, False))
+        self.post(WorkerExited(order.rank, None, None, time.monotonic(), tail, False))
 
     def _take_what_is_posted(self) -> None:
         while not self._inbox.empty():
@@ -127,10 +127,10 @@ class Warden:
         self._state, effects = decide(self._state, happening, time.monotonic())
         for effect in effects:
             match effect:
-                case Terminate(ranks=ranks):
+                case SendTerminate(ranks=ranks):
                     for rank in ranks:
                         self._workers[rank].ask_to_end()
-                case Kill(ranks=ranks):
+                case SendKill(ranks=ranks):
                     for rank in ranks:
                         self._workers[rank].kill()
                 case _:
@@ -151,12 +151,12 @@ class Warden:
             while (stop := read_stop(self._source)) is not None:
                 self.post(stop)
         except ProtocolError as error:
-            self.post(Note(f"{error.message}; the workers are ended"))
+            self.post(SupervisorNote(f"{error.message}; the workers are ended"))
         except OSError:
             pass  # a broken pipe is an ended one
         self.post(InputEnded())
 
-    def _watch(self, rank: int, drain: Drain, keeper: Keeper) -> None:
+    def _watch(self, rank: int, drain: LogPump, keeper: WorkerLog) -> None:
         """One worker's end, on a thread of its own."""
         worker = self._workers[rank]
         well = worker.wait_for_end()
@@ -165,9 +165,9 @@ class Warden:
         outcome = worker.bury()
         drain.join(_DRAIN_S)  # a process that left the group may hold the pipe open for longer
         lost_to_memory = self._was_out_of_memory(outcome, worker)
-        self.post(Ended(rank, outcome.code, outcome.signal, at, keeper.tail, lost_to_memory))
+        self.post(WorkerExited(rank, outcome.code, outcome.signal, at, keeper.tail, lost_to_memory))
 
-    def _was_out_of_memory(self, outcome: process.Outcome, worker: process.WorkerProcess) -> bool | None:
+    def _was_out_of_memory(self, outcome: process.ExitOutcome, worker: process.WorkerProcess) -> bool | None:
         """A guess that is rarely wrong: killed, not by us, and the kernel has killed since we began."""
         if sys.platform == "win32" or outcome.signal != 9 or worker.killed_by_us:
             return False
@@ -176,19 +176,23 @@ class Warden:
             return None
         return now > self._memory_kills
 
-    def _write_record(self, workers: tuple[Seen, ...]) -> None:
+    def _write_record(self, workers: tuple[ProcessIdentity, ...]) -> None:
         order = self._order
         try:
-            record = Record(self._mark, order.run, order.generation, self._me, workers)
+            record = PidRecord(self._mark, order.run, order.generation, self._me, workers)
             write_record(Path(order.records), record)
         except OSError as error:
-            self.post(Note(f"what runs here cannot be noted in {order.records}: {error.strerror}"))
+            self.post(SupervisorNote(f"what runs here cannot be noted in {order.records}: {error.strerror}"))
 
     def _leave_nothing_behind(self) -> None:
         self._take_what_is_posted()
         if sys.platform == "linux" and not linux.kill_descendants(_SWEEP_S):
-            self._tell(Note("some processes that the workers started cannot be killed; restart the machine"))
+            self._tell(
+                SupervisorNote(
+                    "some processes that the workers started cannot be killed; restart the machine"
+                )
+            )
         for drain in self._drains:
             drain.join(_DRAIN_S)
         record_path(Path(self._order.records), self._mark).unlink(missing_ok=True)
-        self._tell(AllEnded())
+        self._tell(AllExited())

@@ -29,7 +29,7 @@ Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Count = Annotated[int, Meta(ge=1, le=4096)]
 
 
-class Limits(msgspec.Struct, frozen=True):
+class WorkerLimits(msgspec.Struct, frozen=True):
     """How much of the machine the workers may take."""
 
     nice: Annotated[int, Meta(ge=0, le=19)] = 0
@@ -39,10 +39,10 @@ class Limits(msgspec.Struct, frozen=True):
     idle_io: bool = False
 
 
-QUIET = Limits(nice=19, spare_cpus=1, idle_io=True)
+QUIET = WorkerLimits(nice=19, spare_cpus=1, idle_io=True)
 
 
-class WorkerOrder(msgspec.Struct, frozen=True):
+class WorkerLaunch(msgspec.Struct, frozen=True):
     """One process to start. The environment is all of it: nothing is inherited."""
 
     rank: Rank
@@ -53,14 +53,14 @@ class WorkerOrder(msgspec.Struct, frozen=True):
     log: Text
 
 
-class Order(msgspec.Struct, frozen=True):
+class LaunchRequest(msgspec.Struct, frozen=True):
     """The first message to a warden: all that it is there for."""
 
     run: Annotated[str, Meta(max_length=128)]
     generation: Annotated[int, Meta(ge=0, le=1 << 40)]
-    workers: Annotated[tuple[WorkerOrder, ...], Meta(min_length=1, max_length=1024)]
+    workers: Annotated[tuple[WorkerLaunch, ...], Meta(min_length=1, max_length=1024)]
     records: Text  # the directory of the files that tell a later agent what was running
-    limits: Limits = Limits()
+    limits: WorkerLimits = WorkerLimits()
     grace_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     log_bytes: Annotated[int, Meta(ge=1 << 12, le=1 << 40)] = MOST_LOG_BYTES  # of each worker
 
@@ -72,12 +72,12 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     ranks: Annotated[tuple[Rank, ...], Meta(max_length=1024)] = ()
 
 
-class Started(msgspec.Struct, frozen=True, tag="started"):
+class WorkerStarted(msgspec.Struct, frozen=True, tag="started"):
     rank: Rank
     pid: Annotated[int, Meta(ge=1, lt=1 << 32)]
 
 
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
+class WorkerExited(msgspec.Struct, frozen=True, tag="ended"):
     """A worker's end; with neither code nor signal it never ran, or nobody saw how it ended."""
 
     rank: Rank
@@ -88,49 +88,49 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     out_of_memory: bool | None = None  # None: it cannot be known
 
 
-class Note(msgspec.Struct, frozen=True, tag="note"):
+class SupervisorNote(msgspec.Struct, frozen=True, tag="note"):
     """Something the user should read."""
 
     text: Sentence
 
 
-class AllEnded(msgspec.Struct, frozen=True, tag="all-ended"):
+class AllExited(msgspec.Struct, frozen=True, tag="all-ended"):
     """Nothing that descends from the warden is left; it ends now."""
 
 
-Event = Started | Ended | Note | AllEnded
+Event = WorkerStarted | WorkerExited | SupervisorNote | AllExited
 _Message = TypeVar("_Message")
 
-_order_decoder = msgspec.msgpack.Decoder(Order)
+_order_decoder = msgspec.msgpack.Decoder(LaunchRequest)
 _stop_decoder = msgspec.msgpack.Decoder(Stop)
 _event_decoder = msgspec.msgpack.Decoder(Event)
 
 
-class Readable(Protocol):
+class LogsReadable(Protocol):
     def read(self, size: int, /) -> bytes | None: ...
 
 
-def frame_of(message: Order | Stop | Event) -> bytes:
+def frame_of(message: LaunchRequest | Stop | Event) -> bytes:
     """ProtocolError if the other end would not take so much."""
     body = msgspec.msgpack.encode(message)
-    most = _MOST_ORDER_BYTES if isinstance(message, Order) else _MOST_EVENT_BYTES
+    most = _MOST_ORDER_BYTES if isinstance(message, LaunchRequest) else _MOST_EVENT_BYTES
     if len(body) > most:
         raise ProtocolError(f"a message of {len(body)} bytes to or from a warden; at most {most} are allowed")
     return _LENGTH.pack(len(body)) + body
 
 
-def read_order(stream: Readable) -> Order | None:
+def read_order(stream: LogsReadable) -> LaunchRequest | None:
     """None if the agent is gone before it said what to do."""
     body = _read_body(stream, _MOST_ORDER_BYTES)
     return None if body is None else _decoded(_order_decoder, body)
 
 
-def read_stop(stream: Readable) -> Stop | None:
+def read_stop(stream: LogsReadable) -> Stop | None:
     body = _read_body(stream, _MOST_EVENT_BYTES)
     return None if body is None else _decoded(_stop_decoder, body)
 
 
-def read_event(stream: Readable) -> Event | None:
+def read_event(stream: LogsReadable) -> Event | None:
     body = _read_body(stream, _MOST_EVENT_BYTES)
     return None if body is None else _decoded(_event_decoder, body)
 
@@ -139,7 +139,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Message], body: bytes) -> _Messag
     return decode(decoder, body, "a message to or from a warden cannot be read")
 
 
-def _read_body(stream: Readable, most: int) -> bytes | None:
+def _read_body(stream: LogsReadable, most: int) -> bytes | None:
     head = _read_exactly(stream, _LENGTH.size)
     if head is None:
         return None
@@ -149,7 +149,7 @@ def _read_body(stream: Readable, most: int) -> bytes | None:
     return _read_exactly(stream, length)
 
 
-def _read_exactly(stream: Readable, size: int) -> bytes | None:
+def _read_exactly(stream: LogsReadable, size: int) -> bytes | None:
     """None if the stream ends before."""
     got = bytearray()
     while len(got) < size:

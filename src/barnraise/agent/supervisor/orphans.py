@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 from barnraise.agent.supervisor.messages import MARK_VARIABLE
-from barnraise.agent.supervisor.pidfile import SUFFIX, Record, Seen, read_record
+from barnraise.agent.supervisor.pidfile import SUFFIX, PidRecord, ProcessIdentity, read_record
 from barnraise.core.errors import ProtocolError
 
 _SAME_START_S = 3.0  # the system's own start times are that exact, and no number comes round so soon
@@ -23,7 +23,7 @@ _PAUSE_S = 0.02
 _log = logging.getLogger(__name__)
 
 
-class Leftover(msgspec.Struct, frozen=True):
+class OrphanProcess(msgspec.Struct, frozen=True):
     """A run that an earlier agent did not end, and how many of its processes were killed now."""
 
     run: str
@@ -31,7 +31,7 @@ class Leftover(msgspec.Struct, frozen=True):
     killed: int
 
 
-def leftovers(state_dir: Path) -> list[Leftover]:
+def leftovers(state_dir: Path) -> list[OrphanProcess]:
     """Kill what earlier wardens with records in this directory left; only before any new one is started."""
     found = []
     for path in sorted(state_dir.glob(f"*{SUFFIX}")):
@@ -42,12 +42,12 @@ def leftovers(state_dir: Path) -> list[Leftover]:
         else:
             killed = kill_leftovers(record)
             _log.info("run %s was left over by an earlier agent: %d processes killed", record.run, killed)
-            found.append(Leftover(record.run, record.generation, killed))
+            found.append(OrphanProcess(record.run, record.generation, killed))
         path.unlink(missing_ok=True)
     return found
 
 
-def kill_leftovers(record: Record) -> int:
+def kill_leftovers(record: PidRecord) -> int:
     """Kill the warden, its workers, their groups and all that carries its mark; how many there were."""
     killed: set[int] = set()
     deadline = time.monotonic() + _DEADLINE_S
@@ -66,7 +66,7 @@ def kill_leftovers(record: Record) -> int:
     return len(killed)
 
 
-def _left_of(record: Record) -> Iterator[psutil.Process]:
+def _left_of(record: PidRecord) -> Iterator[psutil.Process]:
     known = {seen.pid: seen for seen in (record.warden, *record.workers) if seen is not None}
     for process in psutil.process_iter():
         if process.pid == os.getpid():
@@ -80,12 +80,12 @@ def _left_of(record: Record) -> Iterator[psutil.Process]:
             continue  # gone, or somebody else's
 
 
-def _is_seen(process: psutil.Process, known: dict[int, Seen]) -> bool:
+def _is_seen(process: psutil.Process, known: dict[int, ProcessIdentity]) -> bool:
     seen = known.get(process.pid)
     return seen is not None and abs(process.create_time() - seen.started) <= _SAME_START_S
 
 
-def _in_group_of(process: psutil.Process, known: dict[int, Seen]) -> bool:
+def _in_group_of(process: psutil.Process, known: dict[int, ProcessIdentity]) -> bool:
     """A group keeps its number while it has members, so only its leader needs to be looked at."""
     if sys.platform == "win32":
         return False

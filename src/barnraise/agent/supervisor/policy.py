@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from barnraise.agent.supervisor.messages import Ended, Note, Started, Stop
+from barnraise.agent.supervisor.messages import Stop, SupervisorNote, WorkerExited, WorkerStarted
 
 STUCK_S = 10.0
 
@@ -17,13 +17,13 @@ class TimePassed(msgspec.Struct, frozen=True):
     pass
 
 
-class Terminate(msgspec.Struct, frozen=True):
+class SendTerminate(msgspec.Struct, frozen=True):
     """Ask these to end."""
 
     ranks: tuple[int, ...]
 
 
-class Kill(msgspec.Struct, frozen=True):
+class SendKill(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
 
 
@@ -36,28 +36,28 @@ class Supervision(msgspec.Struct, frozen=True):
     stuck_at: float | None = None  # when those that were killed should be gone
 
 
-Happening = Started | Ended | Note | Stop | InputEnded | TimePassed
-Effect = Terminate | Kill | Started | Ended | Note
+Happening = WorkerStarted | WorkerExited | SupervisorNote | Stop | InputEnded | TimePassed
+Effect = SendTerminate | SendKill | WorkerStarted | WorkerExited | SupervisorNote
 
 
 def decide(state: Supervision, happening: Happening, now: float) -> tuple[Supervision, tuple[Effect, ...]]:
     """One worker's end is only reported: whether the others go on is the agent's to say."""
     match happening:
-        case Started(rank=rank):
+        case WorkerStarted(rank=rank):
             return msgspec.structs.replace(state, running=state.running | {rank}), (happening,)
-        case Ended(rank=rank):
+        case WorkerExited(rank=rank):
             return msgspec.structs.replace(state, running=state.running - {rank}), (happening,)
-        case Note():
+        case SupervisorNote():
             return state, (happening,)
         case Stop(ranks=ranks) if ranks:
-            return state, (Kill(tuple(sorted(state.running & set(ranks)))),)
+            return state, (SendKill(tuple(sorted(state.running & set(ranks)))),)
         case Stop(hard=True) | InputEnded():
             return _kill(state, now)
         case Stop():
             if state.kill_at is not None or state.stuck_at is not None:
                 return state, ()
             asked = msgspec.structs.replace(state, kill_at=now + state.grace_s)
-            return asked, (Terminate(tuple(sorted(state.running))),)
+            return asked, (SendTerminate(tuple(sorted(state.running))),)
         case TimePassed():
             return _time_passed(state, now)
 
@@ -68,16 +68,16 @@ def next_deadline(state: Supervision) -> float | None:
 
 def _kill(state: Supervision, now: float) -> tuple[Supervision, tuple[Effect, ...]]:
     killed = msgspec.structs.replace(state, kill_at=None, stuck_at=now + STUCK_S)
-    return killed, (Kill(tuple(sorted(state.running))),)
+    return killed, (SendKill(tuple(sorted(state.running))),)
 
 
 def _time_passed(state: Supervision, now: float) -> tuple[Supervision, tuple[Effect, ...]]:
     if state.kill_at is not None and now >= state.kill_at:
         killed, effects = _kill(state, now)
-        late = tuple(Note(_refused(rank, state.grace_s)) for rank in sorted(state.running))
+        late = tuple(SupervisorNote(_refused(rank, state.grace_s)) for rank in sorted(state.running))
         return killed, (*effects, *late)
     if state.stuck_at is not None and now >= state.stuck_at:
-        held = tuple(Note(_held(rank)) for rank in sorted(state.running))
+        held = tuple(SupervisorNote(_held(rank)) for rank in sorted(state.running))
         return msgspec.structs.replace(state, stuck_at=float("inf")), held
     return state, ()
 

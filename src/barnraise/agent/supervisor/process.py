@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from barnraise.agent.supervisor import limits as limiting
-from barnraise.agent.supervisor.messages import Limits, WorkerOrder
+from barnraise.agent.supervisor.messages import WorkerLaunch, WorkerLimits
 
 if TYPE_CHECKING:
     from barnraise.agent.supervisor.windows_job import Job
@@ -24,7 +24,7 @@ _PIPE_BYTES = 256 << 10
 _KILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class ExitOutcome(msgspec.Struct, frozen=True):
     """How a process ended: by itself with a code, or by a signal."""
 
     code: int | None
@@ -68,7 +68,7 @@ class WorkerProcess:
         seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         return seen is not None and seen.si_code == os.CLD_EXITED and seen.si_status == 0
 
-    def bury(self) -> Outcome:
+    def bury(self) -> ExitOutcome:
         """Kill what is left of its group and free its number."""
         with self._lock:
             if self._job is not None:
@@ -78,7 +78,7 @@ class WorkerProcess:
                 _signal_group(self.pid, _KILL)
             code = self._process.wait()
             self._gone = True
-        return Outcome(code, None) if code >= 0 else Outcome(None, -code)
+        return ExitOutcome(code, None) if code >= 0 else ExitOutcome(None, -code)
 
     def _signal(self, number: int) -> None:
         with self._lock:
@@ -97,7 +97,7 @@ def _signal_group(group: int, number: int) -> None:
         pass  # all gone, or on Windows no console: then it is killed after the grace
 
 
-def start(order: WorkerOrder, limits: Limits, marks: Mapping[str, str]) -> WorkerProcess:
+def start(order: WorkerLaunch, limits: WorkerLimits, marks: Mapping[str, str]) -> WorkerProcess:
     """OSError or ValueError where it cannot be started (see :func:`why_not_started`)."""
     environment = {**order.environment, **marks}
     if not os.path.isdir(order.directory):  # else the system blames the program
@@ -116,7 +116,9 @@ def start(order: WorkerOrder, limits: Limits, marks: Mapping[str, str]) -> Worke
 if sys.platform == "win32":
     from barnraise.agent.supervisor.windows_job import Job, kernel32
 
-    def _spawn(order: WorkerOrder, limits: Limits, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _spawn(
+        order: WorkerLaunch, limits: WorkerLimits, environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
         flags = subprocess.CREATE_NEW_PROCESS_GROUP  # so that it alone hears the key press
         if limits.nice:
             idle = limits.nice >= 15
@@ -132,7 +134,7 @@ if sys.platform == "win32":
             creationflags=flags,
         )
 
-    def _job_of(process: subprocess.Popen[bytes], limits: Limits) -> Job:
+    def _job_of(process: subprocess.Popen[bytes], limits: WorkerLimits) -> Job:
         job = Job(kernel32(), limits.memory_bytes)
         job.take(int(process._handle))
         return job
@@ -140,7 +142,9 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def _spawn(order: WorkerOrder, limits: Limits, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _spawn(
+        order: WorkerLaunch, limits: WorkerLimits, environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             order.command,
             cwd=order.directory,
@@ -161,7 +165,7 @@ else:
         return process
 
 
-def why_not_started(order: WorkerOrder, error: Exception) -> str:
+def why_not_started(order: WorkerLaunch, error: Exception) -> str:
     """A sentence about what to do."""
     program = order.command[0]
     code = error.errno if isinstance(error, OSError) else None

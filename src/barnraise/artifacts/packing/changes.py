@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from barnraise.artifacts.packing.ignore_rules import ALWAYS_LEFT_OUT, Found
+from barnraise.artifacts.packing.ignore_rules import ALWAYS_LEFT_OUT, FoundFile
 from barnraise.artifacts.packing.pack import check_size
 from barnraise.artifacts.store.disk import read_up_to
-from barnraise.artifacts.store.manifest import FileEntry, Limits, Manifest, piece_hash
+from barnraise.artifacts.store.manifest import FileEntry, FolderLimits, FolderManifest, piece_hash
 from barnraise.core.errors import ShippingError
 
 
-def changed_since(manifest: Manifest, folder: Path, limits: Limits) -> list[str]:
+def changed_since(manifest: FolderManifest, folder: Path, limits: FolderLimits) -> list[str]:
     """The paths of files that are new or have another content; symbolic links are not looked at.
 
     No ignore file is asked: checkpoints are often ignored by git, and they are what a run is for.
@@ -23,7 +23,7 @@ def changed_since(manifest: Manifest, folder: Path, limits: Limits) -> list[str]
     return sorted(file.path for file in check_size(folder, altered, limits))
 
 
-def _files(folder: Path) -> Iterator[Found]:
+def _files(folder: Path) -> Iterator[FoundFile]:
     waiting = [("", os.fspath(folder))]
     while waiting:
         path, real = waiting.pop()
@@ -35,14 +35,14 @@ def _files(folder: Path) -> Iterator[Found]:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append((f"{path}{entry.name}/", entry.path))
                     elif entry.is_file(follow_symlinks=False):
-                        yield Found(path + entry.name, entry.path, entry.stat(follow_symlinks=False))
+                        yield FoundFile(path + entry.name, entry.path, entry.stat(follow_symlinks=False))
         except OSError as error:
             raise ShippingError(
                 f"{real} cannot be read: {error.strerror}", hint="Make it readable for you, then try again."
             ) from error
 
 
-def _is_same(entry: FileEntry | None, file: Found) -> bool:
+def _is_same(entry: FileEntry | None, file: FoundFile) -> bool:
     if entry is None or entry.size != file.facts.st_size:
         return False
     try:

@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS hashed (
 _log = logging.getLogger(__name__)
 
 
-class Hashed(NamedTuple):
+class HashedFile(NamedTuple):
     """A file's state and the hashes that it had then."""
 
     path: str
@@ -35,7 +35,7 @@ class Hashed(NamedTuple):
     pieces: tuple[bytes, ...]
 
 
-class Remembered:
+class HashCache:
     """What is known of the files below one folder; use it as a context."""
 
     def __init__(self, directory: Path, folder: str) -> None:
@@ -56,7 +56,7 @@ class Remembered:
         except (sqlite3.Error, UnicodeError) as error:
             _log.warning("known hashes cannot be read and will be computed: %s", error)
 
-    def __enter__(self) -> Remembered:
+    def __enter__(self) -> HashCache:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,7 +70,7 @@ class Remembered:
         blob = known[4]
         return tuple(blob[start : start + 32] for start in range(0, len(blob), 32))
 
-    def learn(self, files: Iterable[Hashed]) -> None:
+    def learn(self, files: Iterable[HashedFile]) -> None:
         """In one transaction; also that files were seen again."""
         if self._base is None:
             return

@@ -30,7 +30,7 @@ _MOUNT_POINT = 0xA0000003  # a Windows junction: leads elsewhere as a symbolic l
 _log = logging.getLogger(__name__)
 
 
-class Found(NamedTuple):
+class FoundFile(NamedTuple):
     """A file to ship: its path in the folder, where its content is, and what the disk says of it."""
 
     path: str
@@ -53,7 +53,7 @@ class _Place(NamedTuple):
     gits: tuple[_Rules, ...]
 
 
-def walk(folder: Path, *, everything: bool = False) -> Iterator[Found]:
+def walk(folder: Path, *, everything: bool = False) -> Iterator[FoundFile]:
     """Every file to ship, in any order. With ``everything`` (a data set) no ``.gitignore`` is asked."""
     top = os.path.realpath(folder)
     if not os.path.isdir(top):
@@ -84,7 +84,7 @@ def _entries(place: _Place) -> list[os.DirEntry[str]]:
         raise _unreadable(place.path or ".", error) from error
 
 
-def _judge(place: _Place, entry: os.DirEntry[str], top: str, prefix: str) -> Found | _Place | None:
+def _judge(place: _Place, entry: os.DirEntry[str], top: str, prefix: str) -> FoundFile | _Place | None:
     if entry.name in ALWAYS_LEFT_OUT:
         return None
     path = place.path + entry.name
@@ -110,7 +110,7 @@ def _judge(place: _Place, entry: os.DirEntry[str], top: str, prefix: str) -> Fou
     if not stat.S_ISREG(own.st_mode):
         _log.info("%s is not a file and is left out", path)
         return None
-    return Found(path, real, own)
+    return FoundFile(path, real, own)
 
 
 def _is_left_out(place: _Place, path: str) -> bool:

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from barnraise.artifacts.packing.hash_cache import Hashed, Remembered
-from barnraise.artifacts.packing.ignore_rules import Found, walk
+from barnraise.artifacts.packing.hash_cache import HashCache, HashedFile
+from barnraise.artifacts.packing.ignore_rules import FoundFile, walk
 from barnraise.artifacts.packing.portable_names import check_names
 from barnraise.artifacts.store.disk import (
     create_file,
@@ -25,12 +25,12 @@ from barnraise.artifacts.store.manifest import (
     MOST_FILES,
     PIECE,
     FileEntry,
-    Limits,
-    Manifest,
+    FolderLimits,
+    FolderManifest,
     make_manifest,
     piece_hash,
 )
-from barnraise.artifacts.store.store import Store
+from barnraise.artifacts.store.store import ArtifactStore
 from barnraise.core.errors import ShippingError
 from barnraise.core.units import format_size
 
@@ -39,10 +39,10 @@ _LOOK_AT_MOST = 1_000_000
 _THREADS = 4
 
 
-class Packed(NamedTuple):
+class PackedFolder(NamedTuple):
     """A folder that is in the store."""
 
-    manifest: Manifest
+    manifest: FolderManifest
     id: bytes
     files: int
     bytes: int
@@ -50,28 +50,28 @@ class Packed(NamedTuple):
 
 def pack(
     folder: Path,
-    store: Store,
-    limits: Limits,
+    store: ArtifactStore,
+    limits: FolderLimits,
     only: Iterable[str] | None = None,
     *,
     everything: bool = False,
-) -> Packed:
+) -> PackedFolder:
     """Pack a working folder; or a data set (``everything``: only ``.barnraiseignore`` leaves files out);
     or exactly the files ``only``, such as those that a run has changed.
     """
     files = walk(folder, everything=everything) if only is None else _named(folder, only)
     found = check_size(folder, files, limits)
     check_names(file.path for file in found)
-    with Remembered(store.directory, os.path.realpath(folder)) as remembered:
+    with HashCache(store.directory, os.path.realpath(folder)) as remembered:
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
             packed = list(pool.map(lambda file: _pack_file(file, store, remembered), found))
         remembered.learn(hashed for _, hashed in packed)
     manifest = make_manifest(entry for entry, _ in packed)
     name = store.put_manifest(manifest)
-    return Packed(manifest, name, len(manifest.files), manifest.size)
+    return PackedFolder(manifest, name, len(manifest.files), manifest.size)
 
 
-def check_size(folder: Path, files: Iterable[Found], limits: Limits) -> list[Found]:
+def check_size(folder: Path, files: Iterable[FoundFile], limits: FolderLimits) -> list[FoundFile]:
     """All of them; ShippingError with the largest ones if they are more than may be shipped."""
     found = []
     total = 0
@@ -97,7 +97,7 @@ def check_size(folder: Path, files: Iterable[Found], limits: Limits) -> list[Fou
     )
 
 
-def _largest(found: list[Found], *, by_count: bool) -> list[str]:
+def _largest(found: list[FoundFile], *, by_count: bool) -> list[str]:
     """The folders and files that matter most; a folder that is nearly all of another stands for it."""
     sizes: Counter[str] = Counter()
     counts: Counter[str] = Counter()
@@ -122,7 +122,7 @@ def _largest(found: list[Found], *, by_count: bool) -> list[str]:
     ]
 
 
-def _named(folder: Path, paths: Iterable[str]) -> list[Found]:
+def _named(folder: Path, paths: Iterable[str]) -> list[FoundFile]:
     names = sorted(set(paths))
     check_names(names)
     top = os.path.realpath(folder)
@@ -133,11 +133,11 @@ def _named(folder: Path, paths: Iterable[str]) -> list[Found]:
             raise ShippingError(
                 f"{path!r} is not a file in {folder}", hint="Name files that are there and are no links."
             )
-        found.append(Found(path, real, os.stat(real)))
+        found.append(FoundFile(path, real, os.stat(real)))
     return found
 
 
-def _pack_file(file: Found, store: Store, remembered: Remembered) -> tuple[FileEntry, Hashed]:
+def _pack_file(file: FoundFile, store: ArtifactStore, remembered: HashCache) -> tuple[FileEntry, HashedFile]:
     try:
         pieces = remembered.pieces(file.real, file.facts)
         facts = file.facts
@@ -147,7 +147,7 @@ def _pack_file(file: Found, store: Store, remembered: Remembered) -> tuple[FileE
             entry = _entry(file, facts.st_size, pieces)
         elif pieces:
             store.keep_fresh(entry.object)
-        return entry, Hashed(file.real, facts, entry.pieces)
+        return entry, HashedFile(file.real, facts, entry.pieces)
     except FileNotFoundError as error:
         raise _changing(file) from error
     except OSError as error:
@@ -155,11 +155,11 @@ def _pack_file(file: Found, store: Store, remembered: Remembered) -> tuple[FileE
         raise shipping_error(error, store.directory if doing == "packed" else file.path, doing) from error
 
 
-def _entry(file: Found, size: int, pieces: tuple[bytes, ...]) -> FileEntry:
+def _entry(file: FoundFile, size: int, pieces: tuple[bytes, ...]) -> FileEntry:
     return FileEntry(file.path, size, bool(file.facts.st_mode & 0o100), pieces)
 
 
-def _hash_and_keep(file: Found, store: Store) -> tuple[os.stat_result, tuple[bytes, ...]]:
+def _hash_and_keep(file: FoundFile, store: ArtifactStore) -> tuple[os.stat_result, tuple[bytes, ...]]:
     with open(file.real, "rb", buffering=0) as source:
         before = os.fstat(source.fileno())
         if before.st_size <= PIECE:
@@ -180,7 +180,9 @@ def _hash_and_keep(file: Found, store: Store) -> tuple[os.stat_result, tuple[byt
     return before, pieces
 
 
-def _copy_in(file: Found, source: int, expected: int, store: Store) -> tuple[int, tuple[bytes, ...]]:
+def _copy_in(
+    file: FoundFile, source: int, expected: int, store: ArtifactStore
+) -> tuple[int, tuple[bytes, ...]]:
     """The content is copied while it is hashed, so that what is stored is what was hashed."""
     draft = Path(new_draft(store.partial))
     pieces: list[bytes] = []
@@ -202,7 +204,7 @@ def _copy_in(file: Found, source: int, expected: int, store: Store) -> tuple[int
     return size, tuple(pieces)
 
 
-def _changing(file: Found) -> ShippingError:
+def _changing(file: FoundFile) -> ShippingError:
     return ShippingError(
         f"{file.path!r} changed while it was packed",
         hint="Wait until nothing writes it, or list it in `.barnraiseignore`, then run it again.",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from barnraise.artifacts.packing.changes import changed_since
 from barnraise.artifacts.packing.pack import pack
-from barnraise.artifacts.store.manifest import FileEntry, Limits, Manifest
-from barnraise.artifacts.store.store import Store
+from barnraise.artifacts.store.manifest import FileEntry, FolderLimits, FolderManifest
+from barnraise.artifacts.store.store import ArtifactStore
 from barnraise.core.config import Settings
 from barnraise.core.errors import ShippingError
 
@@ -20,23 +20,23 @@ def store_directory(state: Path) -> Path:
     return state / "store"
 
 
-def folder_limits(settings: Settings) -> Limits:
+def folder_limits(settings: Settings) -> FolderLimits:
     """Of a run's folder, and of what comes back from it."""
-    return Limits(settings.runs.most_bytes, settings.runs.most_files)
+    return FolderLimits(settings.runs.most_bytes, settings.runs.most_files)
 
 
-def data_limits(settings: Settings) -> Limits:
+def data_limits(settings: Settings) -> FolderLimits:
     """Of a data set."""
-    return Limits(settings.runs.most_data_bytes, settings.runs.most_files)
+    return FolderLimits(settings.runs.most_data_bytes, settings.runs.most_files)
 
 
-def pack_changes(manifest: Manifest, folder: Path, store: Store, limits: Limits) -> bytes:
+def pack_changes(manifest: FolderManifest, folder: Path, store: ArtifactStore, limits: FolderLimits) -> bytes:
     """The id of a manifest of all that is new or altered since; empty if nothing is."""
     changed = changed_since(manifest, folder, limits)
     return pack(folder, store, limits, only=changed).id if changed else b""
 
 
-def unpack_into(store: Store, name: bytes, target: Path) -> int:
+def unpack_into(store: ArtifactStore, name: bytes, target: Path) -> int:
     """Copies of a packed folder's files; how many. What was unpacked there before is left as it is."""
     manifest = store.manifest(name)
     if manifest is None:
@@ -46,7 +46,9 @@ def unpack_into(store: Store, name: bytes, target: Path) -> int:
     return len(manifest.files)
 
 
-def read_files(store: Store, manifest: Manifest, wanted: Callable[[str], bool]) -> dict[str, bytes]:
+def read_files(
+    store: ArtifactStore, manifest: FolderManifest, wanted: Callable[[str], bool]
+) -> dict[str, bytes]:
     """The contents of some files, by path; one that is too large to be text is left out."""
     return {
         entry.path: _content(store, entry)
@@ -55,5 +57,5 @@ def read_files(store: Store, manifest: Manifest, wanted: Callable[[str], bool]) 
     }
 
 
-def _content(store: Store, entry: FileEntry) -> bytes:
+def _content(store: ArtifactStore, entry: FileEntry) -> bytes:
     return (store.read_piece(entry.object, 0) or b"") if entry.pieces else b""

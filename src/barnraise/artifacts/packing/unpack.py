@@ -16,13 +16,13 @@ from barnraise.artifacts.store.disk import (
     shipping_error,
     write_all,
 )
-from barnraise.artifacts.store.manifest import PIECE, FileEntry, Manifest, piece_hash
+from barnraise.artifacts.store.manifest import PIECE, FileEntry, FolderManifest, piece_hash
 from barnraise.core.errors import ShippingError
 
 Locate = Callable[[bytes], Path]
 
 
-def copy_tree(manifest: Manifest, target: Path, locate: Locate) -> None:
+def copy_tree(manifest: FolderManifest, target: Path, locate: Locate) -> None:
     """Copies, never links: the script may write into its folder. Each copy is hashed on the way."""
     check_names(entry.path for entry in manifest.files)
     try:
@@ -46,7 +46,7 @@ def copy_tree(manifest: Manifest, target: Path, locate: Locate) -> None:
         raise
 
 
-def link_tree(manifest: Manifest, target: Path, locate: Locate) -> None:
+def link_tree(manifest: FolderManifest, target: Path, locate: Locate) -> None:
     """Hard links where the disk has them. The folder appears when it is complete."""
     draft = Path(new_draft(target.parent))
     check_names(entry.path for entry in manifest.files)

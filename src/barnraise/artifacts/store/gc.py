@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from barnraise.artifacts.store.disk import discard, remove_tree
-from barnraise.artifacts.store.store import Store
+from barnraise.artifacts.store.store import ArtifactStore
 from barnraise.core.errors import ShippingError
 
 GRACE_S = 3600.0  # another process may have put it there for a manifest that it has not written yet
 
 
-class Collected(NamedTuple):
+class CollectedGarbage(NamedTuple):
     """What was dropped."""
 
     objects: int
     bytes: int
 
 
-def collect(store: Store, most_bytes: int, keep: Collection[bytes]) -> Collected:
+def collect(store: ArtifactStore, most_bytes: int, keep: Collection[bytes]) -> CollectedGarbage:
     """Keep the manifests ``keep`` and as many of the last used others as fit; drop the rest.
 
     Nothing that was written or relied on within the last hour is dropped, even if that is more than fits.
@@ -49,13 +49,13 @@ def collect(store: Store, most_bytes: int, keep: Collection[bytes]) -> Collected
     return _drop_objects(store, held, young)
 
 
-def named_elsewhere(store: Store, name: bytes) -> set[bytes]:
+def named_elsewhere(store: ArtifactStore, name: bytes) -> set[bytes]:
     """The contents that other lists than this one name."""
     lists = [(other, used) for other, used in _manifests(store) if other != name]
     return {key for other, used in lists for key in _objects(store, other, used)}
 
 
-def _drop_objects(store: Store, held: set[bytes], young: float) -> Collected:
+def _drop_objects(store: ArtifactStore, held: set[bytes], young: float) -> CollectedGarbage:
     dropped = freed = 0
     for path in [*store.objects.glob("??/*"), *store.partial.iterdir()]:
         is_partial = path.parent == store.partial
@@ -70,10 +70,10 @@ def _drop_objects(store: Store, held: set[bytes], young: float) -> Collected:
             discard(path)
         dropped += 1
         freed += size
-    return Collected(dropped, freed)
+    return CollectedGarbage(dropped, freed)
 
 
-def _manifests(store: Store) -> list[tuple[bytes, float]]:
+def _manifests(store: ArtifactStore) -> list[tuple[bytes, float]]:
     """With the time of the last use."""
     found = []
     for path in store.manifests.iterdir():
@@ -85,7 +85,7 @@ def _manifests(store: Store) -> list[tuple[bytes, float]]:
     return found
 
 
-def _objects(store: Store, name: bytes, used: float) -> dict[bytes, int]:
+def _objects(store: ArtifactStore, name: bytes, used: float) -> dict[bytes, int]:
     try:
         manifest = store.manifest(name)
         os.utime(store.manifests / name.hex(), (used, used))  # looking is not using

@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from barnraise.artifacts.packing.pack import Packed
+from barnraise.artifacts.packing.pack import PackedFolder
 from barnraise.artifacts.store.disk import discard, new_draft, read_up_to, shipping_error
 from barnraise.artifacts.store.gc import named_elsewhere
 from barnraise.artifacts.store.manifest import PIECE, FileEntry, make_manifest, piece_hash
-from barnraise.artifacts.store.store import Store
+from barnraise.artifacts.store.store import ArtifactStore
 
 
 def entry_of(path: Path, name: str) -> FileEntry:
@@ -25,17 +25,17 @@ def entry_of(path: Path, name: str) -> FileEntry:
     return FileEntry(name, size, False, tuple(pieces))
 
 
-def lend(folder: Path, names: Iterable[str], store: Store) -> Packed:
+def lend(folder: Path, names: Iterable[str], store: ArtifactStore) -> PackedFolder:
     """Let these files, which nobody changes any more, be fetched; they are read-only from now on."""
     try:
         entries = [_lend(folder / name, name, store) for name in names]
     except OSError as error:
         raise shipping_error(error, folder, "lent") from error
     manifest = make_manifest(entries)
-    return Packed(manifest, store.put_manifest(manifest), len(entries), manifest.size)
+    return PackedFolder(manifest, store.put_manifest(manifest), len(entries), manifest.size)
 
 
-def take_back(store: Store, name: bytes) -> None:
+def take_back(store: ArtifactStore, name: bytes) -> None:
     """Drop a manifest and what is in it from the store; files elsewhere that are linked to it stay.
 
     So does what other manifests name: this one may have been written by somebody who knows them.
@@ -48,7 +48,7 @@ def take_back(store: Store, name: bytes) -> None:
     discard(store.manifests / name.hex())
 
 
-def _lend(path: Path, name: str, store: Store) -> FileEntry:
+def _lend(path: Path, name: str, store: ArtifactStore) -> FileEntry:
     entry = entry_of(path, name)
     if not entry.pieces or store.has(entry.object, entry.size):
         return entry

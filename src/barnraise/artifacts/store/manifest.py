@@ -48,7 +48,7 @@ class FileEntry(msgspec.Struct, frozen=True, array_like=True):
         return min(PIECE, self.size - index * PIECE)
 
 
-class Manifest(msgspec.Struct, frozen=True, array_like=True):
+class FolderManifest(msgspec.Struct, frozen=True, array_like=True):
     """All files of a folder, sorted by path."""
 
     files: Annotated[tuple[FileEntry, ...], Meta(max_length=MOST_FILES)]
@@ -66,7 +66,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
         return found
 
 
-class Limits(msgspec.Struct, frozen=True):
+class FolderLimits(msgspec.Struct, frozen=True):
     """How much one folder or data set may hold."""
 
     most_bytes: int
@@ -74,14 +74,14 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Manifest)
+_decoder = msgspec.msgpack.Decoder(FolderManifest)
 
 
-def make_manifest(entries: Iterable[FileEntry]) -> Manifest:
-    return Manifest(tuple(sorted(entries, key=lambda entry: entry.path)))
+def make_manifest(entries: Iterable[FileEntry]) -> FolderManifest:
+    return FolderManifest(tuple(sorted(entries, key=lambda entry: entry.path)))
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: FolderManifest) -> bytes:
     """Always the same bytes for the same files; ShippingError if they are too many for one message."""
     data = _encoder.encode(manifest)
     if len(data) > MOST_ENCODED or len(manifest.files) > MOST_FILES:
@@ -98,7 +98,7 @@ def manifest_id(data: bytes | memoryview) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def decode_manifest(data: bytes | memoryview, limits: Limits) -> Manifest:
+def decode_manifest(data: bytes | memoryview, limits: FolderLimits) -> FolderManifest:
     """Of anybody's bytes; ShippingError unless every machine could hold what it describes."""
     if len(data) > MOST_ENCODED:
         raise _refused(f"it has {len(data)} bytes, at most {MOST_ENCODED} are possible")

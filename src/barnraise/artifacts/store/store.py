@@ -32,8 +32,8 @@ from barnraise.artifacts.store.manifest import (
     MOST_FILES,
     PIECE,
     FileEntry,
-    Limits,
-    Manifest,
+    FolderLimits,
+    FolderManifest,
     decode_manifest,
     encode_manifest,
     manifest_id,
@@ -42,11 +42,11 @@ from barnraise.artifacts.store.manifest import (
 from barnraise.core.errors import ShippingError
 
 READ_ONLY = 0o400
-_OWN_LIMITS = Limits(most_bytes=1 << 60, most_files=MOST_FILES)
+_OWN_LIMITS = FolderLimits(most_bytes=1 << 60, most_files=MOST_FILES)
 _TOUCH_AFTER_S = 600.0
 
 
-class Arrival(NamedTuple):
+class PartialObject(NamedTuple):
     """A piece that came from somewhere."""
 
     entry: FileEntry
@@ -54,7 +54,7 @@ class Arrival(NamedTuple):
     data: bytes | memoryview
 
 
-class Store:
+class ArtifactStore:
     """One machine's."""
 
     def __init__(self, directory: Path) -> None:
@@ -83,7 +83,7 @@ class Store:
 
     # manifests
 
-    def put_manifest(self, manifest: Manifest) -> bytes:
+    def put_manifest(self, manifest: FolderManifest) -> bytes:
         """Its id."""
         data = encode_manifest(manifest)
         name = manifest_id(data)
@@ -109,7 +109,7 @@ class Store:
             return None
         return data
 
-    def manifest(self, name: bytes) -> Manifest | None:
+    def manifest(self, name: bytes) -> FolderManifest | None:
         data = self.encoded_manifest(name)
         return None if data is None else decode_manifest(data, _OWN_LIMITS)
 
@@ -132,7 +132,7 @@ class Store:
         if time.time() - os.stat(path).st_mtime > _TOUCH_AFTER_S:
             os.utime(path)
 
-    def missing(self, manifest: Manifest) -> dict[bytes, list[int]]:
+    def missing(self, manifest: FolderManifest) -> dict[bytes, list[int]]:
         """The pieces that are not here, by object. What was received before a restart is hashed again."""
         wanted = {}
         for name, entry in manifest.objects().items():
@@ -170,7 +170,7 @@ class Store:
         except OSError as error:
             raise shipping_error(error, self.directory, "written") from error
 
-    def write_pieces(self, arrivals: Iterable[Arrival]) -> list[ShippingError | None]:
+    def write_pieces(self, arrivals: Iterable[PartialObject]) -> list[ShippingError | None]:
         """Many in one call; what became of each. A full disk is raised."""
         outcomes: list[ShippingError | None] = []
         for entry, index, data in arrivals:
@@ -211,11 +211,11 @@ class Store:
 
     # folders
 
-    def unpack(self, manifest: Manifest, target: Path) -> None:
+    def unpack(self, manifest: FolderManifest, target: Path) -> None:
         """Copies of all files in ``target``, which must not exist yet; nothing of it is left on failure."""
         copy_tree(manifest, target, self.object_path)
 
-    def link_data(self, manifest: Manifest) -> Path:
+    def link_data(self, manifest: FolderManifest) -> Path:
         """The data set as a read-only folder, one for all runs."""
         name = manifest_id(encode_manifest(manifest))
         target = self.data / name.hex()

@@ -27,33 +27,33 @@ class PieceName(NamedTuple):
 Names = Annotated[tuple[PieceName, ...], Meta(max_length=MOST_NAMES)]
 
 
-class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
+class WantPieces(msgspec.Struct, frozen=True, array_like=True, tag="want"):
     """Send me these; with ``hold`` also those that you will have soon."""
 
     names: Names
     hold: bool
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class PieceData(msgspec.Struct, frozen=True, array_like=True):
     """One of them."""
 
     name: PieceName
     data: Annotated[memoryview, Meta(max_length=PIECE)]
 
 
-class Pieces(msgspec.Struct, frozen=True, array_like=True, tag="have"):
+class PieceList(msgspec.Struct, frozen=True, array_like=True, tag="have"):
     """One large or many small ones."""
 
-    pieces: Annotated[tuple[Piece, ...], Meta(max_length=MOST_TOGETHER)]
+    pieces: Annotated[tuple[PieceData, ...], Meta(max_length=MOST_TOGETHER)]
 
 
-class Lacks(msgspec.Struct, frozen=True, array_like=True, tag="lack"):
+class LacksPieces(msgspec.Struct, frozen=True, array_like=True, tag="lack"):
     """These will not come from me."""
 
     names: Names
 
 
-class Soon(msgspec.Struct, frozen=True, array_like=True, tag="soon"):
+class PieceSoon(msgspec.Struct, frozen=True, array_like=True, tag="soon"):
     """I still wait for what you want from me."""
 
 
@@ -68,7 +68,7 @@ class ManifestIs(msgspec.Struct, frozen=True, array_like=True, tag="list"):
     data: Annotated[bytes, Meta(max_length=MOST_ENCODED)]
 
 
-Message = Want | Pieces | Lacks | Soon | WantManifest | ManifestIs
+Message = WantPieces | PieceList | LacksPieces | PieceSoon | WantManifest | ManifestIs
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _encoder = msgspec.msgpack.Encoder()
 

@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from barnraise.artifacts.store.manifest import PIECE
-from barnraise.artifacts.store.store import Store
+from barnraise.artifacts.store.store import ArtifactStore
 from barnraise.artifacts.transfer import messages
 from barnraise.artifacts.transfer.messages import (
     MOST_NAMES,
     MOST_TOGETHER,
     TOGETHER_BYTES,
-    Lacks,
+    LacksPieces,
     ManifestIs,
-    Piece,
+    PieceData,
+    PieceList,
     PieceName,
-    Pieces,
-    Soon,
-    Want,
+    PieceSoon,
+    WantPieces,
 )
 from barnraise.core.errors import BarnraiseError, ShippingError
 from barnraise.identity import NodeId
@@ -34,7 +34,7 @@ _LOOK_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Outlet(Protocol):
+class PieceOutlet(Protocol):
     def send_ship(self, node: NodeId, body: bytes) -> None: ...
 
     def drained(self, node: NodeId) -> Awaitable[None]: ...
@@ -54,10 +54,12 @@ class _Client:
         return bool(self.queue or self.held or self.manifests)
 
 
-class Serving:
+class PieceServer:
     """``is_coming`` says whether this machine itself waits for a piece."""
 
-    def __init__(self, store: Store, outlet: Outlet, is_coming: Callable[[PieceName], bool]) -> None:
+    def __init__(
+        self, store: ArtifactStore, outlet: PieceOutlet, is_coming: Callable[[PieceName], bool]
+    ) -> None:
         self._store = store
         self._outlet = outlet
         self._is_coming = is_coming
@@ -99,7 +101,7 @@ class Serving:
         """One has come: whoever waits for it, or for what is in it, gets it now."""
         self._wake_all()
 
-    def wanted(self, node: NodeId, want: Want) -> None:
+    def wanted(self, node: NodeId, want: WantPieces) -> None:
         client = self._client(node)
         refused = []
         for name in want.names:
@@ -110,7 +112,7 @@ class Serving:
             else:
                 client.queue[name] = want.hold
         if refused:
-            self._outlet.send_ship(node, messages.encode(Lacks(tuple(refused))))
+            self._outlet.send_ship(node, messages.encode(LacksPieces(tuple(refused))))
         self._wake(node, client)
 
     def manifest_wanted(self, node: NodeId, name: bytes) -> None:
@@ -206,7 +208,7 @@ class Serving:
             client.queue.pop(name, None)
         lacked -= found
         if lacked:
-            self._outlet.send_ship(node, messages.encode(Lacks(tuple(lacked))))
+            self._outlet.send_ship(node, messages.encode(LacksPieces(tuple(lacked))))
 
     def _size(self, node: NodeId, name: PieceName) -> int:
         """0 if that node may not have it, or if we do not know yet whether it may."""
@@ -222,8 +224,8 @@ class Serving:
         for name in names:
             data = self._store.read_piece(name.object, name.number)
             if data is not None:
-                pieces.append(Piece(name, memoryview(data)))
-        return messages.encode(Pieces(tuple(pieces))), {piece.name for piece in pieces}
+                pieces.append(PieceData(name, memoryview(data)))
+        return messages.encode(PieceList(tuple(pieces))), {piece.name for piece in pieces}
 
     def _look_at_held(self, node: NodeId, client: _Client) -> None:
         """Say that we still wait, or that it will not come from us."""
@@ -233,6 +235,8 @@ class Serving:
         for name in refused:
             del client.held[name]
         for start in range(0, len(refused), MOST_NAMES):
-            self._outlet.send_ship(node, messages.encode(Lacks(tuple(refused[start : start + MOST_NAMES]))))
+            self._outlet.send_ship(
+                node, messages.encode(LacksPieces(tuple(refused[start : start + MOST_NAMES])))
+            )
         if client.held:
-            self._outlet.send_ship(node, messages.encode(Soon()))
+            self._outlet.send_ship(node, messages.encode(PieceSoon()))

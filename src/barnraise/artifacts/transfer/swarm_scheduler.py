@@ -26,14 +26,14 @@ MOST_REST_S = 60.0
 RETRY_S = 2.0  # pieces that nobody has are asked for again after so long
 
 
-class Sized(NamedTuple):
+class PieceSized(NamedTuple):
     """A piece of the manifest, in the order that all machines share."""
 
     name: PieceName
     size: int
 
 
-class Ask(NamedTuple):
+class AskPeer(NamedTuple):
     """A request to send now."""
 
     node: NodeId
@@ -41,45 +41,45 @@ class Ask(NamedTuple):
     hold: bool
 
 
-class Got(NamedTuple):
+class PieceReceived(NamedTuple):
     """Pieces are in our store; ``node`` sent them."""
 
     node: NodeId
     names: Sequence[PieceName]
 
 
-class Refused(NamedTuple):
+class PieceRefused(NamedTuple):
     """The peer does not have them, or not for us."""
 
     node: NodeId
     names: Sequence[PieceName]
 
 
-class Promised(NamedTuple):
+class PiecePromised(NamedTuple):
     """The peer says that it still waits for what we want."""
 
     node: NodeId
 
 
-class Up(NamedTuple):
+class PeerUp(NamedTuple):
     node: NodeId
 
 
-class Down(NamedTuple):
+class PeerDown(NamedTuple):
     node: NodeId
 
 
-class Distrusted(NamedTuple):
+class PeerDistrusted(NamedTuple):
     """It sent bytes with a wrong hash."""
 
     node: NodeId
 
 
-class Tick(NamedTuple):
+class SwarmTick(NamedTuple):
     """Time has passed."""
 
 
-Event = Got | Refused | Promised | Up | Down | Distrusted | Tick
+Event = PieceReceived | PieceRefused | PiecePromised | PeerUp | PeerDown | PeerDistrusted | SwarmTick
 
 
 @dataclass
@@ -104,7 +104,7 @@ class _Peer:
         return self.asked_bytes + size <= self.window and len(self.asked) < MOST_ASKED
 
 
-class Spread:
+class SwarmScheduler:
     """What one receiver does to get its missing pieces."""
 
     def __init__(
@@ -112,7 +112,7 @@ class Spread:
         me: NodeId,
         sources: Iterable[NodeId],
         receivers: Iterable[NodeId],
-        pieces: Sequence[Sized],
+        pieces: Sequence[PieceSized],
         missing: Collection[PieceName],
         linked: Collection[NodeId],
     ) -> None:
@@ -150,22 +150,22 @@ class Spread:
         """Whoever was asked and has not answered; if nobody can be asked, the sources."""
         return [node for node, peer in self._peers.items() if peer.asked] or self.sources
 
-    def handle(self, event: Event, now: float) -> list[Ask]:
+    def handle(self, event: Event, now: float) -> list[AskPeer]:
         """What to ask now that this has happened."""
         match event:
-            case Got(node, names):
+            case PieceReceived(node, names):
                 self._heard(node, now)
                 for name in names:
                     self._arrived(name, now)
-            case Refused(node, names) if node in self._peers:
+            case PieceRefused(node, names) if node in self._peers:
                 self._on_refused(node, names, now)
-            case Promised(node):
+            case PiecePromised(node):
                 self._heard(node, now)
-            case Up(node):
+            case PeerUp(node):
                 self._up(node)
-            case Down(node) | Distrusted(node):
-                self._lose(node, distrusted=isinstance(event, Distrusted))
-            case Tick():
+            case PeerDown(node) | PeerDistrusted(node):
+                self._lose(node, distrusted=isinstance(event, PeerDistrusted))
+            case SwarmTick():
                 self._look_at_clock(now)
         return self._ask(now)
 
@@ -308,7 +308,7 @@ class Spread:
                 (lanes[self._whom(number)] if lane is None else lane).append(number)
         self._lanes = lanes
 
-    def _ask(self, now: float) -> list[Ask]:
+    def _ask(self, now: float) -> list[AskPeer]:
         asks: dict[tuple[NodeId, bool], list[PieceName]] = {}
         for node in self._receivers:
             lane = self._lanes[node]
@@ -328,7 +328,7 @@ class Spread:
                 break
             self._take(node, heapq.heappop(lane), node in self.sources, now, asks)
         return [
-            Ask(node, tuple(names[start : start + MOST_NAMES]), hold)
+            AskPeer(node, tuple(names[start : start + MOST_NAMES]), hold)
             for (node, hold), names in asks.items()
             for start in range(0, len(names), MOST_NAMES)
         ]
@@ -361,7 +361,7 @@ class Spread:
         asks.setdefault((node, hold), []).append(self._pieces[number].name)
 
 
-def _first_receivers(pieces: Sequence[Sized], receivers: int) -> list[int]:
+def _first_receivers(pieces: Sequence[PieceSized], receivers: int) -> list[int]:
     """For each piece the receiver that has the fewest bytes to ask the sources for; the same everywhere."""
     load = [(0, place) for place in range(receivers)]
     firsts = []

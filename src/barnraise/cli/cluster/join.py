@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import click
 
-from barnraise.agent_client.cluster_requests import Done, JoinAsk
+from barnraise.agent_client.cluster_requests import JoinClusterRequest, RequestDone
 from barnraise.cli.agent_call import ask, print_json
 from barnraise.core.errors import PairingError
 
@@ -15,7 +15,7 @@ _LOOK_S = 30.0
 _PAIRING_S = 90.0
 
 
-class Options(NamedTuple):
+class JoinOptions(NamedTuple):
     at: str | None
     guest: bool
     invite: str | None
@@ -27,7 +27,7 @@ class Options(NamedTuple):
     as_json: bool
 
 
-def run(code: str | None, options: Options) -> int:
+def run(code: str | None, options: JoinOptions) -> int:
     if (code is None) == (options.invite is None):
         raise PairingError(
             "there must be either a code or an invite",
@@ -57,8 +57,8 @@ def _pair(code: str, *, at: str | None, guest: bool, as_json: bool) -> int:
     if not as_json:
         where = f"at {at}" if at else "on this network"
         click.echo(f"Looking for the machine that shows this code {where} ...")
-    question = JoinAsk(code=code, at=at or "", role="guest" if guest else None, patience_s=_LOOK_S)
-    done = ask(question, Done, timeout_s=_LOOK_S + _PAIRING_S)
+    question = JoinClusterRequest(code=code, at=at or "", role="guest" if guest else None, patience_s=_LOOK_S)
+    done = ask(question, RequestDone, timeout_s=_LOOK_S + _PAIRING_S)
     if as_json:
         print_json(done)
     else:

@@ -10,14 +10,14 @@ import click
 
 from barnraise.agent_client.bootstrap import standing_of
 from barnraise.agent_client.cluster_requests import (
-    ContinueAsk,
-    Done,
-    DownAsk,
-    LeaveAsk,
-    PskAsk,
+    ContinueRequest,
+    LeaveRequest,
+    PskRequest,
     Question,
-    RenameAsk,
-    UnpairAsk,
+    RenameRequest,
+    RequestDone,
+    ShutdownRequest,
+    UnpairRequest,
 )
 from barnraise.cli.agent_call import ask, print_json
 from barnraise.core.config import load_settings, state_directory
@@ -30,17 +30,17 @@ _DECIDE_S = 60.0
 
 def down(*, as_json: bool) -> int:
     """End the agent and wait until it has said goodbye."""
-    return _end(DownAsk(), as_json)
+    return _end(ShutdownRequest(), as_json)
 
 
 def leave(*, yes: bool, as_json: bool) -> int:
     """End the agent and forget the cluster."""
     _confirm("Leave the cluster for good? Its machines will have to pair with this one anew.", yes or as_json)
-    return _end(LeaveAsk(), as_json)
+    return _end(LeaveRequest(), as_json)
 
 
-def _end(question: DownAsk | LeaveAsk, as_json: bool) -> int:
-    done = ask(question, Done, offer_start=False)
+def _end(question: ShutdownRequest | LeaveRequest, as_json: bool) -> int:
+    done = ask(question, RequestDone, offer_start=False)
     directory = state_directory(load_settings())
     deadline = time.monotonic() + _END_S
     while (standing := standing_of(directory)) is not None and standing.agent:
@@ -56,21 +56,21 @@ def _end(question: DownAsk | LeaveAsk, as_json: bool) -> int:
 def unpair(*, node: str, yes: bool, as_json: bool) -> int:
     """Remove a machine for ever."""
     _confirm(f"Remove {node} for ever? It cannot return under its key.", yes or as_json)
-    return _do(UnpairAsk(node), as_json)
+    return _do(UnpairRequest(node), as_json)
 
 
 def rename(*, name: str, as_json: bool) -> int:
-    return _do(RenameAsk(name), as_json)
+    return _do(RenameRequest(name), as_json)
 
 
 def go_on(*, without: list[str], as_json: bool) -> int:
     """The user is the witness that these machines are gone."""
-    return _do(ContinueAsk(tuple(without)), as_json)
+    return _do(ContinueRequest(tuple(without)), as_json)
 
 
 def new_psk(*, guest: bool, output: Path | None, as_json: bool) -> int:
     """Make a pre-shared key; to a file of mode 0600, or to standard output."""
-    done = ask(PskAsk("guest" if guest else "owner"), Done)
+    done = ask(PskRequest("guest" if guest else "owner"), RequestDone)
     if output is not None:
         if not create_private(output.resolve(), done.secret.encode() + b"\n"):
             raise IdentityError(f"{output} exists already", hint="Choose another file name.")
@@ -93,10 +93,10 @@ def _confirm(question: str, agreed: bool) -> None:
 
 
 def _do(question: Question, as_json: bool) -> int:
-    return _tell(ask(question, Done, timeout_s=_DECIDE_S), as_json)
+    return _tell(ask(question, RequestDone, timeout_s=_DECIDE_S), as_json)
 
 
-def _tell(done: Done, as_json: bool) -> int:
+def _tell(done: RequestDone, as_json: bool) -> int:
     if as_json:
         print_json(done)
     else:

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from barnraise.agent_client.cluster_requests import OfferAsk, OfferTold, PairAsk
+from barnraise.agent_client.cluster_requests import OfferRequest, OfferResponse, PairRequest
 from barnraise.cli.agent_call import ask, print_json
 
 _POLL_S = 0.3
@@ -14,7 +14,7 @@ _POLL_S = 0.3
 
 def run(*, guest: bool, wait: bool, as_json: bool) -> int:
     """Print the code, then wait until it is used; exit code 1 if it was burned or expired."""
-    told = ask(PairAsk("guest" if guest else "owner"), OfferTold)
+    told = ask(PairRequest("guest" if guest else "owner"), OfferResponse)
     if as_json and not wait:
         print_json(told)
         return 0
@@ -27,7 +27,7 @@ def run(*, guest: bool, wait: bool, as_json: bool) -> int:
     try:
         told = _follow(told)
     except KeyboardInterrupt:
-        ask(OfferAsk(withdraw=True), OfferTold)
+        ask(OfferRequest(withdraw=True), OfferResponse)
         click.echo("The code is withdrawn.")
         return 130
     if as_json:
@@ -37,18 +37,18 @@ def run(*, guest: bool, wait: bool, as_json: bool) -> int:
     return 0 if told.granted else 1
 
 
-def _follow(told: OfferTold) -> OfferTold:
+def _follow(told: OfferResponse) -> OfferResponse:
     said = False
     while not told.granted and told.state in ("open", "answered", "used"):
         time.sleep(_POLL_S)
-        told = ask(OfferAsk(), OfferTold, offer_start=False)
+        told = ask(OfferRequest(), OfferResponse, offer_start=False)
         if told.state == "used" and not told.granted and not said:
             click.echo(f"{told.sentence} Waiting for the cluster to decide ...", err=True)
             said = True
     return told
 
 
-def _means(told: OfferTold) -> str:
+def _means(told: OfferResponse) -> str:
     if told.role == "guest":
         return "It becomes a guest: it may contribute to runs that it accepts, and run nothing here."
     return "It becomes an owner: it may run code here, and this machine there."

@@ -22,14 +22,14 @@ import click
 from barnraise.agent_client.bootstrap import child_environment
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import (
-    Done,
-    JoinAsk,
-    OfferTold,
-    PairAsk,
+    JoinClusterRequest,
+    OfferResponse,
+    PairRequest,
     Question,
-    RenameAsk,
-    StatusAsk,
-    StatusTold,
+    RenameRequest,
+    RequestDone,
+    StatusRequest,
+    StatusResponse,
     Told,
     decode_told,
     encode,
@@ -64,7 +64,7 @@ print("final", run.done, *(repr(one.sum().item()) for one in model.parameters())
 T = TypeVar("T", bound=Told)
 
 
-class Node:
+class TestNode:
     """One agent of the test, with a state directory and a port of its own."""
 
     def __init__(self, name: str, room: Path, discovery: int) -> None:
@@ -95,7 +95,7 @@ class Node:
 
     def answers(self) -> bool:
         try:
-            return bool(self.ask(StatusAsk(), StatusTold, 5.0).nodes)
+            return bool(self.ask(StatusRequest(), StatusResponse, 5.0).nodes)
         except BarnraiseError:
             return False
 
@@ -117,7 +117,7 @@ def run() -> int:
         room = Path(name)
         (room / "config.toml").touch()
         discovery = _free_port()
-        nodes = [Node(one, room, discovery) for one in NAMES]
+        nodes = [TestNode(one, room, discovery) for one in NAMES]
         try:
             _prove(nodes, room)
         finally:
@@ -127,14 +127,14 @@ def run() -> int:
     return 0
 
 
-def _prove(nodes: list[Node], room: Path) -> None:
+def _prove(nodes: list[TestNode], room: Path) -> None:
     first = nodes[0]
     for node in nodes:
         _until(node.answers, f"the agent of {node.name} answers")
-        node.ask(RenameAsk(node.name), Done)
+        node.ask(RenameRequest(node.name), RequestDone)
     for node in nodes[1:]:
-        code = first.ask(PairAsk(), OfferTold).code
-        node.ask(JoinAsk(code, at=f"127.0.0.1:{first.port}"), Done)
+        code = first.ask(PairRequest(), OfferResponse).code
+        node.ask(JoinClusterRequest(code, at=f"127.0.0.1:{first.port}"), RequestDone)
     _until(lambda: _members(first) == 3, "all three are in one view")
     click.echo("ok  three nodes found and trust each other by one-time codes, over encrypted links")
     trace = room / "trace"
@@ -162,7 +162,7 @@ def _prove(nodes: list[Node], room: Path) -> None:
     _compare(first, room)
 
 
-def _start(node: Node, room: Path, trace: Path) -> subprocess.Popen[bytes]:
+def _start(node: TestNode, room: Path, trace: Path) -> subprocess.Popen[bytes]:
     folder = room / "project"
     folder.mkdir()
     (folder / "train.py").write_text(f"PAUSE = 0.05\n{_PROGRAM}")
@@ -177,7 +177,7 @@ def _start(node: Node, room: Path, trace: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _compare(node: Node, room: Path) -> None:
+def _compare(node: TestNode, room: Path) -> None:
     """The same steps on one machine alone."""
     found = re.search(r"final (\d+) (.*)", _words(room))
     if found is None:
@@ -233,8 +233,8 @@ def _pid_of_rank(trace: Path, rank: int) -> int:
     raise RunError(f"no worker has rank {rank}", hint="Try again.")
 
 
-def _members(node: Node) -> int:
-    return sum(row.seniority is not None for row in node.ask(StatusAsk(), StatusTold, 5.0).nodes)
+def _members(node: TestNode) -> int:
+    return sum(row.seniority is not None for row in node.ask(StatusRequest(), StatusResponse, 5.0).nodes)
 
 
 def _until(truth: Callable[[], bool], what: str) -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import click
 
-from barnraise.agent_client.cluster_requests import Done, MeasureAsk, NodeRow, StatusAsk, StatusTold
+from barnraise.agent_client.cluster_requests import (
+    MeasureRequest,
+    NodeRow,
+    RequestDone,
+    StatusRequest,
+    StatusResponse,
+)
 from barnraise.cli.agent_call import ask, print_json, table
 
 _STATES = {
@@ -19,9 +25,9 @@ _STATES = {
 def run(*, as_json: bool, graph: bool, measure: bool) -> int:
     """Exit code 0 if this side can decide, 3 if it waits for others."""
     if measure:
-        done = ask(MeasureAsk(), Done)
+        done = ask(MeasureRequest(), RequestDone)
         click.echo(done.sentence, err=True)
-    told = ask(StatusAsk(), StatusTold)
+    told = ask(StatusRequest(), StatusResponse)
     if as_json:
         print_json(told)
     elif graph:
@@ -33,7 +39,7 @@ def run(*, as_json: bool, graph: bool, measure: bool) -> int:
 
 def nodes(*, as_json: bool) -> int:
     """Who they are, one line each."""
-    told = ask(StatusAsk(), StatusTold)
+    told = ask(StatusRequest(), StatusResponse)
     if as_json:
         print_json(told)
         return 0
@@ -46,7 +52,7 @@ def nodes(*, as_json: bool) -> int:
     return 0
 
 
-def describe(told: StatusTold, *, calm: bool = False) -> str:
+def describe(told: StatusResponse, *, calm: bool = False) -> str:
     """``calm`` leaves out figures that change every second."""
     branch = f" (branch {told.branch})" if told.branch else ""
     lines = [f"cluster {told.cluster}  view {told.view}{branch}  {told.sentence}"]

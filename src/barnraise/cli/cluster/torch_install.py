@@ -30,14 +30,14 @@ print(json.dumps({"version": torch.__version__, "devices": devices, "registered"
 """
 
 
-class Advice(msgspec.Struct, frozen=True):
+class InstallAdvice(msgspec.Struct, frozen=True):
     """How to install torch on one kind of machine, and why so."""
 
     command: str | None
     why: str
 
 
-class Probe(msgspec.Struct, frozen=True):
+class TorchProbe(msgspec.Struct, frozen=True):
     """What the installed torch says about itself."""
 
     version: str
@@ -45,15 +45,15 @@ class Probe(msgspec.Struct, frozen=True):
     registered: bool
 
 
-def advise(choice: TorchChoice) -> Advice:
+def advise(choice: TorchChoice) -> InstallAdvice:
     """The install command for a machine with that choice of builds."""
     if not choice.possible:
-        return Advice(None, choice.why)
+        return InstallAdvice(None, choice.why)
     command = f'"{sys.executable}" -m pip install "torch{TESTED_RANGE}"'
-    return Advice(f"{command} --index-url {choice.index}" if choice.index else command, choice.why)
+    return InstallAdvice(f"{command} --index-url {choice.index}" if choice.index else command, choice.why)
 
 
-def probe() -> Probe | str:
+def probe() -> TorchProbe | str:
     """What torch says in a fresh process, or the sentence that says why it could not be asked."""
     try:
         done = subprocess.run(
@@ -70,7 +70,7 @@ def probe() -> Probe | str:
     if done.returncode != 0 or not lines:
         last_words = done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}"]
         return f"importing it failed: {last_words[-1]}"
-    return msgspec.json.decode(lines[-1], type=Probe)
+    return msgspec.json.decode(lines[-1], type=TorchProbe)
 
 
 def run() -> int:

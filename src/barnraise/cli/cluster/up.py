@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from barnraise.agent_client.bootstrap import AGENT_LOG, start_agent
-from barnraise.agent_client.cluster_requests import StatusAsk, StatusTold
+from barnraise.agent_client.cluster_requests import StatusRequest, StatusResponse
 from barnraise.cli.agent_call import ask
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import AgentError
@@ -41,7 +41,7 @@ def run(*, detach: bool, psk_file: Path | None, witness: bool) -> int:
 
 def _next() -> str:
     """What to do now: a machine that was paired before finds the others by itself."""
-    machines = len(ask(StatusAsk(), StatusTold, offer_start=False).nodes)
+    machines = len(ask(StatusRequest(), StatusResponse, offer_start=False).nodes)
     if machines > 1:
         return f"It is one of {machines} paired machines and finds the others by itself: `barnraise status`."
     return "Next: `barnraise pair` here, then `barnraise join CODE` on another machine."

@@ -17,16 +17,16 @@ from barnraise.agent.diagnostics.interfaces import hardware_ports
 from barnraise.agent_client.bootstrap import standing_of
 from barnraise.cli.doctor import parsers
 from barnraise.cli.doctor.facts import (
-    Bridge,
-    Disk,
-    Firewall,
-    Key,
-    Nvidia,
-    Port,
-    Running,
-    Sleep,
-    Torch,
-    Wsl,
+    AgentFacts,
+    BridgeFacts,
+    DiskFacts,
+    FirewallFacts,
+    KeyFacts,
+    NvidiaFacts,
+    PortFacts,
+    SleepFacts,
+    TorchFacts,
+    WslFacts,
 )
 from barnraise.core.command import NOT_FOUND, Run
 from barnraise.core.errors import BarnraiseError, ListenerError
@@ -46,26 +46,26 @@ def recorded_version(package: str) -> str | None:
         return None
 
 
-def torch() -> Torch:
+def torch() -> TorchFacts:
     """From its files: importing it takes seconds, and a broken one may crash."""
     try:
         found = importlib.metadata.distribution("torch")
     except importlib.metadata.PackageNotFoundError:
-        return Torch()
+        return TorchFacts()
     cuda, hip = parsers.torch_built_for(_read(Path(str(found.locate_file("torch/version.py")))))
-    return Torch(found.version, cuda, hip)
+    return TorchFacts(found.version, cuda, hip)
 
 
-def nvidia(run: Run, root: Path = Path("/")) -> Nvidia:
+def nvidia(run: Run, root: Path = Path("/")) -> NvidiaFacts:
     done = run(["nvidia-smi", "-L"])
     cards = parsers.nvidia_cards(done.stdout)
     if cards:
-        return Nvidia(cards, driver=True)
+        return NvidiaFacts(cards, driver=True)
     shown = tuple("an NVIDIA card" for _ in (root / "proc/driver/nvidia/gpus").glob("*"))
     on_bus = tuple("an NVIDIA card" for _ in _nvidia_on_bus(root))
     if done.returncode not in (0, NOT_FOUND) and (shown or on_bus):
-        return Nvidia(shown or on_bus, driver=True, trouble=_one_line(done.stdout or done.stderr))
-    return Nvidia(shown or on_bus, driver=bool(shown))
+        return NvidiaFacts(shown or on_bus, driver=True, trouble=_one_line(done.stdout or done.stderr))
+    return NvidiaFacts(shown or on_bus, driver=bool(shown))
 
 
 def _nvidia_on_bus(root: Path) -> Iterator[Path]:
@@ -75,7 +75,7 @@ def _nvidia_on_bus(root: Path) -> Iterator[Path]:
             yield device
 
 
-def disk(directory: Path) -> Disk:
+def disk(directory: Path) -> DiskFacts:
     free: int | None = None
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(directory).free
@@ -83,20 +83,20 @@ def disk(directory: Path) -> Disk:
     resolved = str(directory.resolve())
     kind = parsers.filesystem_of(resolved, mounts)
     remote = kind.lower() in parsers.REMOTE or resolved.startswith("\\\\")
-    return Disk(str(directory), free, kind, remote)
+    return DiskFacts(str(directory), free, kind, remote)
 
 
-def key(directory: Path, filesystem: str, root: Path = Path("/")) -> Key:
+def key(directory: Path, filesystem: str, root: Path = Path("/")) -> KeyFacts:
     path = directory / "node.key"
     try:
         facts = path.stat()
     except OSError:
-        return Key(str(path), exists=path.is_symlink())
+        return KeyFacts(str(path), exists=path.is_symlink())
     made: float | None = None
     with contextlib.suppress(OSError):
         made = (root / "etc/machine-id").stat().st_mtime
     contained = any((root / name).exists() for name in (".dockerenv", "run/.containerenv"))
-    return Key(
+    return KeyFacts(
         path=str(path),
         mode=facts.st_mode if sys.platform != "win32" else None,
         mine=not hasattr(os, "geteuid") or facts.st_uid == os.geteuid(),
@@ -106,26 +106,26 @@ def key(directory: Path, filesystem: str, root: Path = Path("/")) -> Key:
     )
 
 
-def running(directory: Path) -> Running:
+def running(directory: Path) -> AgentFacts:
     try:
         standing = standing_of(directory)
     except BarnraiseError as error:
-        return Running(trouble=error.message)
+        return AgentFacts(trouble=error.message)
     if standing is None:
-        return Running()
-    return Running(standing.listener_version, standing.pid, standing.agent)
+        return AgentFacts()
+    return AgentFacts(standing.listener_version, standing.pid, standing.agent)
 
 
-def port(number: int, directory: Path) -> Port:
+def port(number: int, directory: Path) -> PortFacts:
     with contextlib.suppress(BarnraiseError):
         standing = standing_of(directory)
         if standing is not None and standing.port == number:
-            return Port(number, ours=True)
+            return PortFacts(number, ours=True)
     try:
         open_port(number, any_port=False).close()
     except ListenerError:
-        return Port(number, free=False, holder=_holder(number))
-    return Port(number)
+        return PortFacts(number, free=False, holder=_holder(number))
+    return PortFacts(number)
 
 
 def _holder(number: int) -> str:
@@ -139,54 +139,54 @@ def _holder(number: int) -> str:
     return ""
 
 
-def wsl(run: Run, release: str | None = None) -> Wsl:
+def wsl(run: Run, release: str | None = None) -> WslFacts:
     name = platform.release() if release is None else release
     if "microsoft" not in name.lower():
-        return Wsl()
+        return WslFacts()
     if "Microsoft" in name and "WSL2" not in name:
-        return Wsl(1)
+        return WslFacts(1)
     done = run(["wslinfo", "--networking-mode"])
-    return Wsl(2, done.stdout.strip().lower() if done.returncode == 0 else "")
+    return WslFacts(2, done.stdout.strip().lower() if done.returncode == 0 else "")
 
 
-def sleep(run: Run, root: Path = Path("/")) -> Sleep:
+def sleep(run: Run, root: Path = Path("/")) -> SleepFacts:
     if SYSTEM == "macos":
         seconds = parsers.pmset_idle_s(run(["pmset", "-g", "custom"]).stdout)
-        return Sleep(
+        return SleepFacts(
             seconds, "pmset, on mains power", lid="InternalBattery" in run(["pmset", "-g", "batt"]).stdout
         )
     if SYSTEM == "windows":
         command = ["powercfg", "/query", "SCHEME_CURRENT", "SUB_SLEEP", "STANDBYIDLE"]
-        return Sleep(parsers.powercfg_idle_s(run(command).stdout), "powercfg, on mains power")
+        return SleepFacts(parsers.powercfg_idle_s(run(command).stdout), "powercfg, on mains power")
     return _sleep_of_linux(run, root)
 
 
-def _sleep_of_linux(run: Run, root: Path) -> Sleep:
+def _sleep_of_linux(run: Run, root: Path) -> SleepFacts:
     lid = (root / "proc/acpi/button/lid").exists()
     masked = run(["systemctl", "is-enabled", "sleep.target"])
     if masked.stdout.strip() == "masked":
-        return Sleep(0, "sleep.target is masked")
+        return SleepFacts(0, "sleep.target is masked")
     files = [root / "etc/systemd/logind.conf"]
     for folder in ("usr/lib/systemd/logind.conf.d", "etc/systemd/logind.conf.d"):
         files += sorted((root / folder).glob("*.conf"))
     seconds = parsers.logind_idle_s(map(_read, files))
     if seconds:
-        return Sleep(seconds, "logind", lid)
+        return SleepFacts(seconds, "logind", lid)
     if "GNOME" in os.environ.get("XDG_CURRENT_DESKTOP", "") or _runs("gsd-power"):
         kind = run(["gsettings", "get", _GNOME, "sleep-inactive-ac-type"])
         after = run(["gsettings", "get", _GNOME, "sleep-inactive-ac-timeout"])
-        return Sleep(parsers.gnome_idle_s(kind.stdout, after.stdout), "GNOME, on mains power", lid)
+        return SleepFacts(parsers.gnome_idle_s(kind.stdout, after.stdout), "GNOME, on mains power", lid)
     known = files[0].exists() or masked.returncode != NOT_FOUND
-    return Sleep(0 if known else None, "logind", lid)
+    return SleepFacts(0 if known else None, "logind", lid)
 
 
-def firewalls(run: Run, number: int, root: Path = Path("/")) -> list[Firewall]:
+def firewalls(run: Run, number: int, root: Path = Path("/")) -> list[FirewallFacts]:
     """Those that are active. Reading the rules of Linux takes root; without it they are unknown."""
     if SYSTEM == "macos":
         answers = [run([_ALF, f"--{what}"]).stdout for what in ("getglobalstate", "getblockall")]
         app = run([_ALF, "--getappblocked", os.path.realpath(sys.executable)]).stdout
         on, lets_in = parsers.macos_firewall(answers[0], answers[1], app)
-        return [Firewall("the firewall of macOS", lets_in)] if on else []
+        return [FirewallFacts("the firewall of macOS", lets_in)] if on else []
     if SYSTEM == "windows":
         profiles = ("StandardProfile", "PublicProfile")
         found = [
@@ -195,31 +195,33 @@ def firewalls(run: Run, number: int, root: Path = Path("/")) -> list[Firewall]:
         if not parsers.windows_firewall_is_on(found):
             return []
         rule = run(["netsh", "advfirewall", "firewall", "show", "rule", "name=Barnraise"])
-        return [Firewall("the firewall of Windows", True if rule.returncode == 0 else None)]
+        return [FirewallFacts("the firewall of Windows", True if rule.returncode == 0 else None)]
     return _firewalls_of_linux(run, number, root)
 
 
-def _firewalls_of_linux(run: Run, number: int, root: Path) -> list[Firewall]:
+def _firewalls_of_linux(run: Run, number: int, root: Path) -> list[FirewallFacts]:
     if parsers.ufw_is_on(_read(root / "etc/ufw/ufw.conf")):
         status = run(["ufw", "status"])
         known = status.returncode == 0 and "Status: active" in status.stdout
         return [
-            Firewall("ufw", parsers.ufw_lets_in(status.stdout, number) if known else None, _only_root(known))
+            FirewallFacts(
+                "ufw", parsers.ufw_lets_in(status.stdout, number) if known else None, _only_root(known)
+            )
         ]
     if run(["firewall-cmd", "--state"]).stdout.strip() == "running":
         ports = run(["firewall-cmd", "--list-ports"])
         zone = run(["firewall-cmd", "--get-default-zone"]).stdout.strip()
         known = ports.returncode == 0
         lets_in = zone == "trusted" or parsers.firewalld_lets_in(ports.stdout, number) if known else None
-        return [Firewall("firewalld", lets_in, _only_root(known))]
+        return [FirewallFacts("firewalld", lets_in, _only_root(known))]
     rules = run(["nft", "-j", "list", "ruleset"])
     if rules.returncode != 0:
         return []
     lets_in = parsers.nft_lets_in(rules.stdout, number)
-    return [Firewall("nftables", lets_in)] if lets_in is not True else []
+    return [FirewallFacts("nftables", lets_in)] if lets_in is not True else []
 
 
-def bridges(run: Run, root: Path = Path("/")) -> list[Bridge]:
+def bridges(run: Run, root: Path = Path("/")) -> list[BridgeFacts]:
     if SYSTEM == "macos":
         ports = hardware_ports(run(["networksetup", "-listallhardwareports"]).stdout)
         return list(parsers.macos_bridges(run(["ifconfig", "-a"]).stdout, ports))
@@ -228,7 +230,7 @@ def bridges(run: Run, root: Path = Path("/")) -> list[Bridge]:
         members = [link.name for link in sorted((folder.parent / "brif").glob("*"))]
         up = [name for name in members if _is_thunderbolt(root, name)]
         found.append(
-            Bridge(folder.parent.name, tuple(up), _read(folder / "stp_state").strip() not in ("", "0"))
+            BridgeFacts(folder.parent.name, tuple(up), _read(folder / "stp_state").strip() not in ("", "0"))
         )
     return found
 

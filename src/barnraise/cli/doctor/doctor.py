@@ -16,14 +16,14 @@ import msgspec
 
 from barnraise import __version__
 from barnraise.agent.diagnostics import checks
-from barnraise.agent_client.cluster_requests import CheckAsk, CheckRow, CheckTold
+from barnraise.agent_client.cluster_requests import CheckRequest, CheckResponse, CheckRow
 from barnraise.cli.agent_call import ask
 from barnraise.cli.doctor import collect, hub_checks, machine_checks, network_checks
-from barnraise.cli.doctor.facts import Firewall
+from barnraise.cli.doctor.facts import FirewallFacts
 from barnraise.core.command import Run, runner
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import BarnraiseError
-from barnraise.core.flow.background import Later, LeftOut
+from barnraise.core.flow.background import DeadlineCall, DeadlineExceeded
 
 _COMMAND_S = 2.0
 _LOOK_S = 6.0
@@ -42,7 +42,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     ok: bool
     version: str
     rows: tuple[CheckRow, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[DeadlineExceeded, ...]
 
 
 def run(*, as_json: bool) -> int:
@@ -59,41 +59,41 @@ def examine(run_command: Run) -> Diagnosis:
     """Every check that can be made now."""
     began = time.monotonic()
     rows: list[CheckRow] = []
-    left: list[LeftOut] = []
+    left: list[DeadlineExceeded] = []
     looks = _looks(run_command)
-    firewalls: Later[list[Firewall]] | None = None
-    inside: Later[CheckTold] | None = None
+    firewalls: DeadlineCall[list[FirewallFacts]] | None = None
+    inside: DeadlineCall[CheckResponse] | None = None
     number, agent_answers = 0, False
-    place = Later(("settings",), _place).result(began + _COMMAND_S)
-    if isinstance(place, LeftOut):
-        left.append(LeftOut(("settings", *_NEED_SETTINGS, *checks.CHECKS), place.why))
+    place = DeadlineCall(("settings",), _place).result(began + _COMMAND_S)
+    if isinstance(place, DeadlineExceeded):
+        left.append(DeadlineExceeded(("settings", *_NEED_SETTINGS, *checks.CHECKS), place.why))
     elif isinstance(place, BarnraiseError):
         rows.append(network_checks.settings(place))
-        left.append(LeftOut((*_NEED_SETTINGS, *checks.CHECKS), "the settings are not valid"))
+        left.append(DeadlineExceeded((*_NEED_SETTINGS, *checks.CHECKS), "the settings are not valid"))
     else:
         settings, directory = place
         number = settings.network.port
         rows.append(network_checks.settings(None))
         looks += _looks_with(settings, directory, run_command)
-        firewalls = Later(("firewall",), partial(collect.firewalls, run_command, number))
-        inside = Later(checks.CHECKS, _ask_agent)
+        firewalls = DeadlineCall(("firewall",), partial(collect.firewalls, run_command, number))
+        inside = DeadlineCall(checks.CHECKS, _ask_agent)
     for look in looks:
         answer = look.result(began + _LOOK_S)
-        if isinstance(answer, LeftOut):
+        if isinstance(answer, DeadlineExceeded):
             left.append(answer)
         else:
             rows += [row for row in answer if row is not None]
     if inside is not None:
         told = inside.result(began + _AGENT_S)
-        agent_answers = isinstance(told, CheckTold)
-        if isinstance(told, CheckTold):
+        agent_answers = isinstance(told, CheckResponse)
+        if isinstance(told, CheckResponse):
             rows += told.rows
         else:
             left.append(told)
     rows += [row for row in [network_checks.local_network(collect.SYSTEM, agent_answers)] if row is not None]
     if firewalls is not None:
         seen = firewalls.result(began + _AGENT_S)
-        if isinstance(seen, LeftOut):
+        if isinstance(seen, DeadlineExceeded):
             left.append(seen)
         else:
             rows += network_checks.firewall(seen, number, collect.SYSTEM, came_in(rows))
@@ -137,11 +137,11 @@ def _place() -> tuple[Settings, Path] | BarnraiseError:
         return error
 
 
-def _ask_agent() -> CheckTold:
-    return ask(CheckAsk(), CheckTold, timeout_s=_AGENT_S, offer_start=False)
+def _ask_agent() -> CheckResponse:
+    return ask(CheckRequest(), CheckResponse, timeout_s=_AGENT_S, offer_start=False)
 
 
-def _looks(run_command: Run) -> list[Later[Rows]]:
+def _looks(run_command: Run) -> list[DeadlineCall[Rows]]:
     """What can be seen of any machine."""
     system, arch = collect.SYSTEM, platform.machine().lower()
     bits = struct.calcsize("P") * 8
@@ -154,15 +154,15 @@ def _looks(run_command: Run) -> list[Later[Rows]]:
         ]
 
     return [
-        Later(("python", "barnraise", "torch"), software),
-        Later(("gpu",), lambda: [machine_checks.gpu(collect.nvidia(run_command), collect.torch())]),
-        Later(("clock",), lambda: [machine_checks.clock(time.time(), collect.installed_s(), system)]),
-        Later(("sleep",), lambda: [machine_checks.sleep(collect.sleep(run_command), system)]),
-        Later(("bridge",), lambda: [network_checks.bridge(collect.bridges(run_command))]),
+        DeadlineCall(("python", "barnraise", "torch"), software),
+        DeadlineCall(("gpu",), lambda: [machine_checks.gpu(collect.nvidia(run_command), collect.torch())]),
+        DeadlineCall(("clock",), lambda: [machine_checks.clock(time.time(), collect.installed_s(), system)]),
+        DeadlineCall(("sleep",), lambda: [machine_checks.sleep(collect.sleep(run_command), system)]),
+        DeadlineCall(("bridge",), lambda: [network_checks.bridge(collect.bridges(run_command))]),
     ]
 
 
-def _looks_with(settings: Settings, directory: Path, run_command: Run) -> list[Later[Rows]]:
+def _looks_with(settings: Settings, directory: Path, run_command: Run) -> list[DeadlineCall[Rows]]:
     """What depends on the settings: where the state is, and which port it is."""
     number = settings.network.port
 
@@ -180,19 +180,21 @@ def _looks_with(settings: Settings, directory: Path, run_command: Run) -> list[L
         return [row for hub in hub_checks.hubs(settings) for row in network_checks.hub(hub, collect.SYSTEM)]
 
     return [
-        Later(("disk", "network-disk", "key", "cloned-key"), state),
-        Later(("hub",), friends),
-        Later(("port",), lambda: [network_checks.port(collect.port(number, directory))]),
-        Later(("agent",), lambda: [network_checks.agent(collect.running(directory), __version__)]),
-        Later(("wsl",), lambda: [network_checks.wsl(collect.wsl(run_command), number)]),
+        DeadlineCall(("disk", "network-disk", "key", "cloned-key"), state),
+        DeadlineCall(("hub",), friends),
+        DeadlineCall(("port",), lambda: [network_checks.port(collect.port(number, directory))]),
+        DeadlineCall(("agent",), lambda: [network_checks.agent(collect.running(directory), __version__)]),
+        DeadlineCall(("wsl",), lambda: [network_checks.wsl(collect.wsl(run_command), number)]),
     ]
 
 
-def _ordered(rows: Iterable[CheckRow], left: Iterable[LeftOut]) -> Diagnosis:
+def _ordered(rows: Iterable[CheckRow], left: Iterable[DeadlineExceeded]) -> Diagnosis:
     """What failed last; a check that somebody else has made is not left out."""
     ordered = tuple(sorted(rows, key=lambda row: (_ORDER[row.state], row.name, row.peer)))
     made = {row.name for row in ordered} | (set() if collect.SYSTEM == "macos" else {"local-network"})
-    missing = [LeftOut(tuple(name for name in one.names if name not in made), one.why) for one in left]
+    missing = [
+        DeadlineExceeded(tuple(name for name in one.names if name not in made), one.why) for one in left
+    ]
     ok = all(row.state != "fail" for row in ordered)
     return Diagnosis(ok, __version__, ordered, tuple(one for one in missing if one.names))
 

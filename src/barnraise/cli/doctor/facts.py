@@ -28,7 +28,7 @@ CHECKS = (
 
 
 @dataclass(frozen=True)
-class Torch:
+class TorchFacts:
     """The installed torch as its files describe it. ``cuda`` and ``hip``: what it was built for."""
 
     version: str = ""
@@ -37,7 +37,7 @@ class Torch:
 
 
 @dataclass(frozen=True)
-class Nvidia:
+class NvidiaFacts:
     """Cards that the bus or the driver shows; ``trouble``: why the driver does not answer."""
 
     cards: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Nvidia:
 
 
 @dataclass(frozen=True)
-class Disk:
+class DiskFacts:
     """Where the state directory is."""
 
     directory: str
@@ -56,7 +56,7 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class Key:
+class KeyFacts:
     """The file of the node key."""
 
     path: str
@@ -69,7 +69,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Port:
+class PortFacts:
     """The one TCP port; ``holder``: which program has it, if somebody else does."""
 
     number: int
@@ -79,7 +79,7 @@ class Port:
 
 
 @dataclass(frozen=True)
-class Running:
+class AgentFacts:
     """What answers at the local door: nobody, a listener, or an agent; ``trouble``: why it was not asked."""
 
     version: str = ""
@@ -89,7 +89,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Wsl:
+class WslFacts:
     """Linux inside Windows; ``mode`` of its network as `wslinfo` says it."""
 
     version: int = 0
@@ -97,7 +97,7 @@ class Wsl:
 
 
 @dataclass(frozen=True)
-class Sleep:
+class SleepFacts:
     """After how long without use the machine sleeps (0: never), by whose word; ``lid``: closing it counts."""
 
     after_s: int | None = None
@@ -106,7 +106,7 @@ class Sleep:
 
 
 @dataclass(frozen=True)
-class Firewall:
+class FirewallFacts:
     """One firewall that is active; ``lets_in``: our port, as far as can be seen."""
 
     tool: str
@@ -115,7 +115,7 @@ class Firewall:
 
 
 @dataclass(frozen=True)
-class Bridge:
+class BridgeFacts:
     """A bridge of the system with the Thunderbolt ports in it that are up."""
 
     name: str
@@ -124,7 +124,7 @@ class Bridge:
 
 
 @dataclass(frozen=True)
-class HubWay:
+class HubAddressFacts:
     """An address of a hub, asked from here: whether the hub ``answers`` with its key, otherwise why not in
     words, and whether some ``other`` answered."""
 
@@ -136,11 +136,11 @@ class HubWay:
 
 
 @dataclass(frozen=True)
-class Hub:
+class HubFacts:
     """A hub that is ``kept`` here, or that this machine trains for."""
 
     name: str
-    ways: tuple[HubWay, ...] = ()
+    ways: tuple[HubAddressFacts, ...] = ()
     kept: bool = False
     up: bool = False  # a command keeps it now
     region: bool = False

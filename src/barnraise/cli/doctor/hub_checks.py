@@ -9,12 +9,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from barnraise.cli.doctor.facts import Hub, HubWay
+from barnraise.cli.doctor.facts import HubAddressFacts, HubFacts
 from barnraise.cli.hub.directories import kept_hubs, known_addresses, rooms_with
 from barnraise.cli.hub.join import SEAT, fit_name, require_hub_parts
 from barnraise.core.config import Settings
 from barnraise.core.errors import HubAway, HubError, HubRefused
-from barnraise.core.flow.background import Later, LeftOut
+from barnraise.core.flow.background import DeadlineCall, DeadlineExceeded
 from barnraise.identity.keys import NodeKey
 
 if TYPE_CHECKING:
@@ -27,17 +27,17 @@ _ALL_S = 4.0
 class _Known(NamedTuple):
     """A hub, before it is asked."""
 
-    hub: Hub
+    hub: HubFacts
     id: NodeId
     addresses: Sequence[str]
 
 
-def hubs(settings: Settings) -> list[Hub]:
+def hubs(settings: Settings) -> list[HubFacts]:
     """HubError if there are some, and what it takes to ask them is not installed."""
     known = [*_kept(settings)]
     own = {one.id for one in known}
     known += [one for one in _joined(settings) if one.id not in own]
-    asked = [[Later(("hub",), partial(ask, at, one.id)) for at in one.addresses] for one in known]
+    asked = [[DeadlineCall(("hub",), partial(ask, at, one.id)) for at in one.addresses] for one in known]
     deadline = time.monotonic() + _ALL_S
     found = []
     for one, waiting in zip(known, asked, strict=True):
@@ -47,27 +47,31 @@ def hubs(settings: Settings) -> list[Hub]:
     return found
 
 
-def ask(address: str, hub: NodeId) -> HubWay:
+def ask(address: str, hub: NodeId) -> HubAddressFacts:
     """As a stranger, who uses up nothing of this machine's own share there."""
     from barnraise.hub.client.client import HubClient
-    from barnraise.hub.protocol.messages import Description
+    from barnraise.hub.protocol.messages import RunDescription
 
     client = HubClient([address], hub, NodeKey.generate(), answer_s=_ANSWER_S)
     try:
-        client.ask("GET", "/v1/run", Description)
+        client.ask("GET", "/v1/run", RunDescription)
     except HubAway as error:
-        return HubWay(address, words=error.message, other=error.answered)
+        return HubAddressFacts(address, words=error.message, other=error.answered)
     except HubRefused:
         pass  # by the hub itself
     except HubError as error:
-        return HubWay(address, words=error.message)
+        return HubAddressFacts(address, words=error.message)
     finally:
         client.close()
-    return HubWay(address, answers=True, ahead_s=client.ahead_s)
+    return HubAddressFacts(address, answers=True, ahead_s=client.ahead_s)
 
 
-def _way(address: str, found: HubWay | LeftOut) -> HubWay:
-    return HubWay(address, words=f"{address}: {found.why}") if isinstance(found, LeftOut) else found
+def _way(address: str, found: HubAddressFacts | DeadlineExceeded) -> HubAddressFacts:
+    return (
+        HubAddressFacts(address, words=f"{address}: {found.why}")
+        if isinstance(found, DeadlineExceeded)
+        else found
+    )
 
 
 def _kept(settings: Settings) -> Iterator[_Known]:
@@ -83,7 +87,7 @@ def _kept(settings: Settings) -> Iterator[_Known]:
         key = hub_key(directory).id
         is_up = fit_name(directory.name) in up
         # A region is its own owner: its members are the machines of one network.
-        hub = Hub(directory.name, kept=True, up=is_up, region=owner_of(directory) == str(key))
+        hub = HubFacts(directory.name, kept=True, up=is_up, region=owner_of(directory) == str(key))
         yield _Known(hub, key, addresses)
 
 
@@ -93,4 +97,4 @@ def _joined(settings: Settings) -> Iterator[_Known]:
         from barnraise.hub.client.credentials import read_seat
 
         seat = read_seat(room / SEAT)
-        yield _Known(Hub(seat.run), seat.hub_id, seat.addresses)
+        yield _Known(HubFacts(seat.run), seat.hub_id, seat.addresses)

@@ -6,7 +6,7 @@ import time
 
 from barnraise.agent.diagnostics.checks import clock_mend
 from barnraise.agent_client.cluster_requests import CheckRow
-from barnraise.cli.doctor.facts import Disk, Key, Nvidia, Sleep, Torch
+from barnraise.cli.doctor.facts import DiskFacts, KeyFacts, NvidiaFacts, SleepFacts, TorchFacts
 from barnraise.core.installation import install_hint
 from barnraise.core.torch_range import TESTED_RANGE, is_tested
 
@@ -47,7 +47,7 @@ def barnraise(running: str, recorded: str | None) -> CheckRow:
     return CheckRow("barnraise", "ok", running)
 
 
-def torch(found: Torch, system: str, machine: str) -> CheckRow:
+def torch(found: TorchFacts, system: str, machine: str) -> CheckRow:
     if not found.version:
         if system == "macos" and machine == "x86_64":
             return CheckRow(
@@ -69,7 +69,7 @@ def torch(found: Torch, system: str, machine: str) -> CheckRow:
     return CheckRow("torch", "ok", found.version)
 
 
-def gpu(nvidia: Nvidia, found: Torch) -> CheckRow:
+def gpu(nvidia: NvidiaFacts, found: TorchFacts) -> CheckRow:
     """A card that torch cannot use is the most expensive mistake of all."""
     if not nvidia.cards:
         return CheckRow("gpu", "ok", "no NVIDIA card")
@@ -98,7 +98,7 @@ def gpu(nvidia: Nvidia, found: Torch) -> CheckRow:
     return CheckRow("gpu", "ok", cards)
 
 
-def disk(found: Disk) -> CheckRow:
+def disk(found: DiskFacts) -> CheckRow:
     if found.free_bytes is None:
         return CheckRow(
             "disk", "warn", f"the free space of {found.directory} cannot be seen", "Look with: df -h"
@@ -116,7 +116,7 @@ def disk(found: Disk) -> CheckRow:
     return CheckRow("disk", "ok", free)
 
 
-def network_disk(found: Disk) -> CheckRow:
+def network_disk(found: DiskFacts) -> CheckRow:
     """Locks and sockets fail there, and a home that two machines share makes them one node."""
     if found.remote:
         return CheckRow(
@@ -131,7 +131,7 @@ def network_disk(found: Disk) -> CheckRow:
     )
 
 
-def key(found: Key) -> CheckRow:
+def key(found: KeyFacts) -> CheckRow:
     if not found.exists:
         return CheckRow("key", "ok", "there is no node key yet; it is made when first needed")
     if not found.mine:
@@ -151,7 +151,7 @@ def key(found: Key) -> CheckRow:
     return CheckRow("key", "ok", "the node key is for this user alone")
 
 
-def cloned_key(found: Key) -> CheckRow | None:
+def cloned_key(found: KeyFacts) -> CheckRow | None:
     """Signs on this disk that the key came here with a copy; a running agent looks for the other one."""
     if not found.exists:
         return None
@@ -192,7 +192,7 @@ def clock(now_s: float, installed_s: float, system: str) -> CheckRow:
     return CheckRow("clock", "ok", shown)
 
 
-def sleep(found: Sleep, system: str) -> CheckRow:
+def sleep(found: SleepFacts, system: str) -> CheckRow:
     """A machine that sleeps says goodbye and comes back, but it does not train meanwhile."""
     lid = "; closing the lid sends it to sleep as well" if found.lid else ""
     if found.after_s is None:

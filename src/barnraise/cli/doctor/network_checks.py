@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from barnraise.agent.diagnostics.checks import clock_mend, firewall_mend
 from barnraise.agent_client.cluster_requests import CheckRow
-from barnraise.cli.doctor.facts import Bridge, Firewall, Hub, Port, Running, Wsl
+from barnraise.cli.doctor.facts import AgentFacts, BridgeFacts, FirewallFacts, HubFacts, PortFacts, WslFacts
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.units import format_duration
 from barnraise.transport.addresses import reach_of
@@ -24,7 +24,7 @@ def settings(error: BarnraiseError | None) -> CheckRow:
     return CheckRow("settings", "fail", error.message, error.hint)
 
 
-def port(found: Port) -> CheckRow:
+def port(found: PortFacts) -> CheckRow:
     if found.ours:
         return CheckRow("port", "ok", f"TCP {found.number} is open, and ours")
     if found.free:
@@ -38,7 +38,7 @@ def port(found: Port) -> CheckRow:
     )
 
 
-def agent(found: Running, version: str) -> CheckRow:
+def agent(found: AgentFacts, version: str) -> CheckRow:
     if found.trouble:
         return CheckRow(
             "agent",
@@ -65,7 +65,9 @@ def agent(found: Running, version: str) -> CheckRow:
     return CheckRow("agent", "ok", f"runs (pid {found.pid}), same version")
 
 
-def firewall(found: Iterable[Firewall], number: int, system: str, came_in: tuple[str, ...]) -> list[CheckRow]:
+def firewall(
+    found: Iterable[FirewallFacts], number: int, system: str, came_in: tuple[str, ...]
+) -> list[CheckRow]:
     """``came_in``: peers that dialled this machine just now; what they did cannot be blocked."""
     rows = []
     for one in found:
@@ -106,7 +108,7 @@ def _firewall_mend(tool: str, number: int, system: str) -> str:
     return commands.get(tool) or firewall_mend(system, number, "")
 
 
-def wsl(found: Wsl, number: int) -> CheckRow | None:
+def wsl(found: WslFacts, number: int) -> CheckRow | None:
     if not found.version:
         return None
     if found.version == 1:
@@ -152,7 +154,7 @@ def local_network(system: str, agent_runs: bool) -> CheckRow | None:
     )
 
 
-def bridge(found: Iterable[Bridge]) -> CheckRow | None:
+def bridge(found: Iterable[BridgeFacts]) -> CheckRow | None:
     """Two machines with two cables are fine; three in a ring of bridges flood each other."""
     for one in found:
         if len(one.members) > 1 and not one.stp:
@@ -169,7 +171,7 @@ def bridge(found: Iterable[Bridge]) -> CheckRow | None:
     return CheckRow("bridge", "ok", f"no loop is possible through {', '.join(members)}") if members else None
 
 
-def hub(found: Hub, system: str) -> list[CheckRow]:
+def hub(found: HubFacts, system: str) -> list[CheckRow]:
     """Whether it answers with its key where friends look for it, and whether they can look there."""
     rows = [_hub_reached(found)]
     ahead = next((way.ahead_s for way in found.ways if way.ahead_s is not None), 0.0)
@@ -201,7 +203,7 @@ def _host(address: str) -> str:
         return ""
 
 
-def _hub_reached(found: Hub) -> CheckRow:
+def _hub_reached(found: HubFacts) -> CheckRow:
     its, others = _its(found), [way for way in found.ways if way.other]
     answering = [way.address for way in found.ways if way.answers]
     if found.kept and not _is_up(found):  # then another one may have its port
@@ -222,15 +224,15 @@ def _hub_reached(found: Hub) -> CheckRow:
     return _hub_row(found, "warn" if is_outside else "fail", said, _OUTSIDE if is_outside else _MOVED)
 
 
-def _its(found: Hub) -> str:
+def _its(found: HubFacts) -> str:
     return f"the hub of {found.name}"
 
 
-def _is_up(found: Hub) -> bool:
+def _is_up(found: HubFacts) -> bool:
     return found.up or any(way.answers for way in found.ways)
 
 
-def _hub_row(found: Hub, state: State, sentence: str, mend: str = "") -> CheckRow:
+def _hub_row(found: HubFacts, state: State, sentence: str, mend: str = "") -> CheckRow:
     return CheckRow("hub", state, sentence, mend, found.name)
 
 

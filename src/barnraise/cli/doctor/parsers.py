@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from barnraise.cli.doctor.facts import Bridge
+from barnraise.cli.doctor.facts import BridgeFacts
 
 REMOTE = frozenset(
     {"9p", "afpfs", "afs", "ceph", "cifs", "davfs", "drvfs", "fuse.sshfs", "glusterfs", "lustre", "nfs"}
@@ -221,7 +221,7 @@ def powercfg_idle_s(printed: str) -> int | None:
 # bridges
 
 
-def macos_bridges(ifconfig: str, ports: Mapping[str, str]) -> tuple[Bridge, ...]:
+def macos_bridges(ifconfig: str, ports: Mapping[str, str]) -> tuple[BridgeFacts, ...]:
     """`ifconfig -a`: bridges with those Thunderbolt ports in them that have a cable."""
     blocks = dict(_blocks(ifconfig))
     found = []
@@ -236,7 +236,7 @@ def macos_bridges(ifconfig: str, ports: Mapping[str, str]) -> tuple[Bridge, ...]
             and ports.get(member, "Thunderbolt").startswith("Thunderbolt")
         ]
         stp = bool(up) and all("STP" in flags.split(",") for _, flags in up)
-        found.append(Bridge(name, tuple(member for member, _ in up), stp))
+        found.append(BridgeFacts(name, tuple(member for member, _ in up), stp))
     return tuple(found)
 
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from barnraise.artifacts import PIECE, FileEntry, Manifest, Store, folder_limits, read_files
+from barnraise.artifacts import PIECE, ArtifactStore, FileEntry, FolderManifest, folder_limits, read_files
 from barnraise.artifacts.store.manifest import MOST_ENCODED
 from barnraise.core.config import Settings
 from barnraise.core.errors import HubError, RunEnvironmentError
@@ -17,29 +17,29 @@ from barnraise.core.units import counted, format_size
 from barnraise.environments.script_imports import needs_of
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.mirror.blob_fetcher import ASK_THE_SENDER, MOST_CODE_BYTES, files_of
-from barnraise.hub.protocol.messages import Code, Description, decode_message
+from barnraise.hub.protocol.messages import CodeDescription, RunDescription, decode_message
 
 _SHOWN_FILES = 12
 
 
-class Offered(NamedTuple):
+class OfferedCode(NamedTuple):
     """What the hub's signed description names."""
 
-    description: Description
-    code: Code
-    manifest: Manifest
+    description: RunDescription
+    code: CodeDescription
+    manifest: FolderManifest
 
 
-def look(client: HubClient, description: Description, room: Path, settings: Settings) -> Offered:
+def look(client: HubClient, description: RunDescription, room: Path, settings: Settings) -> OfferedCode:
     """The list of files; none of them yet."""
     if description.code is None:
         raise HubError(f"the hub of {description.name} has no code to run", hint=ASK_THE_SENDER)
-    code = decode_message(Code, client.fetch_bytes(description.code, MOST_CODE_BYTES, room))
+    code = decode_message(CodeDescription, client.fetch_bytes(description.code, MOST_CODE_BYTES, room))
     listed = client.fetch_bytes(code.manifest, MOST_ENCODED, room)
-    return Offered(description, code, files_of(code, listed, folder_limits(settings)))
+    return OfferedCode(description, code, files_of(code, listed, folder_limits(settings)))
 
 
-def shown(offered: Offered, machines: Sequence[str] = ()) -> str:
+def shown(offered: OfferedCode, machines: Sequence[str] = ()) -> str:
     """For the person at this machine, before anything is fetched. Every word of it is the hub's: the command
     line is quoted, so that one argument cannot look like two, and nothing can overwrite what is said here.
 
@@ -63,9 +63,9 @@ def shown(offered: Offered, machines: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
-def lay_out(client: HubClient, offered: Offered, room: Path) -> Path:
+def lay_out(client: HubClient, offered: OfferedCode, room: Path) -> Path:
     """Every file, checked against the list that was shown; the folder to run in."""
-    store = Store(room / "store")
+    store = ArtifactStore(room / "store")
     store.check_room(2 * offered.manifest.size)
     objects = offered.manifest.objects().items()
     for sha256, (_, entry) in zip(offered.code.contents, objects, strict=True):
@@ -79,13 +79,13 @@ def lay_out(client: HubClient, offered: Offered, room: Path) -> Path:
     return target
 
 
-def _keep(store: Store, entry: FileEntry, path: Path) -> None:
+def _keep(store: ArtifactStore, entry: FileEntry, path: Path) -> None:
     with path.open("rb") as file:
         for index in range(len(entry.pieces)):
             store.write_piece(entry, index, file.read(PIECE))
 
 
-def _check_needs(store: Store, offered: Offered) -> None:
+def _check_needs(store: ArtifactStore, offered: OfferedCode) -> None:
     """What the script imports and this Python lacks, before it fails with it in the middle."""
     sources = read_files(store, offered.manifest, lambda path: path.endswith(".py"))
     needs = needs_of(sources, offered.code.entry)

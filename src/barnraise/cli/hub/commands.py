@@ -52,7 +52,7 @@ def _up(**options: Any) -> int:
     """
     from barnraise.cli.hub import up
 
-    return up.up(up.Wishes(**options))
+    return up.up(up.HubUpOptions(**options))
 
 
 @hub_group.command("follow")

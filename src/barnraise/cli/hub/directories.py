@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from barnraise.cli.child_process import Kept
+from barnraise.cli.child_process import ChildProcess
 from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import HubError
 
@@ -80,7 +80,7 @@ def addresses_from_here(directory: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*local, *known_addresses(directory))))
 
 
-async def start_hub(directory: Path, options: Sequence[str], place: Path) -> Kept:
+async def start_hub(directory: Path, options: Sequence[str], place: Path) -> ChildProcess:
     command = (sys.executable, "-P", "-m", "barnraise.hub", str(directory), *options)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    return await Kept.start("hub", command, room=place, folder=directory, environment=environment)
+    return await ChildProcess.start("hub", command, room=place, folder=directory, environment=environment)

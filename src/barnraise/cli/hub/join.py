@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from barnraise.agent.naming import machine_name
-from barnraise.agent_client.cluster_requests import StatusAsk, StatusTold
-from barnraise.artifacts import Manifest, Store, changed_since, folder_limits, pack, unpack_into
+from barnraise.agent_client.cluster_requests import StatusRequest, StatusResponse
+from barnraise.artifacts import ArtifactStore, FolderManifest, changed_since, folder_limits, pack, unpack_into
 from barnraise.artifacts.store.disk import remove_tree
 from barnraise.cli.agent_call import ask
-from barnraise.cli.child_process import LEFT, Kept, say, until_left
+from barnraise.cli.child_process import LEFT, ChildProcess, say, until_left
 from barnraise.cli.cluster.identity import machine_key
 from barnraise.cli.hub.directories import is_in_use, rooms_with, top_room
 from barnraise.core.config import Settings, load_settings
@@ -33,9 +33,9 @@ from barnraise.core.installation import install_hint
 from barnraise.core.units import counted
 
 if TYPE_CHECKING:
-    from barnraise.cli.hub.code import Offered
+    from barnraise.cli.hub.code import OfferedCode
     from barnraise.hub.client.client import HubClient
-    from barnraise.hub.client.credentials import Seat
+    from barnraise.hub.client.credentials import MemberCredentials
     from barnraise.hub.protocol.invites import Invite
 
 _PATIENCE_S = 30.0
@@ -43,28 +43,28 @@ SEAT = "seat"  # in the room of a command that trains
 MANNERS = "BARNRAISE_CONTRIBUTING_"  # how settings begin in the environment that are about a hub
 
 
-class Seated(NamedTuple):
+class JoinedHub(NamedTuple):
     """A machine that may begin: its files are laid out, and it has a seat."""
 
     room: Path
     folder: Path
     command: tuple[str, ...]
-    manifest: Manifest
-    seat: Seat
+    manifest: FolderManifest
+    seat: MemberCredentials
 
 
 def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, site: bool) -> int:
     require_hub_parts()
     from barnraise.cli.hub.code import look, shown
     from barnraise.hub.protocol.invites import read_invite
-    from barnraise.hub.protocol.messages import Description
+    from barnraise.hub.protocol.messages import RunDescription
 
     found = read_invite(invite)
     settings = load_settings()
     machines = _machines_of_site() if site else ()
     client = client_of(settings, found)
     with room(settings, found.run) as place:
-        description = client.patiently("GET", "/v1/run", Description, patience_s=_PATIENCE_S)
+        description = client.patiently("GET", "/v1/run", RunDescription, patience_s=_PATIENCE_S)
         offered = look(client, description, place, settings)
         click.echo(shown(offered, machines))
         if not yes and not click.confirm("Run it there?" if site else "Run it here?", default=False):
@@ -91,7 +91,7 @@ def run(*, invite: str, yes: bool, name: str, keep: Path | None, quiet: bool, si
 
 def _machines_of_site() -> tuple[str, ...]:
     """Those that a run would be started on: who is here, works and is an owner's."""
-    told = ask(StatusAsk(), StatusTold)
+    told = ask(StatusRequest(), StatusResponse)
     here = [one for one in told.nodes if one.seniority is not None and one.works and one.role == "owner"]
     return tuple(one.name for one in here)
 
@@ -116,27 +116,27 @@ def client_of(settings: Settings, invite: Invite, answer_s: float | None = None)
 def take_seat(
     client: HubClient,
     invite: Invite,
-    offered: Offered,
+    offered: OfferedCode,
     place: Path,
     settings: Settings,
     *,
     name: str = "",
     only_begins: bool = False,
-) -> Seated:
+) -> JoinedHub:
     """Become a member, and have everything here that the script's process needs."""
     from barnraise.cli.hub.code import lay_out
-    from barnraise.hub.client.credentials import Seat, member_secret
-    from barnraise.hub.protocol.messages import Join, Joined
+    from barnraise.hub.client.credentials import MemberCredentials, member_secret
+    from barnraise.hub.protocol.messages import JoinRequest, JoinResponse
 
     _check_free(settings, invite)
-    asked = Join(token=invite.token_text, name=fit_name(name or machine_name()))
-    joined = client.patiently("POST", "/v1/members", Joined, asked, patience_s=_PATIENCE_S)
+    asked = JoinRequest(token=invite.token_text, name=fit_name(name or machine_name()))
+    joined = client.patiently("POST", "/v1/members", JoinResponse, asked, patience_s=_PATIENCE_S)
     folder = lay_out(client, offered, place)
     if joined.regions:
         from barnraise.cli.hub.region import settle
 
         invite = settle(invite, joined, asked.name, partial(client_of, settings))
-    seat = Seat(
+    seat = MemberCredentials(
         addresses=invite.addresses,
         hub=invite.hub,
         key=member_secret(machine_key(settings), invite.hub_id),
@@ -147,7 +147,7 @@ def take_seat(
         only_begins=only_begins,
     )
     say(f"this machine is {asked.name} in {invite.run}")
-    return Seated(place, folder, (offered.code.entry, *offered.code.arguments), offered.manifest, seat)
+    return JoinedHub(place, folder, (offered.code.entry, *offered.code.arguments), offered.manifest, seat)
 
 
 def _check_free(settings: Settings, invite: Invite) -> None:
@@ -162,11 +162,11 @@ def _check_free(settings: Settings, invite: Invite) -> None:
             )
 
 
-async def start_script(seated: Seated, *, quiet: bool = False) -> Kept:
+async def start_script(seated: JoinedHub, *, quiet: bool = False) -> ChildProcess:
     from barnraise.hub.client.credentials import write_seat
 
     write_seat(seated.seat, seated.room / SEAT)
-    return await Kept.start(
+    return await ChildProcess.start(
         "script",
         (sys.executable, *seated.command),
         room=seated.room,
@@ -176,7 +176,7 @@ async def start_script(seated: Seated, *, quiet: bool = False) -> Kept:
     )
 
 
-async def _train(seated: Seated, quiet: bool) -> int:
+async def _train(seated: JoinedHub, quiet: bool) -> int:
     kept = await start_script(seated, quiet=quiet)
     try:
         await kept.until_ended()
@@ -213,19 +213,19 @@ def room(settings: Settings, run: str) -> Iterator[Path]:
             top.rmdir()
 
 
-def keep_results(seated: Seated, target: Path, settings: Settings) -> None:
+def keep_results(seated: JoinedHub, target: Path, settings: Settings) -> None:
     """What the script wrote, for a person who asked for it."""
     limits = folder_limits(settings)
     changed = changed_since(seated.manifest, seated.folder, limits)
     if not changed:
         say("the script wrote no files")
         return
-    store = Store(seated.room / "written")
+    store = ArtifactStore(seated.room / "written")
     count = unpack_into(store, pack(seated.folder, store, limits, only=changed).id, target)
     say(f"{counted(count, 'file')} written by the script: {os.path.relpath(target)}")
 
 
-def _environment(seated: Seated) -> dict[str, str]:
+def _environment(seated: JoinedHub) -> dict[str, str]:
     kept = (MANNERS, "BARNRAISE_CONFIG")
     given = {
         name: value

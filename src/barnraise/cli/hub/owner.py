@@ -25,7 +25,7 @@ def _told(member: str, name: str, word: str) -> str:
     """The owner's word about a member, whose name it gives."""
     require_hub_parts()
     from barnraise.hub.client.client import HubClient
-    from barnraise.hub.protocol.messages import Description
+    from barnraise.hub.protocol.messages import RunDescription
     from barnraise.hub.storage.create import hub_key
 
     directory = kept_hub(name, load_settings())
@@ -33,7 +33,7 @@ def _told(member: str, name: str, word: str) -> str:
     key = hub_key(directory)
     client = HubClient(addresses_from_here(directory), key.id, key)
     try:
-        client.ask("POST", f"/v1/members/{node}/{word}", Description)
+        client.ask("POST", f"/v1/members/{node}/{word}", RunDescription)
     finally:
         client.close()
     return called
@@ -41,9 +41,9 @@ def _told(member: str, name: str, word: str) -> str:
 
 def _member(directory: Path, wanted: str) -> tuple[str, str]:
     """Name and id of the only member of this name, or whose id begins so."""
-    from barnraise.hub.storage.log import Log
+    from barnraise.hub.storage.log import HubLog
 
-    log = Log(directory)
+    log = HubLog(directory)
     try:
         members = log.read().members.values()
     finally:

@@ -9,10 +9,10 @@ from functools import partial
 
 from barnraise.cli.child_process import say
 from barnraise.core.errors import BarnraiseError
-from barnraise.core.flow.background import Later, LeftOut
+from barnraise.core.flow.background import DeadlineCall, DeadlineExceeded
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.protocol.invites import Invite, read_invite
-from barnraise.hub.protocol.messages import Description, Join, Joined
+from barnraise.hub.protocol.messages import JoinRequest, JoinResponse, RunDescription
 from barnraise.hub.region.placement import by_distance
 
 _LEVELS = 4
@@ -23,7 +23,7 @@ _MEASURED_S = 8.0
 Connect = Callable[[Invite, float], HubClient]
 
 
-def settle(first: Invite, joined: Joined, name: str, connect: Connect) -> Invite:
+def settle(first: Invite, joined: JoinResponse, name: str, connect: Connect) -> Invite:
     """Of the hub where this machine is a member in the end; all have the run that the first one described."""
     here, description = first, joined.description
     for _ in range(_LEVELS):
@@ -44,14 +44,16 @@ def _readable(regions: Sequence[str], here: Invite) -> list[Invite]:
 
 
 def _take_in(
-    here: Invite, others: Sequence[Invite], description: Description, name: str, connect: Connect
-) -> tuple[Invite, Joined] | None:
+    here: Invite, others: Sequence[Invite], description: RunDescription, name: str, connect: Connect
+) -> tuple[Invite, JoinResponse] | None:
     own_s, *distances = _measured([here, *others], description, connect)
     reached = [(one, far) for one, far in zip(others, distances, strict=True) if far is not None]
     for invite, far in by_distance(own_s or float("inf"), reached):
         with contextlib.closing(connect(invite, _MEASURED_S)) as client:
             try:
-                joined = client.ask("POST", "/v1/members", Joined, Join(token=invite.token_text, name=name))
+                joined = client.ask(
+                    "POST", "/v1/members", JoinResponse, JoinRequest(token=invite.token_text, name=name)
+                )
             except BarnraiseError as error:
                 say(f"the region at {client.address} does not take this machine: {error.message}")
                 continue
@@ -61,19 +63,19 @@ def _take_in(
     return None
 
 
-def _measured(invites: Sequence[Invite], description: Description, connect: Connect) -> list[float | None]:
+def _measured(invites: Sequence[Invite], description: RunDescription, connect: Connect) -> list[float | None]:
     """Round trips, all at once; None for who does not answer soon, or has another run."""
-    asked = [Later((), partial(_round_trip, connect, one, description)) for one in invites]
+    asked = [DeadlineCall((), partial(_round_trip, connect, one, description)) for one in invites]
     deadline = time.monotonic() + _MEASURED_S
     found = [one.result(deadline) for one in asked]
-    return [None if isinstance(one, LeftOut) else one for one in found]
+    return [None if isinstance(one, DeadlineExceeded) else one for one in found]
 
 
-def _round_trip(connect: Connect, invite: Invite, description: Description) -> float | None:
+def _round_trip(connect: Connect, invite: Invite, description: RunDescription) -> float | None:
     took = []
     with contextlib.closing(connect(invite, _MEASURED_S)) as client:
         for _ in range(_TRIES):  # the first one also connects
             began = time.monotonic()
-            told = client.ask("GET", "/v1/run", Description)
+            told = client.ask("GET", "/v1/run", RunDescription)
             took.append(time.monotonic() - began)
     return min(took) if (told.name, told.code) == (description.name, description.code) else None

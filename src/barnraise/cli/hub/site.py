@@ -14,30 +14,30 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from barnraise.agent_client.run_requests import StartAsk, Started
-from barnraise.artifacts import Store, folder_limits, pack, store_directory
+from barnraise.agent_client.run_requests import RunStarted, StartRunRequest
+from barnraise.artifacts import ArtifactStore, folder_limits, pack, store_directory
 from barnraise.cli.agent_call import ask
 from barnraise.cli.child_process import say
-from barnraise.cli.hub.join import MANNERS, SEAT, Seated
+from barnraise.cli.hub.join import MANNERS, SEAT, JoinedHub
 from barnraise.cli.runs.run import bring_results, needs_in, say_end
 from barnraise.cli.runs.run_view import watch
 from barnraise.core.config import Settings, state_directory
 from barnraise.core.errors import HubError
 
 if TYPE_CHECKING:
-    from barnraise.hub.client.credentials import Seat
+    from barnraise.hub.client.credentials import MemberCredentials
 
 _START_S = 50.0
 _LEAVE_S = 10.0
 
 
-def train_site(seated: Seated, settings: Settings, *, keep: Path | None, quiet: bool) -> int:
+def train_site(seated: JoinedHub, settings: Settings, *, keep: Path | None, quiet: bool) -> int:
     """Until the run ends, or is ended with Ctrl-C; the exit code."""
     from barnraise.hub.client.credentials import write_seat
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     write_seat(seated.seat, seated.room / SEAT)  # as long as this command runs
-    store = Store(store_directory(state_directory(settings)))
+    store = ArtifactStore(store_directory(state_directory(settings)))
     run = _start(seated, store, settings, quiet=quiet)
     row = watch(run, everybody=False, stops=True)
     _leave(seated.seat)  # only now: while any machine of the site trained, the lease was in use
@@ -49,24 +49,24 @@ def train_site(seated: Seated, settings: Settings, *, keep: Path | None, quiet: 
     return code
 
 
-def _leave(seat: Seat) -> None:
+def _leave(seat: MemberCredentials) -> None:
     from barnraise.hub.client.client import HubClient
-    from barnraise.hub.protocol.messages import Description
+    from barnraise.hub.protocol.messages import RunDescription
 
     with contextlib.closing(HubClient(seat.addresses, seat.hub_id, seat.member_key, say=say)) as client:
         try:
-            client.patiently("POST", "/v1/leave", Description, patience_s=_LEAVE_S)
+            client.patiently("POST", "/v1/leave", RunDescription, patience_s=_LEAVE_S)
         except HubError as error:
             say(f"the lease could not be given back: {error.message}")
 
 
-def _start(seated: Seated, store: Store, settings: Settings, *, quiet: bool) -> str:
+def _start(seated: JoinedHub, store: ArtifactStore, settings: Settings, *, quiet: bool) -> str:
     from barnraise.hub.client.credentials import SITE_VARIABLE, seat_text
 
     packed = pack(seated.folder, store, folder_limits(settings))
     seat = msgspec.structs.replace(seated.seat, folder="")
     manners = [(name, value) for name, value in os.environ.items() if name.startswith(MANNERS)]
-    question = StartAsk(
+    question = StartRunRequest(
         command=seated.command,
         folder=packed.id,
         title=seated.seat.run,
@@ -75,6 +75,6 @@ def _start(seated: Seated, store: Store, settings: Settings, *, quiet: bool) -> 
         variables=((SITE_VARIABLE, seat_text(seat)), *manners),
         needs=msgspec.msgpack.encode(needs_in(store, packed.manifest, seated.command)),
     )
-    started = ask(question, Started, timeout_s=_START_S)
+    started = ask(question, RunStarted, timeout_s=_START_S)
     say(f"this site is {', '.join(started.nodes)}; run {started.run}. Ctrl-C leaves with all of them")
     return started.run

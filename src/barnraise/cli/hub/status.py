@@ -60,21 +60,21 @@ def export(*, folder: Path, name: str) -> int:
 def status(*, name: str, as_json: bool) -> int:
     """From the log on disk, and from each of its addresses: whether friends would be answered there."""
     require_hub_parts()
-    from barnraise.hub.storage.log import Log
+    from barnraise.hub.storage.log import HubLog
 
     directory = kept_hub(name, load_settings())
-    log = Log(directory)
+    log = HubLog(directory)
     try:
         found = log.read()
     finally:
         log.close()
     newest = found.versions[-1] if found.versions else None
-    told = Told(
+    told = HubStatusReport(
         directory.name,
         newest.number if newest else None,
         newest.loss if newest else None,
         tuple(
-            Contributed(one.name, one.node[:9], one.role, one.accepted, one.samples, one.quarantine)
+            MemberContribution(one.name, one.node[:9], one.role, one.accepted, one.samples, one.quarantine)
             for one in sorted(found.members.values(), key=lambda one: -one.samples)
         ),
         {address: _reached(directory, address) for address in known_addresses(directory)},
@@ -86,7 +86,7 @@ def status(*, name: str, as_json: bool) -> int:
     return 0
 
 
-class Contributed(msgspec.Struct, frozen=True):
+class MemberContribution(msgspec.Struct, frozen=True):
     name: str
     node: str
     role: str
@@ -95,18 +95,18 @@ class Contributed(msgspec.Struct, frozen=True):
     quarantine: str  # why, if it is
 
 
-class Told(msgspec.Struct, frozen=True):
+class HubStatusReport(msgspec.Struct, frozen=True):
     """Of one hub."""
 
     name: str
     version: int | None
     loss: float | None
-    members: tuple[Contributed, ...]
+    members: tuple[MemberContribution, ...]
     addresses: dict[str, str]  # with what is wrong there
     waits: str  # for whom or what, or why that is not known
 
 
-def _described(told: Told) -> str:
+def _described(told: HubStatusReport) -> str:
     version = f"version {told.version}" if told.version is not None else "its owner's model is not there yet"
     loss = f", loss {told.loss:.4g}" if told.loss is not None else ""
     lines = [f"{told.name}: {version}{loss}, {counted(len(told.members), 'member')}"]
@@ -123,7 +123,7 @@ def _described(told: Told) -> str:
 def _waits(directory: Path, version: int | None) -> str:
     """The running hub knows it: whoever holds samples of the open round, by name, and since when."""
     from barnraise.hub.client.client import HubClient
-    from barnraise.hub.protocol.messages import Head
+    from barnraise.hub.protocol.messages import VersionHead
     from barnraise.hub.storage.create import hub_key
 
     key, addresses = hub_key(directory), addresses_from_here(directory)
@@ -131,7 +131,7 @@ def _waits(directory: Path, version: int | None) -> str:
         return "it was never up; start it: barnraise hub up"
     client = HubClient(addresses, key.id, key)
     try:
-        head = client.ask("GET", "/v1/head", Head, query={} if version is None else {"after": version})
+        head = client.ask("GET", "/v1/head", VersionHead, query={} if version is None else {"after": version})
     except HubRefused as error:
         return error.message
     except HubError:
@@ -146,12 +146,12 @@ def _waits(directory: Path, version: int | None) -> str:
 def _reached(directory: Path, address: str) -> str:
     """Empty if the hub answers there, with its key; otherwise why not."""
     from barnraise.hub.client.client import HubClient
-    from barnraise.hub.protocol.messages import Description
+    from barnraise.hub.protocol.messages import RunDescription
     from barnraise.hub.storage.create import hub_key
 
     client = HubClient([address], hub_key(directory).id, NodeKey.generate())
     try:
-        client.ask("GET", "/v1/run", Description)
+        client.ask("GET", "/v1/run", RunDescription)
     except HubError as error:
         return f"does not answer: {error.message}"
     finally:

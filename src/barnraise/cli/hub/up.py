@@ -13,14 +13,14 @@ import click
 
 from barnraise.artifacts import (
     RESULTS,
-    Manifest,
-    Store,
+    ArtifactStore,
+    FolderManifest,
     encode_manifest,
     folder_limits,
     pack,
     store_directory,
 )
-from barnraise.cli.child_process import LEFT, LOOK_S, Kept, say, until_left
+from barnraise.cli.child_process import LEFT, LOOK_S, ChildProcess, say, until_left
 from barnraise.cli.cluster.identity import machine_key
 from barnraise.cli.doctor.network_checks import hub_reach
 from barnraise.cli.hub.directories import (
@@ -39,7 +39,7 @@ from barnraise.core.units import counted, format_size, parse_duration
 from barnraise.transport.addresses import own_addresses, show_address
 
 if TYPE_CHECKING:
-    from barnraise.cli.hub.join import Seated
+    from barnraise.cli.hub.join import JoinedHub
     from barnraise.hub.protocol.invites import Invite
     from barnraise.hub.protocol.messages import Role
 
@@ -50,7 +50,7 @@ _CHECK_S = 150.0  # the owner's check reads its samples first
 _OWNERS_S = 3600.0
 
 
-class Wishes(NamedTuple):
+class HubUpOptions(NamedTuple):
     name: str
     host: str
     port: int
@@ -70,7 +70,7 @@ class Wishes(NamedTuple):
     arguments: tuple[str, ...]
 
 
-def up(wishes: Wishes) -> int:
+def up(wishes: HubUpOptions) -> int:
     require_hub_parts()
     from barnraise.hub.object_store.s3 import read_place
     from barnraise.hub.storage.create import hub_key
@@ -97,7 +97,7 @@ def up(wishes: Wishes) -> int:
 
 
 async def _keep_hub(
-    wishes: Wishes, directory: Path, addresses: Sequence[str], place: Path, settings: Settings
+    wishes: HubUpOptions, directory: Path, addresses: Sequence[str], place: Path, settings: Settings
 ) -> int:
     from barnraise.hub.storage.create import invite_to
 
@@ -112,7 +112,7 @@ async def _keep_hub(
     if wishes.store:
         options += ["--store", wishes.store, "--store-endpoint", wishes.store_endpoint]
     hub = await start_hub(directory, options, place)
-    owner: Kept | None = None
+    owner: ChildProcess | None = None
     try:
         local = _url(_loopback(host), wishes.port, plain=wishes.plain)
         write_local_address(directory, local)
@@ -137,11 +137,11 @@ async def _keep_hub(
 def _await_founding(directory: Path) -> None:
     """A region founds itself once it has heard of its parent's run."""
     from barnraise.hub.storage.create import is_founded
-    from barnraise.hub.storage.log import Log
+    from barnraise.hub.storage.log import HubLog
 
     give_up = time.monotonic() + _ANSWER_S
     while True:
-        log = Log(directory)
+        log = HubLog(directory)
         try:
             if is_founded(log):
                 return
@@ -152,7 +152,7 @@ def _await_founding(directory: Path) -> None:
         time.sleep(LOOK_S)
 
 
-async def _while_up(work: asyncio.Future[T], hub: Kept, owner: Kept | None = None) -> T:
+async def _while_up(work: asyncio.Future[T], hub: ChildProcess, owner: ChildProcess | None = None) -> T:
     """What it gives, if nothing that it needs ends before."""
     try:
         while not work.done():
@@ -172,24 +172,24 @@ async def _while_up(work: asyncio.Future[T], hub: Kept, owner: Kept | None = Non
 
 def _await_base(invite: Invite, settings: Settings) -> None:
     """Until the run has a model to begin with; whoever joins then need not wait for it."""
-    from barnraise.hub.protocol.messages import Description
+    from barnraise.hub.protocol.messages import RunDescription
 
     client = client_of(settings, invite)
     waiting = client.waiting("this machine's script, whose model the run begins with")
-    while client.patiently("GET", "/v1/run", Description, patience_s=_ANSWER_S).version is None:
+    while client.patiently("GET", "/v1/run", RunDescription, patience_s=_ANSWER_S).version is None:
         waiting.pause("it is not there yet", 0.2)
     client.close()
 
 
-def _begin_own(invite: Invite, place: Path, wishes: Wishes, settings: Settings) -> Seated | None:
+def _begin_own(invite: Invite, place: Path, wishes: HubUpOptions, settings: Settings) -> JoinedHub | None:
     """This machine's own seat, taken as a friend's is, only that nobody asks; None if it is not needed."""
     from barnraise.cli.hub.code import look
-    from barnraise.hub.protocol.messages import Description
+    from barnraise.hub.protocol.messages import RunDescription
 
     client = client_of(settings, invite)
     try:
         patience_s = _ANSWER_S if wishes.held_out is None else _CHECK_S
-        description = client.patiently("GET", "/v1/run", Description, patience_s=patience_s)
+        description = client.patiently("GET", "/v1/run", RunDescription, patience_s=patience_s)
         if description.version is not None and not wishes.train:
             return None
         offered = look(client, description, place, settings)
@@ -199,7 +199,11 @@ def _begin_own(invite: Invite, place: Path, wishes: Wishes, settings: Settings) 
 
 
 async def _watch(
-    hub: Kept, owner: Kept | None, wishes: Wishes, seated: Seated | None, settings: Settings
+    hub: ChildProcess,
+    owner: ChildProcess | None,
+    wishes: HubUpOptions,
+    seated: JoinedHub | None,
+    settings: Settings,
 ) -> int:
     """The hub goes on when this machine's own part has ended: friends may be late, and need the end."""
     while hub.ended is None:
@@ -215,7 +219,7 @@ async def _watch(
     return 1
 
 
-async def _end_own(owner: Kept, wishes: Wishes, seated: Seated, settings: Settings) -> None:
+async def _end_own(owner: ChildProcess, wishes: HubUpOptions, seated: JoinedHub, settings: Settings) -> None:
     owner.show()
     if owner.code == 0 and not wishes.train:
         return
@@ -229,7 +233,7 @@ def _loopback(host: str) -> str:
     return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
 
-def _print_invite(invite: Invite, addresses: Sequence[str], wishes: Wishes) -> None:
+def _print_invite(invite: Invite, addresses: Sequence[str], wishes: HubUpOptions) -> None:
     from barnraise.hub.protocol.invites import invite_text
 
     click.echo(f"The run {invite.run} is at {', '.join(addresses)}. Friends join it with:")
@@ -243,7 +247,7 @@ def _print_invite(invite: Invite, addresses: Sequence[str], wishes: Wishes) -> N
 # where hubs are
 
 
-def _directory(wishes: Wishes, settings: Settings) -> Path:
+def _directory(wishes: HubUpOptions, settings: Settings) -> Path:
     if wishes.parent and wishes.script:
         raise HubError(
             "a region trains what its parent trains",
@@ -256,10 +260,10 @@ def _directory(wishes: Wishes, settings: Settings) -> Path:
     return _new(wishes, settings) if wishes.script else kept_hub(wishes.name, settings)
 
 
-def _new(wishes: Wishes, settings: Settings) -> Path:
+def _new(wishes: HubUpOptions, settings: Settings) -> Path:
     """Found it: the folder's files become blobs, and this machine's key at the hub its owner."""
     from barnraise.hub.client.credentials import member_key
-    from barnraise.hub.protocol.messages import Code, Terms, encode_message
+    from barnraise.hub.protocol.messages import CodeDescription, RoundConfig, encode_message
     from barnraise.hub.storage.create import found_hub, hub_blobs, hub_key
 
     assert wishes.script is not None
@@ -270,7 +274,7 @@ def _new(wishes: Wishes, settings: Settings) -> Path:
             f"there is no script {wishes.script} in the folder that is sent, {folder}",
             hint="Run it from the script's own folder, or name the folder with --folder.",
         )
-    if wishes.codec != Terms().codec:
+    if wishes.codec != RoundConfig().codec:
         from barnraise.hub.protocol.vector_file import check_codec  # torch, which takes a while
 
         check_codec(wishes.codec)
@@ -281,26 +285,26 @@ def _new(wishes: Wishes, settings: Settings) -> Path:
             f"there is a hub called {name} on this machine already",
             hint=f"Go on with it: barnraise hub up --name {name}; or call the new one otherwise with --name.",
         )
-    store = Store(store_directory(state_directory(settings)))
+    store = ArtifactStore(store_directory(state_directory(settings)))
     packed = pack(folder, store, folder_limits(settings))
     say(f"{counted(packed.files, 'file')} of {folder.name}, {format_size(packed.bytes)}, go to every friend")
     blobs = hub_blobs(directory)
     contents = _contents(packed.manifest, store, directory)
     manifest = blobs.put(encode_manifest(packed.manifest))
     entry = path.resolve().relative_to(folder).as_posix()
-    code = Code(entry=entry, arguments=wishes.arguments, manifest=manifest, contents=contents)
+    code = CodeDescription(entry=entry, arguments=wishes.arguments, manifest=manifest, contents=contents)
     found_hub(
         directory,
         name,
         member_key(machine_key(settings), hub_key(directory).id).id,
-        Terms(codec=wishes.codec, round_s=parse_duration(wishes.round_time)),
+        RoundConfig(codec=wishes.codec, round_s=parse_duration(wishes.round_time)),
         code=blobs.put(encode_message(code)),
         kept=(manifest, *contents),
     )
     return directory
 
 
-def _contents(manifest: Manifest, store: Store, directory: Path) -> tuple[str, ...]:
+def _contents(manifest: FolderManifest, store: ArtifactStore, directory: Path) -> tuple[str, ...]:
     from barnraise.hub.storage.create import hub_blobs
 
     blobs, found = hub_blobs(directory), []
@@ -312,7 +316,7 @@ def _contents(manifest: Manifest, store: Store, directory: Path) -> tuple[str, .
     return tuple(found)
 
 
-def _own(wishes: Wishes) -> tuple[str, ...]:
+def _own(wishes: HubUpOptions) -> tuple[str, ...]:
     here = [] if wishes.plain else [one for one in own_addresses() if ":" not in one][:4]
     return tuple(_url(one, wishes.port, plain=wishes.plain) for one in (here or ["127.0.0.1"]))
 

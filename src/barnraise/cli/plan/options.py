@@ -13,7 +13,7 @@ Command = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Wishes:
+class PlanOptions:
     """What a plan may do, machines that are only imagined, and how the answer is shown."""
 
     add: tuple[str, ...] = ()
@@ -47,6 +47,6 @@ def planning_options(command: Command) -> Command:
     return command
 
 
-def take_wishes(options: dict[str, Any]) -> Wishes:
+def take_wishes(options: dict[str, Any]) -> PlanOptions:
     """Out of what was typed; the rest stays."""
-    return Wishes(**{name: options.pop(name) for name in Wishes.__dataclass_fields__})
+    return PlanOptions(**{name: options.pop(name) for name in PlanOptions.__dataclass_fields__})

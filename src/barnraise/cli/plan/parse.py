@@ -6,10 +6,10 @@ import re
 import tomllib
 from collections.abc import Sequence
 
-from barnraise.cli.plan.options import Wishes
+from barnraise.cli.plan.options import PlanOptions
 from barnraise.core.errors import ConfigError
 from barnraise.core.units import parse_duration
-from barnraise.planning import LOSSY, Codec, Imagined, Levels, Options, imagine, read_levels
+from barnraise.planning import LOSSY, HypotheticalMachine, Levels, PlanCodec, PlanLimits, imagine, read_levels
 
 _COUNT = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]{1,2})?) ?([kmbgt]?)", re.IGNORECASE | re.ASCII)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
@@ -17,15 +17,15 @@ _MOST = 10**15
 _MOST_FLOPS = 1e21
 
 
-def machines_of(wishes: Wishes) -> list[Imagined]:
+def machines_of(wishes: PlanOptions) -> list[HypotheticalMachine]:
     return [imagine(text) for text in wishes.add]
 
 
-def options_of(wishes: Wishes) -> Options:
-    return Options(sync=wishes.sync, levels=levels_of(wishes))
+def options_of(wishes: PlanOptions) -> PlanLimits:
+    return PlanLimits(sync=wishes.sync, levels=levels_of(wishes))
 
 
-def check(wishes: Wishes) -> None:
+def check(wishes: PlanOptions) -> None:
     """Before anything is measured for them: ConfigError for what could not be answered afterwards."""
     machines_of(wishes)
     options_of(wishes)
@@ -76,7 +76,7 @@ def _number(text: str) -> float | None:
     return None if match is None else float(re.sub("[_,]", "", match[1])) * _FACTORS[match[2].lower()]
 
 
-def levels_of(wishes: Wishes, codecs: Sequence[Codec] = LOSSY) -> Levels:
+def levels_of(wishes: PlanOptions, codecs: Sequence[PlanCodec] = LOSSY) -> Levels:
     if wishes.levels is None:
         return Levels()
     try:

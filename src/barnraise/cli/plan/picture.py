@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape
 
-from barnraise.cli.plan.text import Answer, loss, shown_plans, why
+from barnraise.cli.plan.text import PlanReport, loss, shown_plans, why
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration
 from barnraise.planning import Plan
@@ -53,7 +53,7 @@ text { font-family: system-ui, -apple-system, "Segoe UI", sans-serif; font-size:
 """
 
 
-def picture(answer: Answer) -> str:
+def picture(answer: PlanReport) -> str:
     """One bar for each plan that the table shows."""
     shown = shown_plans(answer)
     plans = [*shown.allowed, *shown.others]
@@ -73,7 +73,7 @@ def picture(answer: Answer) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _heading(answer: Answer) -> str:
+def _heading(answer: PlanReport) -> str:
     seconds = format_duration(answer.ranking.chosen.step_s)
     return _short(f"A step of {answer.profile.batch:,} samples: {seconds} as planned", _HEAD_SIGNS)
 
@@ -87,7 +87,7 @@ def _legend() -> list[str]:
     return [*parts, _text(_MARGIN + 150 * len(_PHASES), 66, "//  longer: only its parts compare", "small")]
 
 
-def _row(answer: Answer, plan: Plan, top: int, scale: float) -> list[str]:
+def _row(answer: PlanReport, plan: Plan, top: int, scale: float) -> list[str]:
     is_chosen = plan == answer.ranking.chosen
     said = f"{why(answer, plan)}, " if not is_chosen else ""
     figures = ", ".join(f"{name} {format_duration(getattr(plan.phases, field))}" for name, field in _PHASES)

@@ -12,22 +12,22 @@ from pathlib import Path
 import click
 import msgspec
 
-from barnraise.agent_client.profile import Profile
-from barnraise.agent_client.run_requests import GraphAsk, GraphTold
+from barnraise.agent_client.profile import StepProfile
+from barnraise.agent_client.run_requests import GraphRequest, GraphResponse
 from barnraise.cli.agent_call import ask
-from barnraise.cli.plan.options import Wishes
+from barnraise.cli.plan.options import PlanOptions
 from barnraise.cli.plan.parse import check, machines_of, options_of, parse_count, parse_flops, parse_seconds
 from barnraise.cli.plan.picture import picture
-from barnraise.cli.plan.text import Answer, describe, format_count
+from barnraise.cli.plan.text import PlanReport, describe, format_count
 from barnraise.core.errors import AgentError, ConfigError, RunError
 from barnraise.core.units import format_duration
 from barnraise.planning import (
     Calibration,
-    Cluster,
-    Model,
+    ModelSize,
     Plan,
-    Ranking,
-    StepProfile,
+    PlanCluster,
+    PlanRanking,
+    StepTimes,
     advise,
     build_cluster,
     cluster_of,
@@ -37,7 +37,7 @@ from barnraise.planning import (
     with_imagined,
     without,
 )
-from barnraise.topology import Graph, build_graph
+from barnraise.topology import TopologyGraph, build_graph
 from barnraise.topology.graph import decode_graph
 
 # Forward and backward, for each parameter and each place that it is used at.
@@ -61,13 +61,13 @@ class Size:
 class _Here:
     """The machines that a run would use, by node id, and this one, which may not be among them."""
 
-    graph: Graph
+    graph: TopologyGraph
     nodes: tuple[str, ...]
     this: str
 
 
 @dataclass(frozen=True)
-class Trial:
+class PlanTrial:
     """A dry run: who took part, and what a step of theirs took."""
 
     machines: tuple[str, ...] = ()
@@ -75,11 +75,11 @@ class Trial:
     is_settled: bool = False
 
 
-def run(size: Size, *, on: tuple[str, ...], wishes: Wishes) -> int:
+def run(size: Size, *, on: tuple[str, ...], wishes: PlanOptions) -> int:
     """From the size of a model alone."""
     check(wishes)
     parameters = parse_count(size.parameters, "--parameters", "124M")
-    profile = StepProfile(batch=parse_count(size.batch, "--batch", "512"))
+    profile = StepTimes(batch=parse_count(size.batch, "--batch", "512"))
     seconds = None if size.seconds_per_sample is None else parse_seconds(size.seconds_per_sample)
     tokens = parse_count(size.tokens, "--tokens", "1024")
     if size.flops_per_sample is None:
@@ -88,7 +88,7 @@ def run(size: Size, *, on: tuple[str, ...], wishes: Wishes) -> int:
         source = f"{_FLOPS_PER_PARAMETER} for {each}"
     else:
         flops, source = parse_flops(size.flops_per_sample), "as given"
-    model = Model(parameters=parameters, flops_per_sample=flops)
+    model = ModelSize(parameters=parameters, flops_per_sample=flops)
     imagined = machines_of(wishes)
     here = _look(on, is_needed=not imagined or bool(on) or seconds is not None)
     speeds = {here.this: 1 / seconds} if here is not None and seconds is not None else {}
@@ -99,10 +99,10 @@ def run(size: Size, *, on: tuple[str, ...], wishes: Wishes) -> int:
     return _answer(cluster, model, profile, wishes, basis=basis)
 
 
-def run_measured(measured: Profile, *, on: tuple[str, ...], wishes: Wishes) -> int:
+def run_measured(measured: StepProfile, *, on: tuple[str, ...], wishes: PlanOptions) -> int:
     """From what a dry run has measured."""
     state = 24.0 + measured.frozen_bytes / measured.parameters
-    model = Model(
+    model = ModelSize(
         parameters=measured.parameters,
         wire_bytes=measured.gradient_bytes / measured.parameters,
         state_bytes=min(_MOST_STATE_BYTES, state),
@@ -120,7 +120,7 @@ def run_measured(measured: Profile, *, on: tuple[str, ...], wishes: Wishes) -> i
         )
     # One figure for all plans: that of the machine which all of them are compared with.
     fastest = max(speeds, key=lambda node: (speeds[node], node))
-    profile = StepProfile(batch=measured.batch, unit=measured.unit, overhead_s=overheads[fastest])
+    profile = StepTimes(batch=measured.batch, unit=measured.unit, overhead_s=overheads[fastest])
     here = _look(on, is_needed=True)
     cluster = with_imagined(_cluster(here, model, speeds), machines_of(wishes), model)
     names = {member.node: member.name for member in cluster.members}
@@ -132,7 +132,7 @@ def run_measured(measured: Profile, *, on: tuple[str, ...], wishes: Wishes) -> i
     cluster = build_cluster(cluster.members, cluster.paths, (*cluster.notes, *notes))
     # Shares follow speeds within the first steps.
     settled = measured.steps_s[len(measured.steps_s) // 2 :]
-    trial = Trial(
+    trial = PlanTrial(
         machines=tuple(sorted(names[node] for node in speeds if node in names)),
         step_s=statistics.median(settled) if settled else None,
         is_settled=len(measured.steps_s) >= _SETTLED_STEPS,
@@ -143,7 +143,7 @@ def run_measured(measured: Profile, *, on: tuple[str, ...], wishes: Wishes) -> i
 def _look(on: tuple[str, ...], *, is_needed: bool) -> _Here | None:
     """What the agent knows; None if there is none and it is not needed."""
     try:
-        told = ask(GraphAsk(on=on), GraphTold, offer_start=is_needed)
+        told = ask(GraphRequest(on=on), GraphResponse, offer_start=is_needed)
     except AgentError as error:
         if is_needed:
             raise AgentError(
@@ -155,7 +155,7 @@ def _look(on: tuple[str, ...], *, is_needed: bool) -> _Here | None:
     return _Here(decode_graph(told.graph), told.nodes, told.this)
 
 
-def _cluster(here: _Here | None, model: Model, speeds: Mapping[str, float]) -> Cluster:
+def _cluster(here: _Here | None, model: ModelSize, speeds: Mapping[str, float]) -> PlanCluster:
     if here is None:
         return build_cluster(())
     # This machine's figures say how fast the others are, also where it takes no part.
@@ -173,13 +173,13 @@ def _cluster(here: _Here | None, model: Model, speeds: Mapping[str, float]) -> C
 
 
 def _answer(
-    cluster: Cluster,
-    model: Model,
-    profile: StepProfile,
-    wishes: Wishes,
+    cluster: PlanCluster,
+    model: ModelSize,
+    profile: StepTimes,
+    wishes: PlanOptions,
     *,
     basis: str,
-    trial: Trial = Trial(),  # noqa: B008  # frozen
+    trial: PlanTrial = PlanTrial(),  # noqa: B008  # frozen
 ) -> int:
     options = options_of(wishes)
     ranking = make_plans(cluster, model, profile, options)
@@ -188,7 +188,7 @@ def _answer(
     if tried is not None and trial.step_s is not None and trial.is_settled and tried.traffic is not None:
         calibration = refit(calibration, observation(tried, cluster, trial.step_s))
         ranking = make_plans(cluster, model, profile, options, calibration)
-    answer = Answer(
+    answer = PlanReport(
         model=model,
         profile=profile,
         basis=basis,
@@ -213,7 +213,7 @@ def _answer(
     return 0
 
 
-def _tried(ranking: Ranking, trial: Trial) -> Plan | None:
+def _tried(ranking: PlanRanking, trial: PlanTrial) -> Plan | None:
     """The best exact plan of the machines that were tried: what a session does is close to it."""
     same = (
         plan

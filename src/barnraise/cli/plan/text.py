@@ -11,7 +11,15 @@ import msgspec
 
 from barnraise.cli.agent_call import table
 from barnraise.core.units import format_duration, format_size
-from barnraise.planning import Advice, Member, Model, Path, Plan, Ranking, StepProfile
+from barnraise.planning import (
+    ModelSize,
+    NetworkPath,
+    Plan,
+    PlanAdvice,
+    PlannedMachine,
+    PlanRanking,
+    StepTimes,
+)
 from barnraise.planning.inputs.levels import Sync
 from barnraise.planning.plan.plans import listed
 
@@ -24,21 +32,21 @@ _LEGEND = (
 )
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
     """All that is shown, as text, as a picture, or as one JSON object.
 
     ``basis`` says where speeds come from. After a dry run, ``together`` are the machines that took part,
     ``measured_step_s`` is a step of theirs, and ``predicted_step_s`` what it was without having tried.
     """
 
-    model: Model
-    profile: StepProfile
+    model: ModelSize
+    profile: StepTimes
     basis: str
     sync: Sync
-    machines: tuple[Member, ...]
-    links: tuple[Path, ...]
-    ranking: Ranking
-    advice: tuple[Advice, ...]
+    machines: tuple[PlannedMachine, ...]
+    links: tuple[NetworkPath, ...]
+    ranking: PlanRanking
+    advice: tuple[PlanAdvice, ...]
     together: tuple[str, ...] = ()
     measured_step_s: float | None = None
     predicted_step_s: float | None = None
@@ -52,7 +60,7 @@ class Shown(NamedTuple):
     others: list[Plan]
 
 
-def describe(answer: Answer, width: int = 0) -> str:
+def describe(answer: PlanReport, width: int = 0) -> str:
     """``width``: of the terminal; 0: look."""
     width = max(_NARROW, min(_WIDE, (width or shutil.get_terminal_size().columns) - 1))
     ranking = answer.ranking
@@ -72,7 +80,7 @@ def describe(answer: Answer, width: int = 0) -> str:
     return "\n\n".join(blocks)
 
 
-def shown_plans(answer: Answer) -> Shown:
+def shown_plans(answer: PlanReport) -> Shown:
     """The chosen one, the best machine alone, everybody together, and then the best of the rest."""
     ranking = answer.ranking
     allowed = [plan for plan in ranking.plans if plan.is_allowed]
@@ -85,7 +93,7 @@ def shown_plans(answer: Answer) -> Shown:
     return Shown([plan for plan in allowed if plan.name in names], others[:_MOST_OTHERS])
 
 
-def why(answer: Answer, plan: Plan) -> str:
+def why(answer: PlanReport, plan: Plan) -> str:
     """In a few words, what speaks for or against it."""
     phases = plan.phases
     if plan == answer.ranking.chosen:
@@ -111,7 +119,7 @@ def loss(plan: Plan) -> str:
     return "exact" if plan.is_exact else f"+{plan.quality.cost:.1%}"
 
 
-def compared(answer: Answer) -> str:
+def compared(answer: PlanReport) -> str:
     """After a dry run: what its steps took, and what had been predicted for the same machines."""
     if answer.measured_step_s is None:
         return ""
@@ -127,13 +135,13 @@ def _is_held_back(plan: Plan) -> bool:
     return "Not proposed:" in plan.reason
 
 
-def _heading(answer: Answer) -> str:
+def _heading(answer: PlanReport) -> str:
     model, profile = answer.model, answer.profile
     size = f"{format_count(model.parameters)} parameters, {format_size(model.gradient_bytes)} of gradients"
     return f"{size}; batches of {profile.batch:,} samples in units of {profile.unit_size:,}; {answer.basis}."
 
 
-def _machines(members: Sequence[Member]) -> str:
+def _machines(members: Sequence[PlannedMachine]) -> str:
     rows = [("machine", "samples/s", "how that is known")]
     rows += [(one.name, _figure(one.samples_per_s), one.source) for one in members]
     return table(rows)
@@ -143,7 +151,7 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _plans(answer: Answer, shown: Shown) -> str:
+def _plans(answer: PlanReport, shown: Shown) -> str:
     rows = [("", "a step", "speed-up", "busy", "slowest link", "loss", "why", "plan")]
     for plan in (*shown.allowed, *shown.others):
         link = plan.slowest_link

@@ -11,17 +11,17 @@ import click
 
 from barnraise.agent_client.bootstrap import child_environment
 from barnraise.agent_client.run_requests import (
-    BringAsk,
-    BringTold,
-    NewestAsk,
-    NewestTold,
-    ResumeAsk,
+    FetchCheckpointRequest,
+    FetchCheckpointResponse,
+    NewestCheckpointRequest,
+    NewestCheckpointResponse,
+    ResumeRunRequest,
     RunRow,
-    Started,
-    WatchAsk,
-    WatchTold,
+    RunStarted,
+    WatchRequest,
+    WatchResponse,
 )
-from barnraise.artifacts import Store, store_directory
+from barnraise.artifacts import ArtifactStore, store_directory
 from barnraise.cli.agent_call import ask
 from barnraise.cli.runs.run import conclude
 from barnraise.cli.runs.run_view import watch
@@ -35,20 +35,20 @@ _BRING_S = 10.0
 
 def resume(run: str, *, on: tuple[str, ...], everybody: bool, detach: bool) -> int:
     """The same command on the machines that are here, from the newest whole checkpoint in reach."""
-    started = ask(ResumeAsk(run=run, on=on), Started, timeout_s=_RESUME_S)
+    started = ask(ResumeRunRequest(run=run, on=on), RunStarted, timeout_s=_RESUME_S)
     where = f"{', '.join(started.nodes)}; {started.begins}"
     click.echo(f"barnraise: run {started.run} goes on with {run} on {where}", err=True)
     if detach:
         click.echo(started.run)
         return 0
     row = watch(started.run, everybody=everybody, stops=True)
-    store = Store(store_directory(state_directory(load_settings())))
+    store = ArtifactStore(store_directory(state_directory(load_settings())))
     return conclude(row, store, Path.cwd())
 
 
 def export(run: str, target: Path) -> int:
     """The model of the newest whole checkpoint in reach, and where it comes from."""
-    row = ask(WatchAsk(run=run, wait_s=0), WatchTold).row
+    row = ask(WatchRequest(run=run, wait_s=0), WatchResponse).row
     _bring_newest(row)
     state = state_directory(load_settings())
     command = [sys.executable, "-P", "-m", "barnraise.checkpoint", str(state), row.run, str(target.resolve())]
@@ -67,7 +67,9 @@ def _bring_newest(row: RunRow) -> None:
     """Onto this machine's disk; one that cannot be had is passed over for the next."""
     passed: list[tuple[str, int]] = []
     why = "no machine that is here has a checkpoint of it"
-    while (found := ask(NewestAsk(row.run, passing_over=tuple(passed)), NewestTold)).run:
+    while (
+        found := ask(NewestCheckpointRequest(row.run, passing_over=tuple(passed)), NewestCheckpointResponse)
+    ).run:
         try:
             _bring(found)
         except (RunError, ShippingError) as error:
@@ -86,9 +88,9 @@ def _bring_newest(row: RunRow) -> None:
     raise _cannot(row, why)
 
 
-def _bring(found: NewestTold) -> None:
-    question = BringAsk(found.run, found.step, _BRING_S)
-    while not (told := ask(question, BringTold, timeout_s=3 * _BRING_S)).here:
+def _bring(found: NewestCheckpointResponse) -> None:
+    question = FetchCheckpointRequest(found.run, found.step, _BRING_S)
+    while not (told := ask(question, FetchCheckpointResponse, timeout_s=3 * _BRING_S)).here:
         size = f"{format_size(told.done_bytes)} of {format_size(told.all_bytes)}"
         click.echo(f"barnraise: step {found.step} comes from {', '.join(found.machines)}: {size}", err=True)
 

@@ -11,12 +11,19 @@ from pathlib import Path
 import click
 import msgspec
 
-from barnraise.agent_client.profile import DRY_RUN, PROFILE_FILE, Profile, decode_profile
-from barnraise.agent_client.run_requests import DataGiven, ResultsAsk, ResultsTold, RunRow, StartAsk, Started
+from barnraise.agent_client.profile import DRY_RUN, PROFILE_FILE, StepProfile, decode_profile
+from barnraise.agent_client.run_requests import (
+    DataSetOption,
+    ResultsRequest,
+    ResultsResponse,
+    RunRow,
+    RunStarted,
+    StartRunRequest,
+)
 from barnraise.artifacts import (
     RESULTS,
-    Manifest,
-    Store,
+    ArtifactStore,
+    FolderManifest,
     data_limits,
     folder_limits,
     pack,
@@ -25,14 +32,14 @@ from barnraise.artifacts import (
     unpack_into,
 )
 from barnraise.cli.agent_call import ask
-from barnraise.cli.plan.options import Wishes
+from barnraise.cli.plan.options import PlanOptions
 from barnraise.cli.plan.parse import check, levels_of
 from barnraise.cli.plan.plan import run_measured
 from barnraise.cli.runs.run_view import watch
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import RunEnvironmentError, RunError
 from barnraise.core.units import counted, format_size, parse_duration, parse_size
-from barnraise.environments.script_imports import Needs, needs_of
+from barnraise.environments.script_imports import ScriptImports, needs_of
 from barnraise.planning.inputs.codecs import CHOOSABLE
 from barnraise.planning.inputs.levels import OPEN, VARIABLE
 
@@ -44,7 +51,7 @@ _BY_SIZE = (
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """What was typed, apart from the script and its arguments."""
 
     on: tuple[str, ...] = ()
@@ -66,22 +73,22 @@ class Options:
     all_output: bool = False
     detach: bool = False
     dry_run: bool = False
-    wishes: Wishes = field(default_factory=Wishes)
+    wishes: PlanOptions = field(default_factory=PlanOptions)
 
 
-def run(script: str, arguments: Sequence[str], options: Options) -> int:
+def run(script: str, arguments: Sequence[str], options: RunOptions) -> int:
     """The exit code of the run: of the worker that failed first, or 0."""
     _check_dry_run(options)
     own_variables = _own_variables(options)  # wrong levels are told before anything is sent
     settings = load_settings()
-    store = Store(store_directory(state_directory(settings)))
+    store = ArtifactStore(store_directory(state_directory(settings)))
     folder, command = _command(script, arguments, options.folder)
     packed = pack(folder, store, folder_limits(settings))
     needs = needs_in(store, packed.manifest, command)
     if options.dry_run:
         _check_session(store, packed.manifest, script)
     data = tuple(_data(text, store, settings) for text in options.data)
-    question = StartAsk(
+    question = StartRunRequest(
         command=tuple(command),
         folder=packed.id,
         title=options.name or Path(script).stem,
@@ -101,7 +108,7 @@ def run(script: str, arguments: Sequence[str], options: Options) -> int:
         variables=(*map(_variable, options.set), *own_variables),
         needs=msgspec.msgpack.encode(needs),
     )
-    started = ask(question, Started, timeout_s=question.wait_s + _ANSWER_S)
+    started = ask(question, RunStarted, timeout_s=question.wait_s + _ANSWER_S)
     what = f"{counted(packed.files, 'file')}, {format_size(packed.bytes)}"
     where = ", ".join(started.nodes)
     click.echo(f"barnraise: run {started.run} of {folder.name} ({what}) on {where}", err=True)
@@ -116,7 +123,7 @@ def run(script: str, arguments: Sequence[str], options: Options) -> int:
     return conclude(row, store, folder)
 
 
-def conclude(row: RunRow, store: Store, folder: Path) -> int:
+def conclude(row: RunRow, store: ArtifactStore, folder: Path) -> int:
     """Bring the results, say how it ended; returns the exit code."""
     bring_results(row.run, store, folder / RESULTS / row.run)
     return say_end(row)
@@ -137,9 +144,9 @@ def say_end(row: RunRow) -> int:
     return row.code or 1
 
 
-def bring_results(run: str, store: Store, target: Path) -> None:
+def bring_results(run: str, store: ArtifactStore, target: Path) -> None:
     """What rank 0 wrote."""
-    told = ask(ResultsAsk(run), ResultsTold, timeout_s=600.0, offer_start=False)
+    told = ask(ResultsRequest(run), ResultsResponse, timeout_s=600.0, offer_start=False)
     if not told.manifest:
         if told.sentence:
             click.echo(f"barnraise: {told.sentence}", err=True)
@@ -149,9 +156,9 @@ def bring_results(run: str, store: Store, target: Path) -> None:
     click.echo(f"barnraise: {counted(count, 'file')} written by the script: {where}", err=True)
 
 
-def _check_dry_run(options: Options) -> None:
+def _check_dry_run(options: RunOptions) -> None:
     if not options.dry_run:
-        if options.wishes != Wishes(sync=options.wishes.sync, levels=options.wishes.levels):
+        if options.wishes != PlanOptions(sync=options.wishes.sync, levels=options.wishes.levels):
             raise RunError(
                 "--add, --json and --picture are about the plans that only a dry run shows",
                 hint="Say `barnraise run --dry-run ...`, or leave them out.",
@@ -162,7 +169,7 @@ def _check_dry_run(options: Options) -> None:
         check(options.wishes)
 
 
-def _own_variables(options: Options) -> list[tuple[str, str]]:
+def _own_variables(options: RunOptions) -> list[tuple[str, str]]:
     """What a dry run measures is exact, whatever the plans may be that it is for."""
     if options.dry_run:
         return [(DRY_RUN, "1")]
@@ -171,7 +178,7 @@ def _own_variables(options: Options) -> list[tuple[str, str]]:
     return own if levels == OPEN else [*own, (VARIABLE, msgspec.json.encode(levels).decode())]
 
 
-def _check_session(store: Store, manifest: Manifest, script: str) -> None:
+def _check_session(store: ArtifactStore, manifest: FolderManifest, script: str) -> None:
     """A script without one would train to its end."""
     sources = read_files(store, manifest, lambda path: path.endswith(".py")).values()
     if not any(b"barnraise" in source and b".prepare(" in source for source in sources):
@@ -180,9 +187,9 @@ def _check_session(store: Store, manifest: Manifest, script: str) -> None:
         )
 
 
-def _profile(row: RunRow, store: Store) -> Profile:
+def _profile(row: RunRow, store: ArtifactStore) -> StepProfile:
     """What the main member wrote down; nothing else that the script wrote is looked at."""
-    told = ask(ResultsAsk(row.run), ResultsTold, timeout_s=600.0, offer_start=False)
+    told = ask(ResultsRequest(row.run), ResultsResponse, timeout_s=600.0, offer_start=False)
     manifest = store.manifest(told.manifest) if told.manifest else None
     found = read_files(store, manifest, lambda path: path == PROFILE_FILE) if manifest is not None else {}
     if PROFILE_FILE not in found:
@@ -211,9 +218,9 @@ def _command(script: str, arguments: Sequence[str], folder: Path | None) -> tupl
     return root, [inside.as_posix(), *arguments]
 
 
-def needs_in(store: Store, manifest: Manifest, command: Sequence[str]) -> Needs:
+def needs_in(store: ArtifactStore, manifest: FolderManifest, command: Sequence[str]) -> ScriptImports:
     if command[0] == "-m":
-        return Needs()
+        return ScriptImports()
     sources = read_files(store, manifest, lambda path: path.endswith(".py"))
     if command[0] not in sources:
         raise RunError(
@@ -226,12 +233,12 @@ def needs_in(store: Store, manifest: Manifest, command: Sequence[str]) -> Needs:
     return needs
 
 
-def _data(text: str, store: Store, settings: Settings) -> DataGiven:
+def _data(text: str, store: ArtifactStore, settings: Settings) -> DataSetOption:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier() or not value:
         raise RunError(f"--data {text!r} is not NAME=PATH", hint="For example: --data mnist=./mnist")
     if value.startswith("@"):
-        return DataGiven(name, path=value[1:])
+        return DataSetOption(name, path=value[1:])
     path = Path(value).expanduser().resolve()
     if not path.exists():
         raise RunError(
@@ -242,7 +249,7 @@ def _data(text: str, store: Store, settings: Settings) -> DataGiven:
     packed = pack(path, store, data_limits(settings), everything=True)
     what = f"{counted(packed.files, 'file')}, {format_size(packed.bytes)}"
     click.echo(f"barnraise: {name}: {what}", err=True)
-    return DataGiven(name, manifest=packed.id)
+    return DataSetOption(name, manifest=packed.id)
 
 
 def _variable(text: str) -> tuple[str, str]:

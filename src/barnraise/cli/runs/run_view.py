@@ -9,9 +9,16 @@ from dataclasses import dataclass, field
 
 import click
 
-from barnraise.agent_client.cluster_requests import Done
-from barnraise.agent_client.log_tail import Following
-from barnraise.agent_client.run_requests import Follow, RunRow, StopAsk, WatchAsk, WatchTold, WorkerRow
+from barnraise.agent_client.cluster_requests import RequestDone
+from barnraise.agent_client.log_tail import LogTail
+from barnraise.agent_client.run_requests import (
+    FollowPosition,
+    RunRow,
+    StopRunRequest,
+    WatchRequest,
+    WatchResponse,
+    WorkerRow,
+)
 from barnraise.cli.agent_call import ask
 from barnraise.core.errors import AgentError
 from barnraise.core.units import format_size
@@ -22,7 +29,7 @@ _AWAY_S = 60.0  # how long this machine's agent may be silent before the view gi
 
 
 @dataclass
-class View:
+class RunView:
     """What was shown already, so that nothing is shown twice."""
 
     everybody: bool
@@ -30,10 +37,10 @@ class View:
     version: int = 0
     said: set[str] = field(default_factory=set)
     last_said: str = ""
-    following: Following = field(default_factory=Following)
+    following: LogTail = field(default_factory=LogTail)
     shown_progress: float = field(default_factory=time.monotonic)
 
-    def follow(self, told: WatchTold | None) -> tuple[Follow, ...]:
+    def follow(self, told: WatchResponse | None) -> tuple[FollowPosition, ...]:
         """What to ask for next: rank 0, or every rank."""
         if told is None or not told.workers:
             return ()
@@ -41,7 +48,7 @@ class View:
             told, [worker.rank for worker in told.workers] if self.everybody else [0]
         )
 
-    def show(self, told: WatchTold) -> None:
+    def show(self, told: WatchResponse) -> None:
         self._show_progress(told)
         for line in told.findings if told.workers else ():
             self.say(line)
@@ -54,14 +61,14 @@ class View:
                 words = told.row.sentence
                 self.say(words if told.row.phase == "running" else f"{told.row.phase}: {words}", again=True)
 
-    def print_heard(self, told: WatchTold) -> None:
+    def print_heard(self, told: WatchResponse) -> None:
         for note in told.notes:
             self.say(note)
         names = {worker.rank: worker for worker in told.workers}
         for rank, line in self.following.heard(told):
             self._print_line(names.get(rank), len(names), line)
 
-    def _show_progress(self, told: WatchTold) -> None:
+    def _show_progress(self, told: WatchResponse) -> None:
         if told.row.phase != "preparing" or time.monotonic() - self.shown_progress < 2.0:
             return
         for part in told.parts:
@@ -94,14 +101,14 @@ class View:
 
 def watch(run: str, *, everybody: bool, stops: bool, echo: Callable[[str], None] = click.echo) -> RunRow:
     """Until it has ended. Ctrl-C: with ``stops`` once cleanly, twice hard; otherwise it only leaves."""
-    view = View(everybody, echo)
-    told: WatchTold | None = None
+    view = RunView(everybody, echo)
+    told: WatchResponse | None = None
     interrupts, told_of, away_since = 0, 0, 0.0
     while True:
         try:
             try:
                 if interrupts > told_of:
-                    ask(StopAsk(run, hard=interrupts > 1), Done, offer_start=False)
+                    ask(StopRunRequest(run, hard=interrupts > 1), RequestDone, offer_start=False)
                     told_of = interrupts
                 told = _ask(run, view, told)
                 away_since = 0.0
@@ -126,7 +133,7 @@ def watch(run: str, *, everybody: bool, stops: bool, echo: Callable[[str], None]
             click.echo(f"\nbarnraise: {words}", err=True)
 
 
-def _ask(run: str, view: View, told: WatchTold | None) -> WatchTold:
+def _ask(run: str, view: RunView, told: WatchResponse | None) -> WatchResponse:
     version = told.row.version if told is not None else 0
-    question = WatchAsk(run=run, version=version, follow=view.follow(told), live=True, wait_s=_WAIT_S)
-    return ask(question, WatchTold, offer_start=False)
+    question = WatchRequest(run=run, version=version, follow=view.follow(told), live=True, wait_s=_WAIT_S)
+    return ask(question, WatchResponse, offer_start=False)

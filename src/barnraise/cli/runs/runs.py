@@ -8,22 +8,22 @@ from pathlib import Path
 
 import click
 
-from barnraise.agent_client.cluster_requests import Done
+from barnraise.agent_client.cluster_requests import RequestDone
 from barnraise.agent_client.run_requests import (
-    AcceptAsk,
-    AcceptTold,
+    AcceptRunRequest,
+    AcceptRunResponse,
     RunRow,
-    RunsAsk,
-    RunsTold,
-    StopAsk,
-    WatchAsk,
-    WatchTold,
+    RunsRequest,
+    RunsResponse,
+    StopRunRequest,
+    WatchRequest,
+    WatchResponse,
     WorkerRow,
 )
-from barnraise.artifacts import Store, store_directory
+from barnraise.artifacts import ArtifactStore, store_directory
 from barnraise.cli.agent_call import ask, print_json, table
 from barnraise.cli.runs import run as running
-from barnraise.cli.runs.run_view import View, watch
+from barnraise.cli.runs.run_view import RunView, watch
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.units import format_size
 
@@ -33,13 +33,13 @@ _SHOWN = 20
 def ps(*, run: str | None, everything: bool, as_json: bool) -> int:
     """One line a run; one run in full if it is named."""
     if run is not None:
-        told = ask(WatchAsk(run=run, wait_s=0), WatchTold)
+        told = ask(WatchRequest(run=run, wait_s=0), WatchResponse)
         if as_json:
             print_json(told)
         else:
             click.echo(describe(told))
         return 0
-    listed = ask(RunsAsk(), RunsTold)
+    listed = ask(RunsRequest(), RunsResponse)
     if as_json:
         print_json(listed)
         return 0
@@ -60,20 +60,22 @@ def ps(*, run: str | None, everything: bool, as_json: bool) -> int:
 
 def logs(*, run: str, rank: int, everybody: bool, follow: bool) -> int:
     """What its workers said so far; with ``follow`` until it has ended."""
-    view = View(everybody)
-    told = ask(WatchAsk(run=run, wait_s=0), WatchTold)
+    view = RunView(everybody)
+    told = ask(WatchRequest(run=run, wait_s=0), WatchResponse)
     ranks = [worker.rank for worker in told.workers] if everybody else [rank]
     while True:
         asked = view.following.wanted(told, ranks)
         wait_s = 1.0 if follow else 0.0
-        told = ask(WatchAsk(run=run, version=told.row.version, follow=asked, wait_s=wait_s), WatchTold)
+        told = ask(
+            WatchRequest(run=run, version=told.row.version, follow=asked, wait_s=wait_s), WatchResponse
+        )
         view.print_heard(told)
         if all(heard.whole for heard in told.heard) and (not follow or told.row.phase == "ended"):
             return 0
 
 
 def stop(*, run: str, hard: bool, as_json: bool) -> int:
-    done = ask(StopAsk(run, hard=hard), Done)
+    done = ask(StopRunRequest(run, hard=hard), RequestDone)
     if as_json:
         print_json(done)
     else:
@@ -84,13 +86,13 @@ def stop(*, run: str, hard: bool, as_json: bool) -> int:
 def attach(*, run: str, everybody: bool) -> int:
     """Ctrl-C leaves; the run goes on."""
     row = watch(run, everybody=everybody, stops=False)
-    store = Store(store_directory(state_directory(load_settings())))
+    store = ArtifactStore(store_directory(state_directory(load_settings())))
     return running.conclude(row, store, Path.cwd())
 
 
 def accept(*, run: str, yes: bool, refuse: bool, as_json: bool) -> int:
     """Shows who, what files and what command; then asks."""
-    told = ask(AcceptAsk(run, no=refuse), AcceptTold, timeout_s=120.0)
+    told = ask(AcceptRunRequest(run, no=refuse), AcceptRunResponse, timeout_s=120.0)
     if as_json and not yes:
         print_json(told)
         return 0
@@ -109,7 +111,7 @@ def accept(*, run: str, yes: bool, refuse: bool, as_json: bool) -> int:
     if not yes and not (sys.stdin.isatty() and click.confirm("Let it run?", default=False)):
         click.echo("Nothing was accepted.")
         return 1
-    told = ask(AcceptAsk(run, yes=True), AcceptTold, timeout_s=120.0)
+    told = ask(AcceptRunRequest(run, yes=True), AcceptRunResponse, timeout_s=120.0)
     if as_json:
         print_json(told)
     else:
@@ -117,7 +119,7 @@ def accept(*, run: str, yes: bool, refuse: bool, as_json: bool) -> int:
     return 0
 
 
-def describe(told: WatchTold) -> str:
+def describe(told: WatchResponse) -> str:
     row = told.row
     lines = [f"run {row.run}: {_state(row)}, {row.sentence}"]
     lines.append(f"python {' '.join(row.command)}   started on {row.by}, {_ago(row.at)}")

@@ -4,7 +4,7 @@ One file for each, behind one port. May import ``core`` and ``agent.running``; w
 goes through one callable that runs commands.
 """
 
-from barnraise.cli.services.base import Launch, Manager, ServiceTold
-from barnraise.cli.services.transaction import Work
+from barnraise.cli.services.base import ServiceLaunch, ServiceManager, ServiceStatus
+from barnraise.cli.services.transaction import InstallTransaction
 
-__all__ = ["Launch", "Manager", "ServiceTold", "Work"]
+__all__ = ["InstallTransaction", "ServiceLaunch", "ServiceManager", "ServiceStatus"]

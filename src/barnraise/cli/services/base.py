@@ -12,7 +12,7 @@ GOODBYE_S = 10
 
 
 @dataclass(frozen=True)
-class Launch:
+class ServiceLaunch:
     """How to start the agent: by which Python, where, with which of our settings, and where its words go."""
 
     python: str
@@ -21,7 +21,7 @@ class Launch:
     environment: tuple[tuple[str, str], ...] = ()
 
 
-class ServiceTold(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What was done or found. ``wrote``, ``deleted`` and ``ran`` leave nothing out."""
 
     system: str
@@ -36,11 +36,11 @@ class ServiceTold(msgspec.Struct, frozen=True, kw_only=True):
     hints: tuple[str, ...] = ()
 
 
-class Manager(Protocol):
+class ServiceManager(Protocol):
     """One system's way. AgentError says what to do when it cannot."""
 
-    def install(self, launch: Launch) -> ServiceTold: ...
+    def install(self, launch: ServiceLaunch) -> ServiceStatus: ...
 
-    def remove(self) -> ServiceTold: ...
+    def remove(self) -> ServiceStatus: ...
 
-    def status(self) -> ServiceTold: ...
+    def status(self) -> ServiceStatus: ...

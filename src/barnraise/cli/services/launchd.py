@@ -5,8 +5,8 @@ from __future__ import annotations
 import plistlib
 from pathlib import Path
 
-from barnraise.cli.services.base import GOODBYE_S, Launch, ServiceTold
-from barnraise.cli.services.transaction import Work, installed_already, not_installed
+from barnraise.cli.services.base import GOODBYE_S, ServiceLaunch, ServiceStatus
+from barnraise.cli.services.transaction import InstallTransaction, installed_already, not_installed
 from barnraise.core.command import Run
 from barnraise.core.errors import AgentError
 
@@ -15,7 +15,7 @@ _RESTART_S = 10
 _PRIVATE = 0o077
 
 
-def render(launch: Launch) -> bytes:
+def render(launch: ServiceLaunch) -> bytes:
     """The property list. Pure.
 
     launchd restarts after any failure with a fixed pause; an end by `barnraise down` has the code 0 and is
@@ -47,10 +47,10 @@ class Launchd:
         self._domain = f"gui/{user_id}"
         self._target = f"{self._domain}/{LABEL}"
 
-    def install(self, launch: Launch) -> ServiceTold:
+    def install(self, launch: ServiceLaunch) -> ServiceStatus:
         if self._file.exists():
             raise installed_already(self._file)
-        work = Work(self._run)
+        work = InstallTransaction(self._run)
         work.write(self._file, render(launch))
         try:
             work.may("launchctl", "enable", self._target)  # in case it was disabled by hand once
@@ -58,7 +58,7 @@ class Launchd:
         except AgentError:
             self._file.unlink(missing_ok=True)  # half a service would only confuse the next attempt
             raise
-        return ServiceTold(
+        return ServiceStatus(
             system="launchd",
             installed=True,
             running=True,
@@ -70,13 +70,13 @@ class Launchd:
             hints=(_LOCAL_NETWORK, f"Its log: {launch.log}"),
         )
 
-    def remove(self) -> ServiceTold:
+    def remove(self) -> ServiceStatus:
         if not self._file.exists():
             raise not_installed(self._file)
-        work = Work(self._run)
+        work = InstallTransaction(self._run)
         work.may("launchctl", "bootout", self._target)
         work.delete(self._file)
-        return ServiceTold(
+        return ServiceStatus(
             system="launchd",
             installed=False,
             running=False,
@@ -87,9 +87,9 @@ class Launchd:
             undo="barnraise service install",
         )
 
-    def status(self) -> ServiceTold:
+    def status(self) -> ServiceStatus:
         installed = self._file.exists()
-        found = Work(self._run).ask("launchctl", "print", self._target) if installed else None
+        found = InstallTransaction(self._run).ask("launchctl", "print", self._target) if installed else None
         loaded = found is not None and found.returncode == 0
         running = found is not None and loaded and is_running(found.stdout)
         if not installed:
@@ -101,7 +101,7 @@ class Launchd:
         else:
             sentence = "the service is installed, but launchd has not loaded it"
         hints = (f"Load it: launchctl bootstrap {self._domain} {self._file}",) if installed else ()
-        return ServiceTold(
+        return ServiceStatus(
             system="launchd",
             installed=installed,
             running=running,

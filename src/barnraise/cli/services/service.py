@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from barnraise.agent_client.bootstrap import AGENT_LOG, standing_of
-from barnraise.cli.services import Launch, Manager, ServiceTold
+from barnraise.cli.services import ServiceLaunch, ServiceManager, ServiceStatus
 from barnraise.core.command import Run, runner
 from barnraise.core.config import (
     CONFIG_VARIABLE,
@@ -37,7 +37,7 @@ def install(*, as_json: bool) -> int:
     if not told.installed:
         _check_nobody_runs(directory)
         check_importable(run, sys.executable)
-    launch = Launch(
+    launch = ServiceLaunch(
         python=sys.executable,
         directory=str(Path.home()),
         log=str(directory / AGENT_LOG),
@@ -60,7 +60,7 @@ def status(*, as_json: bool) -> int:
     return 0 if told.installed and told.running else 3
 
 
-def manager_here(run: Run, state: Path, platform: str = sys.platform) -> Manager:
+def manager_here(run: Run, state: Path, platform: str = sys.platform) -> ServiceManager:
     """The way of this operating system."""
     if platform.startswith("linux"):
         from barnraise.cli.services.systemd import Systemd
@@ -104,7 +104,7 @@ def check_importable(run: Run, python: str) -> None:
         )
 
 
-def describe(told: ServiceTold) -> str:
+def describe(told: ServiceStatus) -> str:
     """Exactly what was written and run, and how to undo it."""
     lines = [f"{told.system}: {told.sentence}"]
     lines += [f"  wrote    {path}" for path in told.wrote]
@@ -128,5 +128,5 @@ def _check_nobody_runs(directory: Path) -> None:
         )
 
 
-def _show(told: ServiceTold, as_json: bool) -> None:
+def _show(told: ServiceStatus, as_json: bool) -> None:
     click.echo(json.dumps(msgspec.to_builtins(told), indent=2) if as_json else describe(told))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import getpass
 from pathlib import Path
 
-from barnraise.cli.services.base import GOODBYE_S, Launch, ServiceTold
-from barnraise.cli.services.transaction import Work, installed_already, not_installed
+from barnraise.cli.services.base import GOODBYE_S, ServiceLaunch, ServiceStatus
+from barnraise.cli.services.transaction import InstallTransaction, installed_already, not_installed
 from barnraise.core.command import NOT_FOUND, Run
 from barnraise.core.errors import AgentError
 
@@ -15,7 +15,7 @@ _SYSTEMCTL = ("systemctl", "--user")
 _ALIVE = frozenset({"running", "degraded", "starting", "initializing", "maintenance"})
 
 
-def render(launch: Launch) -> str:
+def render(launch: ServiceLaunch) -> str:
     """The unit file. Pure.
 
     An end by `barnraise down` has the code 0 and is left alone. systemd before 254 does not know the two
@@ -53,10 +53,10 @@ class Systemd:
         self._file = config_home / "systemd" / "user" / UNIT
         self._user = user
 
-    def install(self, launch: Launch) -> ServiceTold:
+    def install(self, launch: ServiceLaunch) -> ServiceStatus:
         if self._file.exists():
             raise installed_already(self._file)
-        work = Work(self._run)
+        work = InstallTransaction(self._run)
         self._check_manager(work)
         work.write(self._file, render(launch).encode())
         try:
@@ -66,7 +66,7 @@ class Systemd:
             self._file.unlink(missing_ok=True)  # half a service would only confuse the next attempt
             work.ask(*_SYSTEMCTL, "daemon-reload")
             raise
-        return ServiceTold(
+        return ServiceStatus(
             system="systemd",
             installed=True,
             running=True,
@@ -78,14 +78,14 @@ class Systemd:
             hints=self._hints(work),
         )
 
-    def remove(self) -> ServiceTold:
+    def remove(self) -> ServiceStatus:
         if not self._file.exists():
             raise not_installed(self._file)
-        work = Work(self._run)
+        work = InstallTransaction(self._run)
         work.may(*_SYSTEMCTL, "disable", "--now", UNIT)
         work.delete(self._file)
         work.may(*_SYSTEMCTL, "daemon-reload")
-        return ServiceTold(
+        return ServiceStatus(
             system="systemd",
             installed=False,
             running=False,
@@ -96,8 +96,8 @@ class Systemd:
             undo="barnraise service install",
         )
 
-    def status(self) -> ServiceTold:
-        work = Work(self._run)
+    def status(self) -> ServiceStatus:
+        work = InstallTransaction(self._run)
         installed = self._file.exists()
         active = work.ask(*_SYSTEMCTL, "is-active", UNIT).stdout.strip() if installed else ""
         enabled = work.ask(*_SYSTEMCTL, "is-enabled", UNIT).stdout.strip() if installed else ""
@@ -108,7 +108,7 @@ class Systemd:
             sentence = f"the service is installed ({enabled or 'unknown'}) and the agent runs"
         else:
             sentence = f"the service is installed ({enabled or 'unknown'}), but systemd says: {active or '?'}"
-        return ServiceTold(
+        return ServiceStatus(
             system="systemd",
             installed=installed,
             running=running,
@@ -117,7 +117,7 @@ class Systemd:
             hints=() if not installed else self._hints(work) if running else (_LOG,),
         )
 
-    def _check_manager(self, work: Work) -> None:
+    def _check_manager(self, work: InstallTransaction) -> None:
         """Absent in most containers and in WSL1; under sudo it is there but not ours to reach."""
         done = work.ask(*_SYSTEMCTL, "is-system-running")
         if done.stdout.strip() in _ALIVE:
@@ -133,7 +133,7 @@ class Systemd:
             "systemd: run this as yourself, without sudo.)",
         )
 
-    def _hints(self, work: Work) -> tuple[str, ...]:
+    def _hints(self, work: InstallTransaction) -> tuple[str, ...]:
         user = self._user or getpass.getuser()
         done = work.ask("loginctl", "show-user", user, "--property=Linger")
         if done.stdout.strip() == "Linger=yes":

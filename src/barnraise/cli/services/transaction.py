@@ -11,7 +11,7 @@ from barnraise.core.command import Run
 from barnraise.core.errors import AgentError
 
 
-class Work:
+class InstallTransaction:
     """What one verb did to the system, in order."""
 
     def __init__(self, run: Run) -> None:

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path, PureWindowsPath
 from xml.sax.saxutils import escape
 
-from barnraise.cli.services.base import Launch, ServiceTold
-from barnraise.cli.services.transaction import Work, installed_already, not_installed
+from barnraise.cli.services.base import ServiceLaunch, ServiceStatus
+from barnraise.cli.services.transaction import InstallTransaction, installed_already, not_installed
 from barnraise.core.command import Run
 from barnraise.core.errors import AgentError
 
@@ -18,7 +18,7 @@ _RUNNING = "4"
 _STATE = f"(Get-ScheduledTask -TaskName '{TASK}').State.value__"
 
 
-def render(launch: Launch, user: str) -> str:
+def render(launch: ServiceLaunch, user: str) -> str:
     """The task. Pure.
 
     A logon trigger that names no user would be for everybody, which needs an administrator. The limit of
@@ -83,8 +83,8 @@ class LogonTask:
         self._user = user
         self._python = python
 
-    def install(self, launch: Launch) -> ServiceTold:
-        work = Work(self._run)
+    def install(self, launch: ServiceLaunch) -> ServiceStatus:
+        work = InstallTransaction(self._run)
         if self._file.exists() or self._is_known(work):
             raise installed_already(self._file)
         text = render(launch, self._user).replace("\n", "\r\n")
@@ -96,7 +96,7 @@ class LogonTask:
             self._file.unlink(missing_ok=True)  # half a service would only confuse the next attempt
             work.ask("schtasks", "/Delete", "/TN", TASK, "/F")
             raise
-        return ServiceTold(
+        return ServiceStatus(
             system="Task Scheduler",
             installed=True,
             running=True,
@@ -108,8 +108,8 @@ class LogonTask:
             hints=("Windows may ask whether Python may be reached: allow private networks.",),
         )
 
-    def remove(self) -> ServiceTold:
-        work = Work(self._run)
+    def remove(self) -> ServiceStatus:
+        work = InstallTransaction(self._run)
         is_known = self._is_known(work)
         if not is_known and not self._file.exists():
             raise not_installed(self._file)
@@ -119,7 +119,7 @@ class LogonTask:
         if is_known:
             work.must("schtasks", "/Delete", "/TN", TASK, "/F", hint=_DENIED)
         work.delete(self._file)
-        return ServiceTold(
+        return ServiceStatus(
             system="Task Scheduler",
             installed=False,
             running=False,
@@ -130,8 +130,8 @@ class LogonTask:
             undo="barnraise service install",
         )
 
-    def status(self) -> ServiceTold:
-        work = Work(self._run)
+    def status(self) -> ServiceStatus:
+        work = InstallTransaction(self._run)
         installed = self._is_known(work)
         # The number of the state: schtasks itself would say it in the user's language.
         state = work.ask("powershell", "-NoProfile", "-Command", _STATE).stdout.strip() if installed else ""
@@ -142,7 +142,7 @@ class LogonTask:
             sentence = "the service is installed and the agent runs"
         else:
             sentence = "the service is installed, but the agent does not run"
-        return ServiceTold(
+        return ServiceStatus(
             system="Task Scheduler",
             installed=installed,
             running=running,
@@ -151,7 +151,7 @@ class LogonTask:
             hints=() if running or not installed else (f'Start it: schtasks /Run /TN "{TASK}"',),
         )
 
-    def _is_known(self, work: Work) -> bool:
+    def _is_known(self, work: InstallTransaction) -> bool:
         return work.ask("schtasks", "/Query", "/TN", TASK).returncode == 0
 
 

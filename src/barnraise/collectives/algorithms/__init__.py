@@ -1,4 +1,4 @@
-"""Strategies: pure compilers from (operation, rank, world, sizes) to a ``Program``, one file each.
+"""Strategies: pure compilers from (operation, rank, world, sizes) to a ``Schedule``, one file each.
 
 Imports nothing but the standard library, ``program`` and the error tree.
 """
@@ -13,10 +13,10 @@ from barnraise.collectives.algorithms import direct, hierarchical, recursive_dou
 from barnraise.collectives.algorithms.schedule import (
     CHAINS,
     EMPTY,
-    Kind,
-    Layout,
-    Program,
-    Shapes,
+    BufferLayout,
+    BufferShapes,
+    Schedule,
+    StepKind,
     check_layout,
 )
 from barnraise.core.errors import ConfigError, UnsupportedOperation
@@ -31,12 +31,12 @@ __all__ = [
     "strategies_for",
 ]
 
-Compiler = Callable[[int, int, Layout], Program]
+Compiler = Callable[[int, int, BufferLayout], Schedule]
 
 # The order is the preference between equals.
-STRATEGIES: Mapping[Kind, Mapping[str, Compiler]] = MappingProxyType(
+STRATEGIES: Mapping[StepKind, Mapping[str, Compiler]] = MappingProxyType(
     {
-        Kind.ALL_REDUCE: {
+        StepKind.ALL_REDUCE: {
             "ring": ring.all_reduce,
             "doubling": recursive_doubling.all_reduce,
             "exchange": recursive_doubling.exchange,
@@ -45,28 +45,28 @@ STRATEGIES: Mapping[Kind, Mapping[str, Compiler]] = MappingProxyType(
             "star": star.all_reduce,
             "sites": hierarchical.all_reduce,
         },
-        Kind.REDUCE: {"ring": ring.reduce, "tree": tree.reduce, "star": star.reduce},
-        Kind.BROADCAST: {"ring": ring.broadcast, "tree": tree.broadcast, "star": star.broadcast},
-        Kind.ALL_GATHER: {
+        StepKind.REDUCE: {"ring": ring.reduce, "tree": tree.reduce, "star": star.reduce},
+        StepKind.BROADCAST: {"ring": ring.broadcast, "tree": tree.broadcast, "star": star.broadcast},
+        StepKind.ALL_GATHER: {
             "ring": ring.all_gather,
             "doubling": recursive_doubling.all_gather,
             "direct": direct.all_gather,
         },
-        Kind.REDUCE_SCATTER: {
+        StepKind.REDUCE_SCATTER: {
             "ring": ring.reduce_scatter,
             "doubling": recursive_doubling.reduce_scatter,
             "direct": direct.reduce_scatter,
         },
-        Kind.ALL_TO_ALL: {"direct": direct.all_to_all},
-        Kind.GATHER: {"star": star.gather},
-        Kind.SCATTER: {"star": star.scatter},
-        Kind.BARRIER: {"doubling": recursive_doubling.barrier},
+        StepKind.ALL_TO_ALL: {"direct": direct.all_to_all},
+        StepKind.GATHER: {"star": star.gather},
+        StepKind.SCATTER: {"star": star.scatter},
+        StepKind.BARRIER: {"doubling": recursive_doubling.barrier},
     }
 )
 
 STRATEGY_NAMES: tuple[str, ...] = ("ring", "tree", "doubling", "exchange", "star", "direct", "sites")
 
-_ONE_SIZE = frozenset({Kind.ALL_REDUCE, Kind.REDUCE, Kind.BROADCAST})
+_ONE_SIZE = frozenset({StepKind.ALL_REDUCE, StepKind.REDUCE, StepKind.BROADCAST})
 
 
 def strategies_for(kind: str) -> tuple[str, ...]:
@@ -92,27 +92,27 @@ def resolve_strategy(kind: str, name: str) -> str:
     return wanted
 
 
-def named(strategy: str, shapes: Shapes) -> str:
+def named(strategy: str, shapes: BufferShapes) -> str:
     """``sites``, or with shapes of its own ``sites:tree/ring/star``: ranks compare it as one word."""
     return strategy if strategy != "sites" or shapes == CHAINS else f"{strategy}:{'/'.join(shapes)}"
 
 
-def read_name(name: str) -> tuple[str, Shapes]:
+def read_name(name: str) -> tuple[str, BufferShapes]:
     """A strategy and its shapes, which are checked when it is compiled."""
     strategy, _, shapes = name.partition(":")
-    return strategy, Shapes(*shapes.split("/")) if shapes.count("/") == 2 else CHAINS
+    return strategy, BufferShapes(*shapes.split("/")) if shapes.count("/") == 2 else CHAINS
 
 
 @lru_cache(maxsize=256)
-def compile_program(kind: str, strategy: str, rank: int, world: int, layout: Layout) -> Program:
+def compile_program(kind: str, strategy: str, rank: int, world: int, layout: BufferLayout) -> Schedule:
     """This rank's program. Every rank of the group must ask with equal arguments but its own rank.
 
     (For all_to_all each rank gives its own splits.)
     """
     operation = _kind(kind)
     check_layout(rank, world, layout)
-    expected = 1 if operation in _ONE_SIZE else 0 if operation is Kind.BARRIER else world
-    if operation is Kind.ALL_TO_ALL:
+    expected = 1 if operation in _ONE_SIZE else 0 if operation is StepKind.BARRIER else world
+    if operation is StepKind.ALL_TO_ALL:
         expected = 2 * world
     if len(layout.sizes) != expected:
         raise ConfigError(
@@ -123,9 +123,9 @@ def compile_program(kind: str, strategy: str, rank: int, world: int, layout: Lay
     return EMPTY if world == 1 else compiler(rank, world, layout)
 
 
-def _kind(kind: str) -> Kind:
+def _kind(kind: str) -> StepKind:
     try:
-        return Kind(kind)
+        return StepKind(kind)
     except ValueError:
-        names = ", ".join(Kind)
+        names = ", ".join(StepKind)
         raise UnsupportedOperation(f"there is no operation {kind!r}", hint=f"Use one of: {names}.") from None

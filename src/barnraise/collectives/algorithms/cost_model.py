@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 
 from barnraise.collectives.algorithms import resolve_strategy, strategies_for
-from barnraise.collectives.algorithms.schedule import CHAINS, DEFAULT_SEGMENT_BYTES, Kind, Shapes
+from barnraise.collectives.algorithms.schedule import CHAINS, DEFAULT_SEGMENT_BYTES, BufferShapes, StepKind
 from barnraise.collectives.algorithms.tree import depth
 from barnraise.core.errors import ConfigError, UnsupportedOperation
 from barnraise.core.units import format_duration, format_size
@@ -78,7 +78,7 @@ def merge(tables: Iterable[CostTable]) -> CostTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AlgorithmChoice:
     """The strategy taken, and why, in a sentence with figures."""
 
     strategy: str
@@ -95,9 +95,9 @@ def segment_bytes(
 
     Where ranks may see different sizes it is the limit alone: both ends of a link must cut alike.
     """
-    if kind in (Kind.ALL_TO_ALL, Kind.GATHER, Kind.SCATTER, Kind.BARRIER):
+    if kind in (StepKind.ALL_TO_ALL, StepKind.GATHER, StepKind.SCATTER, StepKind.BARRIER):
         return limit
-    if strategy in ("tree", "star", "sites") or kind in (Kind.REDUCE, Kind.BROADCAST):
+    if strategy in ("tree", "star", "sites") or kind in (StepKind.REDUCE, StepKind.BROADCAST):
         wanted = nbytes // SEGMENTS_PER_TREE
     else:
         wanted = (nbytes if strategy == "exchange" else nbytes // world) // SEGMENTS_PER_STEP
@@ -116,7 +116,7 @@ def predict(
     arity: int = 2,
     segment: int | None = None,
     leaders: int = 0,
-    shapes: Shapes = CHAINS,
+    shapes: BufferShapes = CHAINS,
 ) -> float:
     """Seconds until the last rank has its result.
 
@@ -126,8 +126,8 @@ def predict(
     name = resolve_strategy(kind, strategy)
     if world == 1:
         return 0.0
-    operation = Kind(kind)
-    if operation is Kind.BARRIER:
+    operation = StepKind(kind)
+    if operation is StepKind.BARRIER:
         return _log2_ceil(world) * table.latency_s
     cut = segment or segment_bytes(kind, name, nbytes, world, table)
     shape = _Shape(operation, nbytes, world, arity, cut, table, leaders, shapes)
@@ -147,8 +147,8 @@ def choose(
     plain_below: int = PLAIN_BELOW_BYTES,
     strict: bool = False,
     leaders: int = 0,
-    shapes: Shapes = CHAINS,
-) -> Choice:
+    shapes: BufferShapes = CHAINS,
+) -> AlgorithmChoice:
     """The strategy for an operation. ``setting``: ``auto`` (fastest by the table), ``plain``, or a name.
 
     A name that this operation does not have gives way to ``auto``, as one setting serves all operations; with
@@ -178,7 +178,7 @@ def choose(
         if setting != "auto":
             reason += f" {setting}, which is set, does not exist for {kind}."
     segment = segment_bytes(kind, taken, nbytes, world, table, limit)
-    return Choice(taken, segment, arity, times[taken], reason)
+    return AlgorithmChoice(taken, segment, arity, times[taken], reason)
 
 
 def _ranked(
@@ -189,7 +189,7 @@ def _ranked(
     arity: int,
     limit: int,
     leaders: int,
-    shapes: Shapes,
+    shapes: BufferShapes,
 ) -> list[tuple[float, str]]:
     """Every strategy with its time: first the one to take, then the others from the fastest on."""
     timed = []
@@ -237,14 +237,14 @@ class _Shape:
 
     def __init__(
         self,
-        kind: Kind,
+        kind: StepKind,
         nbytes: int,
         world: int,
         arity: int,
         segment: int,
         table: CostTable,
         leaders: int = 0,
-        shapes: Shapes = CHAINS,
+        shapes: BufferShapes = CHAINS,
     ) -> None:
         self.shapes = shapes
         self.nbytes = nbytes
@@ -253,10 +253,10 @@ class _Shape:
         self.arity = arity
         self.segment = segment
         self.table = table
-        self.phases = 2 if kind is Kind.ALL_REDUCE else 1
-        self.reduces = kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER)
-        self.along_root = kind in (Kind.REDUCE, Kind.BROADCAST)
-        self.in_blocks = kind in (Kind.GATHER, Kind.SCATTER)
+        self.phases = 2 if kind is StepKind.ALL_REDUCE else 1
+        self.reduces = kind in (StepKind.ALL_REDUCE, StepKind.REDUCE, StepKind.REDUCE_SCATTER)
+        self.along_root = kind in (StepKind.REDUCE, StepKind.BROADCAST)
+        self.in_blocks = kind in (StepKind.GATHER, StepKind.SCATTER)
 
     def pieces(self, nbytes: float) -> int:
         return max(1, -(-int(nbytes) // self.segment))

@@ -9,37 +9,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from barnraise.collectives.algorithms.schedule import (
-    Layout,
-    Program,
-    ProgramBuilder,
+    BufferLayout,
+    Schedule,
+    ScheduleBuilder,
     block_bounds,
     chunk_bounds,
 )
 
 
-def all_reduce(rank: int, world: int, layout: Layout) -> Program:
-    builder = ProgramBuilder(layout.item, layout.segment)
+def all_reduce(rank: int, world: int, layout: BufferLayout) -> Schedule:
+    builder = ScheduleBuilder(layout.item, layout.segment)
     bounds = chunk_bounds(layout.sizes[0], world, layout.item)
     _sum_own(builder, rank, world, bounds)
     _spread_own(builder, rank, world, bounds)
     return builder.build()
 
 
-def reduce_scatter(rank: int, world: int, layout: Layout) -> Program:
-    builder = ProgramBuilder(layout.item, layout.segment)
+def reduce_scatter(rank: int, world: int, layout: BufferLayout) -> Schedule:
+    builder = ScheduleBuilder(layout.item, layout.segment)
     _sum_own(builder, rank, world, block_bounds(layout.sizes))
     return builder.build()
 
 
-def all_gather(rank: int, world: int, layout: Layout) -> Program:
-    builder = ProgramBuilder(layout.item, layout.segment)
+def all_gather(rank: int, world: int, layout: BufferLayout) -> Schedule:
+    builder = ScheduleBuilder(layout.item, layout.segment)
     _spread_own(builder, rank, world, block_bounds(layout.sizes))
     return builder.build()
 
 
-def all_to_all(rank: int, world: int, layout: Layout) -> Program:
+def all_to_all(rank: int, world: int, layout: BufferLayout) -> Schedule:
     """The work buffer is the input and behind it the output. The rank's part for itself is not moved here."""
-    builder = ProgramBuilder(layout.item, layout.segment)
+    builder = ScheduleBuilder(layout.item, layout.segment)
     bounds = block_bounds(layout.sizes)
     for shift in range(1, world):
         ahead, behind = (rank + shift) % world, (rank - shift) % world
@@ -48,14 +48,14 @@ def all_to_all(rank: int, world: int, layout: Layout) -> Program:
     return builder.build()
 
 
-def _sum_own(builder: ProgramBuilder, rank: int, world: int, bounds: Sequence[int]) -> None:
+def _sum_own(builder: ScheduleBuilder, rank: int, world: int, bounds: Sequence[int]) -> None:
     for shift in range(1, world):
         ahead = (rank + shift) % world
         builder.send(ahead, bounds[ahead], bounds[ahead + 1])
         builder.reduce((rank - shift) % world, bounds[rank], bounds[rank + 1])
 
 
-def _spread_own(builder: ProgramBuilder, rank: int, world: int, bounds: Sequence[int]) -> None:
+def _spread_own(builder: ScheduleBuilder, rank: int, world: int, bounds: Sequence[int]) -> None:
     for shift in range(1, world):
         behind = (rank - shift) % world
         builder.send((rank + shift) % world, bounds[rank], bounds[rank + 1])

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from barnraise.collectives.algorithms.ring import pass_around, scatter_sums
-from barnraise.collectives.algorithms.schedule import Layout, Program, ProgramBuilder, chunk_bounds
+from barnraise.collectives.algorithms.schedule import BufferLayout, Schedule, ScheduleBuilder, chunk_bounds
 from barnraise.collectives.algorithms.tree import pass_down, sum_upwards, virtual_children, virtual_parent
 
 
-def all_reduce(rank: int, world: int, layout: Layout) -> Program:
-    builder = ProgramBuilder(layout.item, layout.segment)
+def all_reduce(rank: int, world: int, layout: BufferLayout) -> Schedule:
+    builder = ScheduleBuilder(layout.item, layout.segment)
     sites = layout.sites or tuple((one,) for one in range(world))
     leaders = [site[0] for site in sites]
     position, site = next((place, site) for place, site in enumerate(sites) if rank in site)
@@ -41,7 +41,7 @@ def all_reduce(rank: int, world: int, layout: Layout) -> Program:
     return builder.build()
 
 
-def _pieces(builder: ProgramBuilder, chunks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _pieces(builder: ScheduleBuilder, chunks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return [piece for chunk in chunks for piece in builder.cut(*chunk)]
 
 

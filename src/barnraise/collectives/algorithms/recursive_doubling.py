@@ -13,46 +13,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from barnraise.collectives.algorithms.schedule import (
-    Layout,
-    Program,
-    ProgramBuilder,
+    BufferLayout,
+    Schedule,
+    ScheduleBuilder,
     block_bounds,
     chunk_bounds,
 )
 
 
-def all_reduce(rank: int, world: int, layout: Layout) -> Program:
-    builder = ProgramBuilder(layout.item, layout.segment)
+def all_reduce(rank: int, world: int, layout: BufferLayout) -> Schedule:
+    builder = ScheduleBuilder(layout.item, layout.segment)
     bounds = chunk_bounds(layout.sizes[0], world, layout.item)
     _halve(builder, rank, world, bounds)
     _double(builder, rank, world, bounds)
     return builder.build()
 
 
-def reduce_scatter(rank: int, world: int, layout: Layout) -> Program:
-    builder = ProgramBuilder(layout.item, layout.segment)
+def reduce_scatter(rank: int, world: int, layout: BufferLayout) -> Schedule:
+    builder = ScheduleBuilder(layout.item, layout.segment)
     _halve(builder, rank, world, block_bounds(layout.sizes))
     return builder.build()
 
 
-def all_gather(rank: int, world: int, layout: Layout) -> Program:
-    builder = ProgramBuilder(layout.item, layout.segment)
+def all_gather(rank: int, world: int, layout: BufferLayout) -> Schedule:
+    builder = ScheduleBuilder(layout.item, layout.segment)
     _double(builder, rank, world, block_bounds(layout.sizes))
     return builder.build()
 
 
-def barrier(rank: int, world: int, layout: Layout) -> Program:
+def barrier(rank: int, world: int, layout: BufferLayout) -> Schedule:
     """Dissemination: after ceil(log2 N) rounds of empty messages every rank has heard of every other."""
-    builder = ProgramBuilder()
+    builder = ScheduleBuilder()
     for distance, _ in doubling_steps(world):
         builder.send_token((rank + distance) % world)
         builder.receive_token((rank - distance) % world)
     return builder.build()
 
 
-def exchange(rank: int, world: int, layout: Layout) -> Program:
+def exchange(rank: int, world: int, layout: BufferLayout) -> Schedule:
     """Plain recursive doubling of the whole buffer; every rank makes the same sums in the same order."""
-    builder = ProgramBuilder(layout.item, layout.segment)
+    builder = ScheduleBuilder(layout.item, layout.segment)
     pieces = builder.cut(0, layout.sizes[0])
     power = 1 << (world.bit_length() - 1)
     if rank >= power:
@@ -89,7 +89,7 @@ def doubling_steps(world: int) -> tuple[tuple[int, int], ...]:
     return tuple(steps)
 
 
-def _double(builder: ProgramBuilder, rank: int, world: int, bounds: Sequence[int]) -> None:
+def _double(builder: ScheduleBuilder, rank: int, world: int, bounds: Sequence[int]) -> None:
     """A rank that knows ``count`` blocks from its own on hands them back and gets the next ``count``."""
     for distance, count in doubling_steps(world):
         for lo, hi in _circle_ranges(rank, count, world, bounds):
@@ -99,7 +99,7 @@ def _double(builder: ProgramBuilder, rank: int, world: int, bounds: Sequence[int
             builder.place(ahead, lo, hi)
 
 
-def _halve(builder: ProgramBuilder, rank: int, world: int, bounds: Sequence[int]) -> None:
+def _halve(builder: ScheduleBuilder, rank: int, world: int, bounds: Sequence[int]) -> None:
     """The mirror image of ``_double``: its messages backwards, added up instead of placed."""
     for distance, count in reversed(doubling_steps(world)):
         ahead = (rank + distance) % world

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from barnraise.collectives.algorithms.schedule import (
-    Layout,
-    Program,
-    ProgramBuilder,
+    BufferLayout,
+    Schedule,
+    ScheduleBuilder,
     block_bounds,
     chunk_bounds,
 )
 from barnraise.collectives.algorithms.tree import pass_down, sum_upwards
 
 
-def all_reduce(rank: int, world: int, layout: Layout) -> Program:
-    builder = ProgramBuilder(layout.item, layout.segment)
+def all_reduce(rank: int, world: int, layout: BufferLayout) -> Schedule:
+    builder = ScheduleBuilder(layout.item, layout.segment)
     bounds = chunk_bounds(layout.sizes[0], world, layout.item)
     ring = _ring_order(world, layout)
     chunks = [(bounds[position], bounds[position + 1]) for position in range(world)]
@@ -29,46 +29,46 @@ def all_reduce(rank: int, world: int, layout: Layout) -> Program:
     return builder.build()
 
 
-def reduce_scatter(rank: int, world: int, layout: Layout) -> Program:
-    builder = ProgramBuilder(layout.item, layout.segment)
+def reduce_scatter(rank: int, world: int, layout: BufferLayout) -> Schedule:
+    builder = ScheduleBuilder(layout.item, layout.segment)
     ring = _ring_order(world, layout)
     scatter_sums(builder, ring, ring.index(rank), _blocks_along(ring, layout))
     return builder.build()
 
 
-def all_gather(rank: int, world: int, layout: Layout) -> Program:
-    builder = ProgramBuilder(layout.item, layout.segment)
+def all_gather(rank: int, world: int, layout: BufferLayout) -> Schedule:
+    builder = ScheduleBuilder(layout.item, layout.segment)
     ring = _ring_order(world, layout)
     pass_around(builder, ring, ring.index(rank), _blocks_along(ring, layout))
     return builder.build()
 
 
-def reduce(rank: int, world: int, layout: Layout) -> Program:
+def reduce(rank: int, world: int, layout: BufferLayout) -> Schedule:
     """A chain towards the root: each rank adds its own and passes the sum on, segment by segment."""
-    builder = ProgramBuilder(layout.item, layout.segment)
+    builder = ScheduleBuilder(layout.item, layout.segment)
     sum_upwards(builder, *_chain_neighbours(rank, world, layout), builder.cut(0, layout.sizes[0]))
     return builder.build()
 
 
-def broadcast(rank: int, world: int, layout: Layout) -> Program:
+def broadcast(rank: int, world: int, layout: BufferLayout) -> Schedule:
     """A chain from the root: each rank passes on what it receives, segment by segment."""
-    builder = ProgramBuilder(layout.item, layout.segment)
+    builder = ScheduleBuilder(layout.item, layout.segment)
     pass_down(builder, *_chain_neighbours(rank, world, layout), builder.cut(0, layout.sizes[0]))
     return builder.build()
 
 
-def _ring_order(world: int, layout: Layout) -> tuple[int, ...]:
+def _ring_order(world: int, layout: BufferLayout) -> tuple[int, ...]:
     return layout.order or tuple(range(world))
 
 
-def _blocks_along(ring: Sequence[int], layout: Layout) -> list[tuple[int, int]]:
+def _blocks_along(ring: Sequence[int], layout: BufferLayout) -> list[tuple[int, int]]:
     """Each rank's block, listed by position in the ring."""
     bounds = block_bounds(layout.sizes)
     return [(bounds[rank], bounds[rank + 1]) for rank in ring]
 
 
 def scatter_sums(
-    builder: ProgramBuilder, ring: Sequence[int], position: int, chunks: Sequence[tuple[int, int]]
+    builder: ScheduleBuilder, ring: Sequence[int], position: int, chunks: Sequence[tuple[int, int]]
 ) -> None:
     """After it, the chunk at this rank's position is complete; every other chunk was sent once."""
     world = len(ring)
@@ -79,7 +79,7 @@ def scatter_sums(
 
 
 def pass_around(
-    builder: ProgramBuilder, ring: Sequence[int], position: int, chunks: Sequence[tuple[int, int]]
+    builder: ScheduleBuilder, ring: Sequence[int], position: int, chunks: Sequence[tuple[int, int]]
 ) -> None:
     """Every rank starts with the chunk at its own position and ends with all."""
     world = len(ring)
@@ -89,7 +89,7 @@ def pass_around(
         builder.place(before, *chunks[(position - step - 1) % world])
 
 
-def _chain_neighbours(rank: int, world: int, layout: Layout) -> tuple[int | None, tuple[int, ...]]:
+def _chain_neighbours(rank: int, world: int, layout: BufferLayout) -> tuple[int | None, tuple[int, ...]]:
     """The neighbour towards the root and the one behind; the chain is the ring cut open at the root."""
     ring = _ring_order(world, layout)
     start = ring.index(layout.root)

@@ -1,8 +1,8 @@
 """What one rank sends and receives in one operation, as plain data.
 
-A strategy compiles an operation into one ``Program`` per rank; the mover executes it. The rules:
+A strategy compiles an operation into one ``Schedule`` per rank; the mover executes it. The rules:
 
-* The k-th ``Send`` of a to b carries exactly the k-th ``Receive`` of b from a. Both have the same size.
+* The k-th ``SendStep`` of a to b carries exactly the k-th ``ReceiveStep`` of b from a. Both sizes are equal.
 * A send may be read from memory at any moment between its ``after`` receives being applied and its delivery.
 * A receive that does not reduce is placed straight into memory as its bytes come in.
 * A receive that reduces is applied at once as a whole, when everything in ``after`` has been applied
@@ -33,7 +33,7 @@ SHAPES = ("ring", "tree", "star")
 NONE: tuple[int, ...] = ()
 
 
-class Kind(StrEnum):
+class StepKind(StrEnum):
     """The operations that are compiled into programs."""
 
     ALL_REDUCE = "all_reduce"
@@ -48,7 +48,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendStep:
     """Bytes ``[lo, hi)`` of the work buffer go to ``peer`` once the receives ``after`` are applied."""
 
     peer: int
@@ -58,7 +58,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Receive:
+class ReceiveStep:
     """Bytes from ``peer`` are placed into ``[lo, hi)``, or combined into it if ``reduce``.
 
     ``incoming_first`` asks for ``incoming OP mine`` instead of ``mine OP incoming``: two ranks that combine
@@ -75,11 +75,11 @@ class Receive:
 
 
 @dataclass(frozen=True)
-class Program:
+class Schedule:
     """Everything one rank does in one operation. Compiled once, executed many times."""
 
-    sends: tuple[Send, ...] = ()
-    receives: tuple[Receive, ...] = ()
+    sends: tuple[SendStep, ...] = ()
+    receives: tuple[ReceiveStep, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -94,7 +94,7 @@ class Program:
         return sum(receive.hi - receive.lo for receive in self.receives)
 
     @cached_property
-    def index(self) -> IndexedProgram:
+    def index(self) -> IndexedSchedule:
         sends, receives = self.sends, self.receives
         sends_to = _by_peer([send.peer for send in sends])
         receives_from = _by_peer([receive.peer for receive in receives])
@@ -102,7 +102,7 @@ class Program:
         for numbers in sends_to.values():
             for ordinal, number in enumerate(numbers):
                 ordinals[number] = ordinal
-        return IndexedProgram(
+        return IndexedSchedule(
             program=self,
             peers=frozenset(sends_to) | frozenset(receives_from),
             receives_from=receives_from,
@@ -117,10 +117,10 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class IndexedProgram:
+class IndexedSchedule:
     """A program and what its executor looks up. Numbers are positions in the program's tuples."""
 
-    program: Program
+    program: Schedule
     peers: frozenset[int]
     """Every rank that this program exchanges a message with."""
     receives_from: dict[int, tuple[int, ...]]
@@ -141,15 +141,15 @@ class IndexedProgram:
     """Per send: the receives that wait until it was read from memory."""
 
 
-EMPTY = Program()
+EMPTY = Schedule()
 
 
-def indexed(program: Program) -> IndexedProgram:
+def indexed(program: Schedule) -> IndexedSchedule:
     """The program with its lookup tables, made at the first call and kept with the program."""
     return program.index
 
 
-class Shapes(NamedTuple):
+class BufferShapes(NamedTuple):
     """How sums go through sites: to the leader of each, among the leaders, and back. A ring to or from one
     rank is a chain."""
 
@@ -158,11 +158,11 @@ class Shapes(NamedTuple):
     broadcast: str = "ring"
 
 
-CHAINS = Shapes()
+CHAINS = BufferShapes()
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BufferLayout:
     """Sizes in bytes and everything else, beside rank and world, that shapes a program.
 
     ``sizes`` is ``(nbytes,)`` for all_reduce, reduce and broadcast; one block per rank for all_gather,
@@ -179,7 +179,7 @@ class Layout:
     """The ring's order as ranks; empty means 0, 1, 2, ..."""
     sites: tuple[tuple[int, ...], ...] = ()
     """The ranks of each site along its chain, the leader first; empty means each its own."""
-    shapes: Shapes = CHAINS
+    shapes: BufferShapes = CHAINS
 
 
 def chunk_bounds(nbytes: int, parts: int, item: int) -> tuple[int, ...]:
@@ -216,7 +216,7 @@ def segments(lo: int, hi: int, item: int, segment: int) -> tuple[tuple[int, int]
     return tuple((start, min(start + step, hi)) for start in range(lo, hi, step))
 
 
-class ProgramBuilder:
+class ScheduleBuilder:
     """Write a program down as if it ran step by step; the builder derives who has to wait for whom.
 
     A send waits for the receives that last wrote its bytes. A reducing receive waits for them too, which
@@ -227,8 +227,8 @@ class ProgramBuilder:
     def __init__(self, item: int = 1, segment: int = DEFAULT_SEGMENT_BYTES) -> None:
         self.item = item
         self.segment = segment
-        self._sends: list[Send] = []
-        self._receives: list[Receive] = []
+        self._sends: list[SendStep] = []
+        self._receives: list[ReceiveStep] = []
         self._writers = _LastWriters()
 
     def cut(self, lo: int, hi: int) -> tuple[tuple[int, int], ...]:
@@ -240,7 +240,7 @@ class ProgramBuilder:
             self.send_piece(peer, start, stop)
 
     def send_piece(self, peer: int, lo: int, hi: int) -> int:
-        self._sends.append(Send(peer, lo, hi, self._writers.of(lo, hi)))
+        self._sends.append(SendStep(peer, lo, hi, self._writers.of(lo, hi)))
         return len(self._sends) - 1
 
     def place(self, peer: int, lo: int, hi: int) -> None:
@@ -249,7 +249,7 @@ class ProgramBuilder:
             self.place_piece(peer, start, stop)
 
     def place_piece(self, peer: int, lo: int, hi: int) -> None:
-        self._append(Receive(peer, lo, hi))
+        self._append(ReceiveStep(peer, lo, hi))
 
     def reduce(self, peer: int, lo: int, hi: int) -> None:
         """Receive and combine a range, cut into segments."""
@@ -266,19 +266,19 @@ class ProgramBuilder:
         incoming_first: bool = False,
     ) -> None:
         after = self._writers.of(lo, hi)
-        self._append(Receive(peer, lo, hi, True, after, after_sends, incoming_first))
+        self._append(ReceiveStep(peer, lo, hi, True, after, after_sends, incoming_first))
 
     def send_token(self, peer: int) -> None:
         """Send an empty message once every receive so far has come."""
-        self._sends.append(Send(peer, 0, 0, tuple(range(len(self._receives)))))
+        self._sends.append(SendStep(peer, 0, 0, tuple(range(len(self._receives)))))
 
     def receive_token(self, peer: int) -> None:
-        self._receives.append(Receive(peer, 0, 0))
+        self._receives.append(ReceiveStep(peer, 0, 0))
 
-    def build(self) -> Program:
-        return Program(tuple(self._sends), tuple(self._receives))
+    def build(self) -> Schedule:
+        return Schedule(tuple(self._sends), tuple(self._receives))
 
-    def _append(self, receive: Receive) -> None:
+    def _append(self, receive: ReceiveStep) -> None:
         self._writers.write(receive.lo, receive.hi, len(self._receives))
         self._receives.append(receive)
 
@@ -314,7 +314,7 @@ class _LastWriters:
         return first, max(first, bisect_left(self._los, hi))
 
 
-def check_layout(rank: int, world: int, layout: Layout) -> None:
+def check_layout(rank: int, world: int, layout: BufferLayout) -> None:
     """Refuse numbers that no program can be made from."""
     if world < 1 or not 0 <= rank < world:
         raise ConfigError(f"there is no rank {rank} in a world of {world}", hint="Use ranks 0 to world - 1.")

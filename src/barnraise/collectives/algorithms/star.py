@@ -5,32 +5,32 @@ Right for very small groups and messages. Gather and scatter are stars by nature
 
 from __future__ import annotations
 
-from barnraise.collectives.algorithms.schedule import Layout, Program, ProgramBuilder, block_bounds
+from barnraise.collectives.algorithms.schedule import BufferLayout, Schedule, ScheduleBuilder, block_bounds
 from barnraise.collectives.algorithms.tree import pass_down, sum_upwards
 
 
-def all_reduce(rank: int, world: int, layout: Layout) -> Program:
-    builder = ProgramBuilder(layout.item, layout.segment)
+def all_reduce(rank: int, world: int, layout: BufferLayout) -> Schedule:
+    builder = ScheduleBuilder(layout.item, layout.segment)
     _inward(builder, rank, world, layout)
     _outward(builder, rank, world, layout)
     return builder.build()
 
 
-def reduce(rank: int, world: int, layout: Layout) -> Program:
-    builder = ProgramBuilder(layout.item, layout.segment)
+def reduce(rank: int, world: int, layout: BufferLayout) -> Schedule:
+    builder = ScheduleBuilder(layout.item, layout.segment)
     _inward(builder, rank, world, layout)
     return builder.build()
 
 
-def broadcast(rank: int, world: int, layout: Layout) -> Program:
-    builder = ProgramBuilder(layout.item, layout.segment)
+def broadcast(rank: int, world: int, layout: BufferLayout) -> Schedule:
+    builder = ScheduleBuilder(layout.item, layout.segment)
     _outward(builder, rank, world, layout)
     return builder.build()
 
 
-def gather(rank: int, world: int, layout: Layout) -> Program:
+def gather(rank: int, world: int, layout: BufferLayout) -> Schedule:
     """The root's work buffer holds all blocks, its own in place; the others' hold their own block only."""
-    builder = ProgramBuilder(layout.item, layout.segment)
+    builder = ScheduleBuilder(layout.item, layout.segment)
     if rank != layout.root:
         builder.send(layout.root, 0, layout.sizes[rank])
         return builder.build()
@@ -40,9 +40,9 @@ def gather(rank: int, world: int, layout: Layout) -> Program:
     return builder.build()
 
 
-def scatter(rank: int, world: int, layout: Layout) -> Program:
+def scatter(rank: int, world: int, layout: BufferLayout) -> Schedule:
     """The root's work buffer holds all blocks, its own stays there; the others' hold their own block only."""
-    builder = ProgramBuilder(layout.item, layout.segment)
+    builder = ScheduleBuilder(layout.item, layout.segment)
     if rank != layout.root:
         builder.place(layout.root, 0, layout.sizes[rank])
         return builder.build()
@@ -52,15 +52,15 @@ def scatter(rank: int, world: int, layout: Layout) -> Program:
     return builder.build()
 
 
-def _inward(builder: ProgramBuilder, rank: int, world: int, layout: Layout) -> None:
+def _inward(builder: ScheduleBuilder, rank: int, world: int, layout: BufferLayout) -> None:
     sum_upwards(builder, *_family(rank, world, layout), builder.cut(0, layout.sizes[0]))
 
 
-def _outward(builder: ProgramBuilder, rank: int, world: int, layout: Layout) -> None:
+def _outward(builder: ScheduleBuilder, rank: int, world: int, layout: BufferLayout) -> None:
     pass_down(builder, *_family(rank, world, layout), builder.cut(0, layout.sizes[0]))
 
 
-def _family(rank: int, world: int, layout: Layout) -> tuple[int | None, list[int]]:
+def _family(rank: int, world: int, layout: BufferLayout) -> tuple[int | None, list[int]]:
     return (None, _others(rank, world)) if rank == layout.root else (layout.root, [])
 
 

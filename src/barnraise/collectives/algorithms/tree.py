@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from barnraise.collectives.algorithms.schedule import Layout, Program, ProgramBuilder
+from barnraise.collectives.algorithms.schedule import BufferLayout, Schedule, ScheduleBuilder
 from barnraise.core.errors import ConfigError
 
 
@@ -49,7 +49,7 @@ def children(rank: int, root: int, world: int, arity: int) -> tuple[int, ...]:
     return tuple(real_rank(child, root, world) for child in below)
 
 
-def all_reduce(rank: int, world: int, layout: Layout) -> Program:
+def all_reduce(rank: int, world: int, layout: BufferLayout) -> Schedule:
     """Up to the root, then down from it."""
     builder = _builder(layout)
     _up(builder, rank, world, layout)
@@ -57,38 +57,38 @@ def all_reduce(rank: int, world: int, layout: Layout) -> Program:
     return builder.build()
 
 
-def reduce(rank: int, world: int, layout: Layout) -> Program:
+def reduce(rank: int, world: int, layout: BufferLayout) -> Schedule:
     builder = _builder(layout)
     _up(builder, rank, world, layout)
     return builder.build()
 
 
-def broadcast(rank: int, world: int, layout: Layout) -> Program:
+def broadcast(rank: int, world: int, layout: BufferLayout) -> Schedule:
     builder = _builder(layout)
     _down(builder, rank, world, layout)
     return builder.build()
 
 
-def _builder(layout: Layout) -> ProgramBuilder:
+def _builder(layout: BufferLayout) -> ScheduleBuilder:
     if layout.arity < 2:
         raise ConfigError(f"a tree of arity {layout.arity} never branches", hint="Use arity 2 or more.")
-    return ProgramBuilder(layout.item, layout.segment)
+    return ScheduleBuilder(layout.item, layout.segment)
 
 
-def _up(builder: ProgramBuilder, rank: int, world: int, layout: Layout) -> None:
+def _up(builder: ScheduleBuilder, rank: int, world: int, layout: BufferLayout) -> None:
     above = parent(rank, layout.root, world, layout.arity)
     below = children(rank, layout.root, world, layout.arity)
     sum_upwards(builder, above, below, builder.cut(0, layout.sizes[0]))
 
 
-def _down(builder: ProgramBuilder, rank: int, world: int, layout: Layout) -> None:
+def _down(builder: ScheduleBuilder, rank: int, world: int, layout: BufferLayout) -> None:
     above = parent(rank, layout.root, world, layout.arity)
     below = children(rank, layout.root, world, layout.arity)
     pass_down(builder, above, below, builder.cut(0, layout.sizes[0]))
 
 
 def sum_upwards(
-    builder: ProgramBuilder, above: int | None, below: Sequence[int], pieces: Iterable[tuple[int, int]]
+    builder: ScheduleBuilder, above: int | None, below: Sequence[int], pieces: Iterable[tuple[int, int]]
 ) -> None:
     """Each piece: add what comes from below, and send the sum on."""
     for lo, hi in pieces:
@@ -99,7 +99,7 @@ def sum_upwards(
 
 
 def pass_down(
-    builder: ProgramBuilder, above: int | None, below: Sequence[int], pieces: Iterable[tuple[int, int]]
+    builder: ScheduleBuilder, above: int | None, below: Sequence[int], pieces: Iterable[tuple[int, int]]
 ) -> None:
     for lo, hi in pieces:
         if above is not None:

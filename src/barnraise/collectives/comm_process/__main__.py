@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 
-from barnraise.collectives.comm_process.process import MoverProcess, refuse
+from barnraise.collectives.comm_process.process import CommProcess, refuse
 from barnraise.collectives.comm_process.scheduling import ask_for_promptness
 from barnraise.core.config import load_settings
 from barnraise.core.errors import BarnraiseError
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     )
     channel, direct = _socket(arguments[0]), _socket(arguments[1])
     try:
-        mover = MoverProcess(channel, direct, load_settings(), arguments[2], int(arguments[3]))
+        mover = CommProcess(channel, direct, load_settings(), arguments[2], int(arguments[3]))
     except BarnraiseError as error:
         refuse(channel, error)
         return 1

@@ -1,7 +1,7 @@
 """The mover's decisions: groups, operations, liveness. It touches no socket and no clock.
 
 Events come in through methods (a command, a frame, a link up or down, a tick); effects go out through the
-``Environment`` and the links. The process gives it real ones, the simulation in-memory ones.
+``EngineEnvironment`` and the links. The process gives it real ones, the simulation in-memory ones.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ import msgspec
 
 from barnraise.collectives.comm_process.decode import decoded, possible, shortened
 from barnraise.collectives.comm_process.group import Group, JoinBody, group_tag
-from barnraise.collectives.comm_process.group_setup import Opening
+from barnraise.collectives.comm_process.group_setup import GroupSetup
 from barnraise.collectives.comm_process.links.early_joins import EarlyJoins
-from barnraise.collectives.comm_process.peers import Clocks, Peer, Peers
-from barnraise.collectives.comm_process.point_to_point import Outgoing, Parcels
-from barnraise.collectives.comm_process.runner import Runner, Sending
+from barnraise.collectives.comm_process.peers import Clocks, PeerLink, Peers
+from barnraise.collectives.comm_process.point_to_point import OutgoingMessage, PointToPoint
+from barnraise.collectives.comm_process.runner import Runner, SendQueue
 from barnraise.collectives.messages import (
     AbortGroup,
     CloseGroup,
-    Failed,
     Failure,
-    Finished,
-    Member,
-    NotOpened,
+    GroupMember,
+    GroupNotOpened,
     OpenGroup,
+    OperationFailed,
+    OperationFinished,
     ReceiveFrom,
     Reply,
     SendTo,
-    Start,
+    StartOperation,
 )
 from barnraise.core.errors import ProtocolError
-from barnraise.transport.links.frames import BULK, Header, Kind
+from barnraise.transport.links.frames import BULK, FrameHeader, FrameKind
 from barnraise.transport.links.link import Link
 
 _T = TypeVar("_T")
@@ -43,20 +43,22 @@ log = logging.getLogger("barnraise.mover")
 _ANSWERS = 1 << 20  # bytes of control frames that may wait for a peer before its questions are dropped
 
 
-class Environment(Protocol):
+class EngineEnvironment(Protocol):
     """What the engine needs of the world."""
 
     def now(self) -> float: ...
     def now_ns(self) -> int: ...
     def reply(self, message: Reply) -> None: ...
-    def dial(self, member: Member) -> None: ...
+    def dial(self, member: GroupMember) -> None: ...
     def memory(self, segment: int, offset: int, size: int) -> memoryview: ...
 
 
-class Engine:
+class CommEngine:
     """All groups of one worker."""
 
-    def __init__(self, worker: bytes, run: str, generation: int, clocks: Clocks, world: Environment) -> None:
+    def __init__(
+        self, worker: bytes, run: str, generation: int, clocks: Clocks, world: EngineEnvironment
+    ) -> None:
         self.worker = worker
         self.run = run
         self.generation = generation
@@ -65,13 +67,15 @@ class Engine:
         self._early_joins = EarlyJoins()
         self._runner = Runner(world, self)
         self.peers = Peers(clocks, world.now)
-        self._opening = Opening(self.peers, world, self._opened)
+        self._opening = GroupSetup(self.peers, world, self._opened)
         self.failures = 0
         self._point_to_points = 0
 
     # commands of the worker
 
-    def command(self, message: OpenGroup | CloseGroup | AbortGroup | Start | SendTo | ReceiveFrom) -> None:
+    def command(
+        self, message: OpenGroup | CloseGroup | AbortGroup | StartOperation | SendTo | ReceiveFrom
+    ) -> None:
         if isinstance(message, OpenGroup):
             self._open(message)
             return
@@ -86,7 +90,7 @@ class Engine:
             self._refuse(message.operation, Failure("operation-aborted", "the group is closed"))
         elif group.failure is not None:
             self._refuse(message.operation, group.failure)
-        elif isinstance(message, Start):
+        elif isinstance(message, StartOperation):
             self._runner.start(group, message)
         else:
             self._point_to_point(group, message)
@@ -95,7 +99,7 @@ class Engine:
         now = self._world.now()
         tag = group_tag(self.run, command.generation, command.name)
         if command.generation < self.generation:
-            self._world.reply(NotOpened(command.request, self._stale(command.generation)))
+            self._world.reply(GroupNotOpened(command.request, self._stale(command.generation)))
             return
         if command.generation > self.generation:
             self.generation = command.generation
@@ -115,8 +119,8 @@ class Engine:
                 self._world.dial(member)
         self._opening.advance(group)
 
-    def _join(self, group: Group, peer: Peer) -> None:
-        peer.link.send(Header(Kind.JOIN, group=group.tag), group.join_body())
+    def _join(self, group: Group, peer: PeerLink) -> None:
+        peer.link.send(FrameHeader(FrameKind.JOIN, group=group.tag), group.join_body())
         early = self._early_joins.take(peer.worker, group.tag)
         if isinstance(early, Failure):
             lost = Failure("peer-lost", "it gave the group up", peer=group.workers.index(peer.worker))
@@ -124,7 +128,7 @@ class Engine:
         elif early is not None:
             self._joined(group, peer, early)
 
-    def _joined(self, group: Group, peer: Peer, payload: bytes) -> None:
+    def _joined(self, group: Group, peer: PeerLink, payload: bytes) -> None:
         rank = group.rank_of(peer.worker)
         if rank is None or group.failure is not None:
             return
@@ -142,9 +146,9 @@ class Engine:
         """Leave. The others go on with what this rank has done its part of; the rest is lost to them."""
         if group.failure is None and (group.running or group.parcels.pending()):
             lost = Failure("peer-lost", "it closed the group", peer=group.rank)
-            self._tell(group, Header(Kind.FAIL, group=group.tag), msgspec.msgpack.encode(lost))
+            self._tell(group, FrameHeader(FrameKind.FAIL, group=group.tag), msgspec.msgpack.encode(lost))
         self._end_operations(group, Failure("operation-aborted", "this process closed the group"))
-        self._tell(group, Header(Kind.LEAVE, group=group.tag))
+        self._tell(group, FrameHeader(FrameKind.LEAVE, group=group.tag))
         self._drop(group)
 
     def _abort(self, group: Group, why: str) -> None:
@@ -164,21 +168,21 @@ class Engine:
 
     # operations
 
-    def _parcels(self, tag: int) -> Parcels:
+    def _parcels(self, tag: int) -> PointToPoint:
         sent_bytes = self._runner.bytes_by_group
 
         def peer_link(rank: int) -> Link | None:
             group = self._groups.get(tag)
             return self.link_to(group, rank) if group is not None else None
 
-        def control(rank: int, header: Header, payload: bytes) -> None:
+        def control(rank: int, header: FrameHeader, payload: bytes) -> None:
             link = peer_link(rank)
             if link is not None and header.kind in BULK:
                 link.send_bulk(header, memoryview(payload), None)
             elif link is not None:
                 link.send(header, payload)
 
-        def bulk(rank: int, header: Header, payload: memoryview, out: Outgoing) -> None:
+        def bulk(rank: int, header: FrameHeader, payload: memoryview, out: OutgoingMessage) -> None:
             link = peer_link(rank)
             if link is not None:
                 sent_bytes[tag] = sent_bytes.get(tag, 0) + len(payload)
@@ -186,14 +190,14 @@ class Engine:
 
         def finish(operation: int, source: int) -> None:
             self._point_to_points += 1
-            self._world.reply(Finished(operation, self._world.now_ns(), source))
+            self._world.reply(OperationFinished(operation, self._world.now_ns(), source))
 
         def mismatch(message: str) -> None:
             group = self._groups.get(tag)
             if group is not None:
                 self.fail(group, Failure("operation-mismatch", message))
 
-        return Parcels(tag, control, bulk, finish, mismatch)
+        return PointToPoint(tag, control, bulk, finish, mismatch)
 
     def _point_to_point(self, group: Group, command: SendTo | ReceiveFrom) -> None:
         left = command.peer in group.left
@@ -218,22 +222,22 @@ class Engine:
 
     # frames
 
-    def target(self, link: Link, header: Header) -> memoryview | None:
+    def target(self, link: Link, header: FrameHeader) -> memoryview | None:
         """Where a bulk payload goes: tensor memory where that is safe, else a buffer."""
         peer = self.peers.of(link)
-        if header.kind is Kind.PROBE:
+        if header.kind is FrameKind.PROBE:
             return self._opening.probe_space(peer, header)
         group = self._groups.get(header.group)
         rank = group.rank_of(peer.worker) if group is not None else None
         if group is None or rank is None or group.failure is not None:
             return None
-        if header.kind is not Kind.DATA:
+        if header.kind is not FrameKind.DATA:
             return group.parcels.target(rank, header)
         return self._runner.place(group, rank, header)
 
-    def frame(self, link: Link, header: Header, payload: memoryview) -> None:
+    def frame(self, link: Link, header: FrameHeader, payload: memoryview) -> None:
         peer = self.peers.of(link)
-        if header.kind is Kind.DATA:
+        if header.kind is FrameKind.DATA:
             group = self._groups.get(header.group)
             rank = group.rank_of(peer.worker) if group is not None else None
             if group is not None and rank is not None and group.failure is None:
@@ -243,58 +247,58 @@ class Engine:
         else:
             self._group_frame(peer, header, payload)
 
-    def _link_frame(self, peer: Peer, header: Header, payload: memoryview) -> None:
-        if header.kind is Kind.PING:
-            self._answer(peer, Header(Kind.PONG, first=header.first))
-        elif header.kind is Kind.PONG:
+    def _link_frame(self, peer: PeerLink, header: FrameHeader, payload: memoryview) -> None:
+        if header.kind is FrameKind.PING:
+            self._answer(peer, FrameHeader(FrameKind.PONG, first=header.first))
+        elif header.kind is FrameKind.PONG:
             if peer.pong(header.first, self._world.now()):
                 for group in list(self._groups.values()):
                     self._opening.advance(group)
-        elif header.kind is Kind.GOODBYE:
+        elif header.kind is FrameKind.GOODBYE:
             peer.goodbye = bytes(payload[:500]).decode("utf-8", "replace") or "it left"
-        elif header.kind in (Kind.PROBE, Kind.PROBED):
+        elif header.kind in (FrameKind.PROBE, FrameKind.PROBED):
             self._opening.probe_frame(peer, header, payload)
             for group in list(self._groups.values()):
                 self._opening.advance(group)
         else:
             raise ProtocolError(f"{header.kind.name} frame without a group")
 
-    def _group_frame(self, peer: Peer, header: Header, payload: memoryview) -> None:
+    def _group_frame(self, peer: PeerLink, header: FrameHeader, payload: memoryview) -> None:
         group = self._groups.get(header.group)
         if group is None:
             # closed here, or not open yet: only its beginning is worth keeping
             stale = self._early_joins.keep(peer.worker, header, bytes(payload), self.generation)
             if stale is not None:
                 failure = msgspec.msgpack.encode(self._stale(stale.generation))
-                self._answer(peer, Header(Kind.FAIL, group=header.group), failure)
+                self._answer(peer, FrameHeader(FrameKind.FAIL, group=header.group), failure)
             return
         rank = group.rank_of(peer.worker)
         if rank is None:
             raise ProtocolError("a frame for a group that the sender is not in")
-        if header.kind is Kind.FAIL:
+        if header.kind is FrameKind.FAIL:
             self._remote_failure(group, payload)
         elif group.failure is not None:
-            if header.kind is Kind.JOIN and group.told is not None:  # it came too late to hear of it
+            if header.kind is FrameKind.JOIN and group.told is not None:  # it came too late to hear of it
                 failure = msgspec.msgpack.encode(group.told)
-                self._answer(peer, Header(Kind.FAIL, group=group.tag), failure)
-        elif header.kind is Kind.JOIN:
+                self._answer(peer, FrameHeader(FrameKind.FAIL, group=group.tag), failure)
+        elif header.kind is FrameKind.JOIN:
             self._joined(group, peer, bytes(payload))
-        elif header.kind in (Kind.MEASURE, Kind.TABLE):
+        elif header.kind in (FrameKind.MEASURE, FrameKind.TABLE):
             self._opening.table_frame(group, rank, header.kind, bytes(payload))
-        elif header.kind is Kind.LEAVE:
+        elif header.kind is FrameKind.LEAVE:
             self._left(group, rank)
-        elif header.kind is Kind.OPEN:
+        elif header.kind is FrameKind.OPEN:
             self._runner.peer_opened(group, rank, header.sequence, bytes(payload))
-        elif header.kind is Kind.ASK:
+        elif header.kind is FrameKind.ASK:
             known = group.called(header.sequence)
             started = int(header.sequence in group.started)
-            self._answer(peer, Header(Kind.TELL, 0, group.tag, header.sequence, started), known)
-        elif header.kind is Kind.TELL:
+            self._answer(peer, FrameHeader(FrameKind.TELL, 0, group.tag, header.sequence, started), known)
+        elif header.kind is FrameKind.TELL:
             self._runner.told(group, rank, header, bytes(payload))
         else:
             group.parcels.frame(rank, header, payload)
 
-    def _answer(self, peer: Peer, header: Header, payload: bytes = b"") -> None:
+    def _answer(self, peer: PeerLink, header: FrameHeader, payload: bytes = b"") -> None:
         """What a peer asked for; one that asks without reading gets nothing, and our memory does not grow."""
         if peer.link.writer.control_bytes < _ANSWERS:
             peer.link.send(header, payload)
@@ -316,7 +320,7 @@ class Engine:
                 return
 
     def sent(self, link: Link, token: object) -> None:
-        if isinstance(token, Sending):
+        if isinstance(token, SendQueue):
             self._runner.sent(token)
         elif isinstance(token, tuple):
             owner = self._groups.get(token[0])
@@ -363,7 +367,7 @@ class Engine:
         group.told = shortened(elsewhere or failure)
         self.failures += 1
         log.info("group %s failed: %s", group.command.name, failure)
-        self._tell(group, Header(Kind.FAIL, group=group.tag), msgspec.msgpack.encode(group.told))
+        self._tell(group, FrameHeader(FrameKind.FAIL, group=group.tag), msgspec.msgpack.encode(group.told))
         self._end_operations(group, group.failure)
 
     def _end_operations(self, group: Group, failure: Failure) -> None:
@@ -380,7 +384,7 @@ class Engine:
         group.parcels = self._parcels(group.tag)
         if not group.opened:
             group.opened = group.refused = True
-            self._world.reply(NotOpened(group.command.request, failure))
+            self._world.reply(GroupNotOpened(group.command.request, failure))
         for operation in operations:
             self._refuse(operation, failure)
 
@@ -399,14 +403,14 @@ class Engine:
             self._end_operations(group, group.failure)
 
     def _refuse(self, operation: int, failure: Failure) -> None:
-        self._world.reply(Failed(operation, failure))
+        self._world.reply(OperationFailed(operation, failure))
 
     def _stale(self, generation: int) -> Failure:
         return Failure(
             "operation-aborted", f"generation {generation} is over, this run is at {self.generation}"
         )
 
-    def _tell(self, group: Group, header: Header, payload: bytes = b"") -> None:
+    def _tell(self, group: Group, header: FrameHeader, payload: bytes = b"") -> None:
         for rank in group.others():
             link = self.link_to(group, rank)
             if link is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from barnraise.collectives.algorithms.schedule import IndexedProgram, Receive
+from barnraise.collectives.algorithms.schedule import IndexedSchedule, ReceiveStep
 from barnraise.collectives.comm_process.arithmetic import Combine
-from barnraise.collectives.messages import Specification, Start
+from barnraise.collectives.messages import OperationSpec, StartOperation
 from barnraise.transport.links.frames import EAGER_BYTES
 
 Transmit = Callable[[int, int, int, memoryview], None]  # peer, ordinal, number of the send, payload
@@ -18,9 +18,9 @@ class Execution:
 
     def __init__(
         self,
-        start: Start,
+        start: StartOperation,
         encoded: bytes,
-        program: IndexedProgram,
+        program: IndexedSchedule,
         memory: memoryview,
         combine: Combine | None,
         transmit: Transmit,
@@ -28,7 +28,7 @@ class Execution:
     ) -> None:
         self.operation = start.operation
         self.sequence = start.sequence
-        self.specification: Specification = start.specification
+        self.specification: OperationSpec = start.specification
         self.encoded = encoded
         self.program = program
         self.memory = memory
@@ -76,7 +76,7 @@ class Execution:
         for number in self._for_peer.pop(peer, ()):
             self._hand_over(number)
 
-    def expected(self, peer: int, ordinal: int) -> tuple[int, Receive] | None:
+    def expected(self, peer: int, ordinal: int) -> tuple[int, ReceiveStep] | None:
         """The receive that this message is for; None if there is none or it has arrived already."""
         indices = self.program.receives_from.get(peer, ())
         if ordinal >= len(indices) or self._arrived[indices[ordinal]]:

@@ -11,7 +11,7 @@ import msgspec
 
 from barnraise.collectives.algorithms.cost_model import CostTable
 from barnraise.collectives.comm_process.execution import Execution
-from barnraise.collectives.comm_process.point_to_point import Parcels
+from barnraise.collectives.comm_process.point_to_point import PointToPoint
 from barnraise.collectives.messages import Failure, OpenGroup
 from barnraise.core.errors import ProtocolError
 from barnraise.transport.links.frames import EAGER_BYTES
@@ -45,14 +45,14 @@ def group_tag(run: str, generation: int, name: str) -> int:
 
 
 @dataclass(slots=True)
-class Early:
+class EarlyFrame:
     """What a peer sent for an operation that this rank has not started."""
 
     encoded: bytes | None = None
     messages: list[tuple[int, bytes]] = field(default_factory=list)
 
 
-class Started:
+class StartedOperation:
     """Which sequence numbers have been started here. Pieces of two operations may start in either order."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Group:
 
     tag: int
     command: OpenGroup
-    parcels: Parcels
+    parcels: PointToPoint
     deadline: float
     joined: set[int] = field(default_factory=set)
     measures: dict[int, CostTable] = field(default_factory=dict)
@@ -83,9 +83,9 @@ class Group:
     opened: bool = False
     failure: Failure | None = None
     running: dict[int, Execution] = field(default_factory=dict)
-    started: Started = field(default_factory=Started)
+    started: StartedOperation = field(default_factory=StartedOperation)
     recent: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=64))
-    early: dict[tuple[int, int], Early] = field(default_factory=dict)
+    early: dict[tuple[int, int], EarlyFrame] = field(default_factory=dict)
     early_bytes: dict[int, int] = field(default_factory=dict)  # by peer, what it has waiting here
     early_start_bytes: dict[int, int] = field(default_factory=dict)
     early_sent: dict[tuple[int, int], int] = field(default_factory=dict)  # what we have waiting there
@@ -184,7 +184,7 @@ class Group:
         held = self.early_start_bytes.get(peer, 0) + len(encoded)
         if held > _MAX_EARLY_START_BYTES or len(self.early) >= _MAX_EARLY_STARTS:
             raise ProtocolError("a peer announced too many operations ahead")
-        early = self.early.setdefault((peer, sequence), Early())
+        early = self.early.setdefault((peer, sequence), EarlyFrame())
         if early.encoded is not None:
             raise ProtocolError(f"operation {sequence} was started twice")
         early.encoded = encoded
@@ -195,9 +195,9 @@ class Group:
         if held > _MAX_EARLY_BYTES or len(self.early) >= _MAX_EARLY_STARTS:
             raise ProtocolError("a peer sent too much ahead")
         self.early_bytes[peer] = held
-        self.early.setdefault((peer, sequence), Early()).messages.append((ordinal, payload))
+        self.early.setdefault((peer, sequence), EarlyFrame()).messages.append((ordinal, payload))
 
-    def take_early(self, peer: int, sequence: int) -> Early | None:
+    def take_early(self, peer: int, sequence: int) -> EarlyFrame | None:
         early = self.early.pop((peer, sequence), None)
         if early is not None:
             held = sum(len(payload) + _EARLY_OVERHEAD for _, payload in early.messages)

@@ -13,10 +13,10 @@ import msgspec
 
 from barnraise.collectives.algorithms.cost_model import CostTable, merge
 from barnraise.collectives.comm_process.group import Group
-from barnraise.collectives.comm_process.peers import Peer, Peers
-from barnraise.collectives.messages import Opened, Reply
+from barnraise.collectives.comm_process.peers import PeerLink, Peers
+from barnraise.collectives.messages import GroupOpened, Reply
 from barnraise.core.errors import ProtocolError
-from barnraise.transport.links.frames import Header, Kind
+from barnraise.transport.links.frames import FrameHeader, FrameKind
 
 _FIRST_PROBE = (1, 64 << 10)  # frames, bytes each
 _SECOND_PROBE = (8, 256 << 10)  # only where the first took so little that it says nothing
@@ -26,15 +26,15 @@ _RESULT = struct.Struct("<Qd")
 _ZEROS = memoryview(bytes(256 << 10))
 
 
-class Replier(Protocol):
+class ReplySink(Protocol):
     def now(self) -> float: ...
     def reply(self, message: Reply) -> None: ...
 
 
-class Opening:
-    """Drives every group from the first join to ``Opened``."""
+class GroupSetup:
+    """Drives every group from the first join to ``GroupOpened``."""
 
-    def __init__(self, peers: Peers, world: Replier, opened: Callable[[Group], None]) -> None:
+    def __init__(self, peers: Peers, world: ReplySink, opened: Callable[[Group], None]) -> None:
         self._peers = peers
         self._world = world
         self._opened = opened
@@ -51,12 +51,12 @@ class Opening:
         if group.table is not None and (group.agreed or group.world == 1):
             self._finish(group)
 
-    def table_frame(self, group: Group, rank: int, kind: Kind, payload: bytes) -> None:
+    def table_frame(self, group: Group, rank: int, kind: FrameKind, payload: bytes) -> None:
         try:
             table = msgspec.msgpack.decode(payload, type=CostTable)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise ProtocolError("malformed cost table") from error
-        if kind is Kind.TABLE:
+        if kind is FrameKind.TABLE:
             if rank != 0:
                 raise ProtocolError("a cost table from another rank than 0")
             group.table, group.agreed = table, True
@@ -64,14 +64,14 @@ class Opening:
             group.measures[rank] = table
         self.advance(group)
 
-    def probe_space(self, peer: Peer, header: Header) -> memoryview:
+    def probe_space(self, peer: PeerLink, header: FrameHeader) -> memoryview:
         if header.length > len(self._probe_scratch):
             raise ProtocolError("a probe that is too large")
         return self._probe_scratch[: header.length]
 
-    def probe_frame(self, peer: Peer, header: Header, payload: memoryview) -> None:
+    def probe_frame(self, peer: PeerLink, header: FrameHeader, payload: memoryview) -> None:
         now = self._world.now()
-        if header.kind is Kind.PROBE:
+        if header.kind is FrameKind.PROBE:
             if header.first == 0:
                 peer.probe_began, peer.probe_bytes = now, 0
             else:
@@ -81,14 +81,14 @@ class Opening:
                 if peer.probes_answered > _MAX_PROBES:
                     raise ProtocolError("a peer that measures the link again and again")
                 result = _RESULT.pack(peer.probe_bytes, now - peer.probe_began)
-                peer.link.send(Header(Kind.PROBED), result)
+                peer.link.send(FrameHeader(FrameKind.PROBED), result)
         elif len(payload) != _RESULT.size:
             raise ProtocolError("malformed probe result")
         else:
             size, seconds = _RESULT.unpack(payload)
             self._probed(peer, size, seconds, now)
 
-    def _probed(self, peer: Peer, size: int, seconds: float, now: float) -> None:
+    def _probed(self, peer: PeerLink, size: int, seconds: float, now: float) -> None:
         if peer.probing_since is None:
             return
         elapsed = now - peer.probing_since
@@ -101,11 +101,11 @@ class Opening:
         else:
             peer.seconds_per_byte = (elapsed - round_trip) / (_FIRST_PROBE[0] * _FIRST_PROBE[1])
 
-    def _probe(self, peer: Peer, probe: tuple[int, int]) -> None:
+    def _probe(self, peer: PeerLink, probe: tuple[int, int]) -> None:
         count, size = probe
         peer.probing_since = self._world.now()
         for index in range(count):
-            peer.link.send_bulk(Header(Kind.PROBE, first=index, second=count), _ZEROS[:size], None)
+            peer.link.send_bulk(FrameHeader(FrameKind.PROBE, first=index, second=count), _ZEROS[:size], None)
 
     def _measure(self, group: Group) -> None:
         if not group.measured:
@@ -116,12 +116,12 @@ class Opening:
             if group.rank == 0:
                 group.measures[0] = measure
             else:
-                self._send(group, 0, Kind.MEASURE, measure)
+                self._send(group, 0, FrameKind.MEASURE, measure)
         if group.rank == 0 and (group.table is not None or len(group.measures) == group.world):
             group.table = group.table or merge(group.measures.values())
             group.agreed = True
             for rank in group.others():
-                self._send(group, rank, Kind.TABLE, group.table)
+                self._send(group, rank, FrameKind.TABLE, group.table)
 
     def _own_measure(self, group: Group) -> CostTable | None:
         """What this rank sees of its links; None while it is still being measured."""
@@ -138,10 +138,10 @@ class Opening:
         latency = max(peer.round_trip_s or 0.0 for peer in known) / 2
         return CostTable.measured(latency, following.seconds_per_byte)
 
-    def _send(self, group: Group, rank: int, kind: Kind, table: CostTable) -> None:
+    def _send(self, group: Group, rank: int, kind: FrameKind, table: CostTable) -> None:
         peer = self._peers.get(group.workers[rank])
         if peer is not None:
-            peer.link.send(Header(kind, group=group.tag), msgspec.msgpack.encode(table))
+            peer.link.send(FrameHeader(kind, group=group.tag), msgspec.msgpack.encode(table))
 
     def _finish(self, group: Group) -> None:
         assert group.table is not None
@@ -149,5 +149,5 @@ class Opening:
         peers = [self._peers.get(group.workers[rank]) for rank in group.others()]
         links = tuple(peer.link.description for peer in peers if peer is not None)
         nodes = tuple(peer.node if peer is not None else b"" for peer in peers)
-        self._world.reply(Opened(group.command.request, group.tag, group.table, links, nodes))
+        self._world.reply(GroupOpened(group.command.request, group.tag, group.table, links, nodes))
         self._opened(group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from barnraise.transport.links.frames import Header, Kind
+from barnraise.transport.links.frames import FrameHeader, FrameKind
 from barnraise.transport.links.link import Link
 
 _FIRST_PINGS = 3
@@ -21,7 +21,7 @@ class Clocks:
 
 
 @dataclass(slots=True, eq=False)
-class Peer:
+class PeerLink:
     """One link and what is known of it."""
 
     worker: bytes
@@ -43,7 +43,7 @@ class Peer:
 
     def ping(self, now: float) -> None:
         self.pings[self.ping_serial] = now
-        self.link.send(Header(Kind.PING, first=self.ping_serial))
+        self.link.send(FrameHeader(FrameKind.PING, first=self.ping_serial))
         self.ping_serial = (self.ping_serial + 1) & 0xFFFFFFFF
         self.spoke_at = now
         while len(self.pings) > 8:
@@ -75,16 +75,16 @@ class Peers:
     def __init__(self, clocks: Clocks, now: Callable[[], float]) -> None:
         self._clocks = clocks
         self._now = now
-        self._by_worker: dict[bytes, Peer] = {}
-        self._by_link: dict[Link, Peer] = {}
+        self._by_worker: dict[bytes, PeerLink] = {}
+        self._by_link: dict[Link, PeerLink] = {}
         self._ticked_at = now()
 
-    def __iter__(self) -> Iterator[Peer]:
+    def __iter__(self) -> Iterator[PeerLink]:
         return iter(list(self._by_link.values()))
 
-    def add(self, worker: bytes, link: Link, node: bytes) -> Peer:
+    def add(self, worker: bytes, link: Link, node: bytes) -> PeerLink:
         now = self._now()
-        peer = Peer(worker, link, now, now, node)
+        peer = PeerLink(worker, link, now, now, node)
         self._by_worker[worker] = peer
         self._by_link[link] = peer
         return peer
@@ -96,23 +96,23 @@ class Peers:
             (peer.seconds_per_byte for peer in self if peer.seconds_per_byte is not None), default=None
         )
 
-    def get(self, worker: bytes) -> Peer | None:
+    def get(self, worker: bytes) -> PeerLink | None:
         return self._by_worker.get(worker)
 
-    def of(self, link: Link) -> Peer:
+    def of(self, link: Link) -> PeerLink:
         return self._by_link[link]
 
-    def remove(self, link: Link) -> Peer | None:
+    def remove(self, link: Link) -> PeerLink | None:
         peer = self._by_link.pop(link, None)
         if peer is not None and self._by_worker.get(peer.worker) is peer:
             del self._by_worker[peer.worker]
         return peer
 
-    def tick(self, now: float) -> list[tuple[Peer, str]]:
+    def tick(self, now: float) -> list[tuple[PeerLink, str]]:
         """Speak where it is time to; return the peers that have been silent for too long."""
         slept = now - self._ticked_at
         self._ticked_at = now
-        lost: list[tuple[Peer, str]] = []
+        lost: list[tuple[PeerLink, str]] = []
         for peer in self:
             if slept > _RESUMED_S:
                 peer.heard_at += slept

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 
 from barnraise.collectives.messages import Failure, ReceiveFrom, SendTo
 from barnraise.core.errors import ProtocolError
-from barnraise.transport.links.frames import EAGER_BYTES, MAX_PAYLOAD, Header, Kind
+from barnraise.transport.links.frames import EAGER_BYTES, MAX_PAYLOAD, FrameHeader, FrameKind
 
 EAGER_CREDIT = 32  # small messages a sender may have waiting at one receiver
 MAX_OFFERS = 65536
 _SIZE_BYTES = 8
 
-Control = Callable[[int, Header, bytes], None]  # peer, header, payload
-Bulk = Callable[[int, Header, memoryview, "Outgoing"], None]
+Control = Callable[[int, FrameHeader, bytes], None]  # peer, header, payload
+Bulk = Callable[[int, FrameHeader, memoryview, "OutgoingMessage"], None]
 
 
 @dataclass(slots=True)
-class Outgoing:
+class OutgoingMessage:
     """A send under way; done when ``frames_left`` is zero."""
 
     command: SendTo
@@ -34,7 +34,7 @@ class Outgoing:
 
 
 @dataclass(slots=True)
-class Incoming:
+class IncomingMessage:
     """A posted receive, later bound to an offer."""
 
     command: ReceiveFrom
@@ -45,7 +45,7 @@ class Incoming:
 
 
 @dataclass(slots=True)
-class Offer:
+class MessageOffer:
     """Something a peer wants to send or, with ``data``, has sent."""
 
     source: int
@@ -57,7 +57,7 @@ class Offer:
 
 
 @dataclass(slots=True)
-class Parcels:
+class PointToPoint:
     """State of all point-to-point traffic of one group."""
 
     group: int
@@ -65,10 +65,10 @@ class Parcels:
     bulk: Bulk
     finish: Callable[[int, int], None]  # operation, source
     mismatch: Callable[[str], None]
-    posted: list[Incoming] = field(default_factory=list)
-    offers: list[Offer] = field(default_factory=list)
-    sending: dict[int, Outgoing] = field(default_factory=dict)
-    receiving: dict[tuple[int, int], Incoming] = field(default_factory=dict)
+    posted: list[IncomingMessage] = field(default_factory=list)
+    offers: list[MessageOffer] = field(default_factory=list)
+    sending: dict[int, OutgoingMessage] = field(default_factory=dict)
+    receiving: dict[tuple[int, int], IncomingMessage] = field(default_factory=dict)
     eager_out: dict[int, int] = field(default_factory=dict)  # by receiver, what waits there
     eager_in: dict[int, int] = field(default_factory=dict)  # by sender, what waits here
     next_identifier: int = 0
@@ -76,21 +76,21 @@ class Parcels:
     def send(self, command: SendTo, memory: memoryview, deadline: float) -> None:
         identifier = self.next_identifier
         self.next_identifier += 1
-        out = Outgoing(command, memory, deadline)
+        out = OutgoingMessage(command, memory, deadline)
         self.sending[identifier] = out
-        header = Header(
-            Kind.OFFER, group=self.group, sequence=identifier, first=command.tag, second=command.dtype
+        header = FrameHeader(
+            FrameKind.OFFER, group=self.group, sequence=identifier, first=command.tag, second=command.dtype
         )
         if command.size <= EAGER_BYTES and self.eager_out.get(command.peer, 0) < EAGER_CREDIT:
             self.eager_out[command.peer] = self.eager_out.get(command.peer, 0) + 1
             out.frames_left, out.started = 1, True
-            self.bulk(command.peer, header._replace(kind=Kind.EAGER), memory, out)
+            self.bulk(command.peer, header._replace(kind=FrameKind.EAGER), memory, out)
         else:
             # in the queue of the eager ones: messages under one tag keep their order
             self.control(command.peer, header, command.size.to_bytes(_SIZE_BYTES, "little"))
 
     def receive(self, command: ReceiveFrom, memory: memoryview, deadline: float) -> None:
-        incoming = Incoming(command, memory, deadline)
+        incoming = IncomingMessage(command, memory, deadline)
         for position, offer in enumerate(self.offers):
             if _matches(incoming, offer):
                 del self.offers[position]
@@ -100,19 +100,19 @@ class Parcels:
                 return
         self.posted.append(incoming)
 
-    def sent(self, out: Outgoing) -> None:
+    def sent(self, out: OutgoingMessage) -> None:
         out.frames_left -= 1
         if not out.frames_left:
             self.sending = {key: value for key, value in self.sending.items() if value is not out}
             self.finish(out.command.operation, -1)
 
-    def target(self, peer: int, header: Header) -> memoryview | None:
+    def target(self, peer: int, header: FrameHeader) -> memoryview | None:
         """Where the bytes of an OFFER, EAGER or PARCEL frame go."""
-        if header.kind is Kind.OFFER:
+        if header.kind is FrameKind.OFFER:
             if header.length != _SIZE_BYTES:
                 raise ProtocolError("malformed offer")
             return memoryview(bytearray(_SIZE_BYTES))
-        if header.kind is Kind.EAGER:
+        if header.kind is FrameKind.EAGER:
             if header.length > EAGER_BYTES:
                 raise ProtocolError("a message that is too large to be sent unasked")
             return memoryview(bytearray(header.length))
@@ -124,21 +124,23 @@ class Parcels:
             raise ProtocolError("a point-to-point message is longer than was offered")
         return incoming.memory[start : start + header.length]
 
-    def frame(self, peer: int, header: Header, payload: memoryview) -> None:
-        if header.kind is Kind.EAGER:
+    def frame(self, peer: int, header: FrameHeader, payload: memoryview) -> None:
+        if header.kind is FrameKind.EAGER:
             self._offered(
-                Offer(peer, header.sequence, header.first, header.second, header.length, bytes(payload))
+                MessageOffer(
+                    peer, header.sequence, header.first, header.second, header.length, bytes(payload)
+                )
             )
-        elif header.kind is Kind.OFFER:
+        elif header.kind is FrameKind.OFFER:
             if header.length != _SIZE_BYTES:
                 raise ProtocolError("malformed offer")
             size = int.from_bytes(payload, "little")
-            self._offered(Offer(peer, header.sequence, header.first, header.second, size, None))
-        elif header.kind is Kind.TAKEN:
+            self._offered(MessageOffer(peer, header.sequence, header.first, header.second, size, None))
+        elif header.kind is FrameKind.TAKEN:
             self.eager_out[peer] = max(0, self.eager_out.get(peer, 0) - 1)
-        elif header.kind is Kind.ACCEPT:
+        elif header.kind is FrameKind.ACCEPT:
             self._accepted(peer, header.sequence)
-        elif header.kind is Kind.PARCEL:
+        elif header.kind is FrameKind.PARCEL:
             self._parcel(peer, header)
 
     def late(self, now: float) -> Failure | None:
@@ -155,7 +157,7 @@ class Parcels:
         """Operations that have not ended."""
         return [item.command.operation for item in self._open()]
 
-    def _open(self) -> list[Outgoing | Incoming]:
+    def _open(self) -> list[OutgoingMessage | IncomingMessage]:
         return [*self.sending.values(), *self.posted, *self.receiving.values()]
 
     def stranded(self, rank: int, *, alone: bool) -> bool:
@@ -164,7 +166,7 @@ class Parcels:
             incoming.command.peer == rank or (alone and incoming.command.peer < 0) for incoming in self.posted
         )
 
-    def _offered(self, offer: Offer) -> None:
+    def _offered(self, offer: MessageOffer) -> None:
         for position, incoming in enumerate(self.posted):
             if _matches(incoming, offer):
                 del self.posted[position]
@@ -177,7 +179,7 @@ class Parcels:
         if offer.data is not None:
             self.eager_in[offer.source] = waiting + 1
 
-    def _bind(self, incoming: Incoming, offer: Offer) -> None:
+    def _bind(self, incoming: IncomingMessage, offer: MessageOffer) -> None:
         command = incoming.command
         if offer.size != command.size or offer.dtype != command.dtype:
             self.posted.append(incoming)
@@ -189,11 +191,15 @@ class Parcels:
         incoming.source = offer.source
         if offer.data is not None:
             incoming.memory[: offer.size] = offer.data
-            self.control(offer.source, Header(Kind.TAKEN, group=self.group, sequence=offer.identifier), b"")
+            self.control(
+                offer.source, FrameHeader(FrameKind.TAKEN, group=self.group, sequence=offer.identifier), b""
+            )
             self.finish(command.operation, offer.source)
             return
         incoming.left = offer.size
-        self.control(offer.source, Header(Kind.ACCEPT, group=self.group, sequence=offer.identifier), b"")
+        self.control(
+            offer.source, FrameHeader(FrameKind.ACCEPT, group=self.group, sequence=offer.identifier), b""
+        )
         if offer.size:
             self.receiving[(offer.source, offer.identifier)] = incoming
         else:
@@ -207,12 +213,14 @@ class Parcels:
         pieces = deque(range(0, out.command.size, MAX_PAYLOAD))
         out.frames_left = max(1, len(pieces))
         for start in pieces:
-            header = Header(Kind.PARCEL, group=self.group, sequence=identifier, second=start // MAX_PAYLOAD)
+            header = FrameHeader(
+                FrameKind.PARCEL, group=self.group, sequence=identifier, second=start // MAX_PAYLOAD
+            )
             self.bulk(peer, header, out.memory[start : start + MAX_PAYLOAD], out)
         if not pieces:
             self.sent(out)
 
-    def _parcel(self, peer: int, header: Header) -> None:
+    def _parcel(self, peer: int, header: FrameHeader) -> None:
         incoming = self.receiving.get((peer, header.sequence))
         if incoming is None:
             return
@@ -222,5 +230,5 @@ class Parcels:
             self.finish(incoming.command.operation, peer)
 
 
-def _matches(incoming: Incoming, offer: Offer) -> bool:
+def _matches(incoming: IncomingMessage, offer: MessageOffer) -> bool:
     return incoming.command.tag == offer.tag and incoming.command.peer in (-1, offer.source)

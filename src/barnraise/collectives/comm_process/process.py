@@ -13,23 +13,23 @@ import time
 import psutil
 
 from barnraise.agent_client import ListenerClient, register_worker
-from barnraise.collectives.comm_process.engine import Engine
+from barnraise.collectives.comm_process.engine import CommEngine
 from barnraise.collectives.comm_process.links.connect import Connections, lanes_for
-from barnraise.collectives.comm_process.links.handshakes import MAX_LANES, Connected, Security
+from barnraise.collectives.comm_process.links.handshakes import MAX_LANES, EstablishedLink, HandshakeSecurity
 from barnraise.collectives.comm_process.peers import Clocks
 from barnraise.collectives.messages import (
     Alive,
     AskStatistics,
-    Failed,
+    CommandRefused,
+    CommProcessReady,
     Failure,
-    Finished,
+    GroupMember,
     Inbox,
     MapSegment,
-    Member,
-    Ready,
-    Refused,
+    OperationFailed,
+    OperationFinished,
     Reply,
-    Start,
+    StartOperation,
     Statistics,
     UnmapSegment,
     encode,
@@ -38,9 +38,13 @@ from barnraise.collectives.shm.segment import SharedSegment
 from barnraise.core.config import Settings
 from barnraise.core.errors import BarnraiseError, ListenerError, ProtocolError
 from barnraise.identity.node_id import NodeId
-from barnraise.transport.links.frames import Header, Kind
+from barnraise.transport.links.frames import FrameHeader, FrameKind
 from barnraise.transport.links.link import Link
-from barnraise.transport.links.parallel_streams import Lane, LaneReport, LaneReports
+from barnraise.transport.links.parallel_streams import (
+    ParallelStream,
+    ParallelStreamReport,
+    ParallelStreamReports,
+)
 from barnraise.transport.links.stream import StreamLink, tune
 
 log = logging.getLogger("barnraise.mover")
@@ -50,7 +54,7 @@ _FAREWELL_S = 0.3
 _CHUNK = 256 << 10
 
 
-class MoverProcess:
+class CommProcess:
     """Owns every descriptor; the engine decides, this performs."""
 
     def __init__(
@@ -70,31 +74,31 @@ class MoverProcess:
         self._worker_process = psutil.Process(os.getppid())
         self._stopped_since: float | None = None
         self._leaving = False
-        self._dialled: dict[bytes, Member] = {}
-        self._reports = LaneReports()
-        self._lane_links: dict[Lane, StreamLink] = {}
+        self._dialled: dict[bytes, GroupMember] = {}
+        self._reports = ParallelStreamReports()
+        self._lane_links: dict[ParallelStream, StreamLink] = {}
         self._nodes: dict[Link, NodeId | None] = {}  # another machine may not take over a worker's name
         self._listener, self._engine, self._connections = self._register(run, generation)
         self._selector.register(channel, selectors.EVENT_READ, self._channel_ready)
         self._selector.register(self._reports.fileno(), selectors.EVENT_READ, self._lanes_ready)
 
-    def _register(self, run: str, generation: int) -> tuple[ListenerClient, Engine, Connections]:
+    def _register(self, run: str, generation: int) -> tuple[ListenerClient, CommEngine, Connections]:
         settings = self._settings
         listener, ticket = register_worker(settings, run, generation)
         plaintext = ticket.encryption == "plaintext"
         if plaintext:
             log.info("links are in PLAINTEXT, as network.encryption says: only for a fabric you trust")
-        security = Security.of(
+        security = HandshakeSecurity.of(
             ticket.credentials, [NodeId(raw) for raw in ticket.trusted], ticket.secret, plaintext=plaintext
         )
         clocks = Clocks(settings.link.heartbeat_s, settings.link.silence_s)
-        engine = Engine(ticket.worker, ticket.run, ticket.generation, clocks, self)
+        engine = CommEngine(ticket.worker, ticket.run, ticket.generation, clocks, self)
         connections = Connections(
             self._selector, security, settings.network, self._connected, engine.unreachable
         )
         self._selector.register(listener.fileno(), selectors.EVENT_READ, self._listener_ready)
-        member = Member(ticket.worker, ticket.port, tuple(ticket.addresses))
-        self.reply(Ready(member, ticket.run, ticket.generation, ticket.encryption))
+        member = GroupMember(ticket.worker, ticket.port, tuple(ticket.addresses))
+        self.reply(CommProcessReady(member, ticket.run, ticket.generation, ticket.encryption))
         return listener, engine, connections
 
     # the engine's world
@@ -106,7 +110,10 @@ class MoverProcess:
         return time.monotonic_ns()
 
     def reply(self, message: Reply) -> None:
-        if isinstance(message, Finished | Failed) and message.operation in self._direct_operations:
+        if (
+            isinstance(message, OperationFinished | OperationFailed)
+            and message.operation in self._direct_operations
+        ):
             self._direct_operations.discard(message.operation)
             # one small message at a time is ever under way here: it always fits
             with contextlib.suppress(OSError):
@@ -114,7 +121,7 @@ class MoverProcess:
             return
         self._outbox += encode(message)
 
-    def dial(self, member: Member) -> None:
+    def dial(self, member: GroupMember) -> None:
         self._dialled[member.worker] = member
         self._connections.dial(member)
 
@@ -216,7 +223,7 @@ class MoverProcess:
         if link.closed is None:
             self._selector.modify(link.fileno(), events, link)
 
-    def _connected(self, connected: Connected) -> None:
+    def _connected(self, connected: EstablishedLink) -> None:
         worker, sock = connected.worker, connected.socket
         existing = self._engine.peers.get(worker)
         if existing is not None and self._nodes.get(existing.link) != connected.node:
@@ -241,7 +248,7 @@ class MoverProcess:
             sock.close()
             return
         tune(sock, self._settings.link.silence_s)
-        lane = Lane(sock, self._reports)
+        lane = ParallelStream(sock, self._reports)
         self._lane_links[lane] = link
         link.lanes.append(lane)
 
@@ -252,7 +259,7 @@ class MoverProcess:
             if member is None or not isinstance(link, StreamLink):
                 continue
             count = lanes_for(self._settings.network.streams, os.cpu_count() or 1, peer.seconds_per_byte)
-            at = Member(member.worker, member.port, (link.address,))
+            at = GroupMember(member.worker, member.port, (link.address,))
             for stream in range(len(link.lanes) + 1, count + 1):
                 self._connections.dial(at, stream)
 
@@ -269,7 +276,7 @@ class MoverProcess:
                 link.close(f"it broke the protocol: {error.message}")
         self._reap()
 
-    def _lane_report(self, link: StreamLink, report: LaneReport) -> None:
+    def _lane_report(self, link: StreamLink, report: ParallelStreamReport) -> None:
         if report.kind == "arriving" and report.header is not None:
             report.lane.place(self._engine.target(link, report.header))
         elif report.kind == "arrived" and report.header is not None and report.payload is not None:
@@ -320,7 +327,7 @@ class MoverProcess:
             elif isinstance(message, AskStatistics):
                 self.reply(self._statistics(message.request))
             else:
-                if isinstance(message, Start) and message.direct:
+                if isinstance(message, StartOperation) and message.direct:
                     self._direct_operations.add(message.operation)
                 self._engine.command(message)  # type: ignore[arg-type]
 
@@ -364,7 +371,7 @@ class MoverProcess:
         """The worker ended: say so, so that nobody waits for a silence."""
         for peer in self._engine.peers:
             if peer.link.closed is None:
-                peer.link.send(Header(Kind.GOODBYE), b"its process ended")
+                peer.link.send(FrameHeader(FrameKind.GOODBYE), b"its process ended")
         deadline = self.now() + _FAREWELL_S
         for peer in self._engine.peers:
             while peer.link.closed is None and peer.link.flush() and self.now() < deadline:
@@ -376,4 +383,4 @@ def refuse(channel: socket.socket, error: BarnraiseError) -> None:
     """Tell the worker why its mover cannot serve."""
     with contextlib.suppress(OSError):
         channel.setblocking(True)
-        channel.sendall(encode(Refused(Failure(error.code, f"{error.message} ({error.hint})"))))
+        channel.sendall(encode(CommandRefused(Failure(error.code, f"{error.message} ({error.hint})"))))

@@ -10,17 +10,17 @@ from barnraise.collectives.comm_process.arithmetic import combiner
 from barnraise.collectives.comm_process.execution import Execution, Transmit
 from barnraise.collectives.comm_process.group import Group
 from barnraise.collectives.messages import (
-    Failed,
     Failure,
-    Finished,
+    OperationFailed,
+    OperationFinished,
     Reply,
-    Start,
-    Waiting,
+    StartOperation,
+    WaitingFor,
     decode_specification,
     encode_specification,
 )
 from barnraise.core.errors import BarnraiseError, ProtocolError
-from barnraise.transport.links.frames import EAGER_BYTES, Header, Kind
+from barnraise.transport.links.frames import EAGER_BYTES, FrameHeader, FrameKind
 from barnraise.transport.links.link import Link
 
 _POOLED_BUFFERS = 64
@@ -33,7 +33,7 @@ _STALL_ASK_S = 1.0
 _STALL_REPORT_S = 10.0
 
 
-class World(Protocol):
+class RunnerHost(Protocol):
     """What running needs of the engine's environment."""
 
     def now(self) -> float: ...
@@ -50,7 +50,7 @@ class Groups(Protocol):
 
 
 @dataclass(slots=True)
-class Sending:
+class SendQueue:
     """Token of a queued message of a collective."""
 
     group: Group
@@ -61,7 +61,7 @@ class Sending:
 class Runner:
     """The collectives of all groups."""
 
-    def __init__(self, world: World, groups: Groups) -> None:
+    def __init__(self, world: RunnerHost, groups: Groups) -> None:
         self._world = world
         self._groups = groups
         self._buffers: dict[int, list[memoryview]] = {}
@@ -70,7 +70,7 @@ class Runner:
         self.operations = 0
         self.bytes_by_group: dict[int, int] = {}
 
-    def start(self, group: Group, command: Start) -> None:
+    def start(self, group: Group, command: StartOperation) -> None:
         now = self._world.now()
         specification = command.specification
         try:
@@ -79,7 +79,7 @@ class Runner:
             combine = combiner(specification.dtype, reduction) if reduction else None
             memory = self._world.memory(command.segment, command.offset, command.size)
         except BarnraiseError as error:
-            self._world.reply(Failed(command.operation, Failure(error.code, error.message)))
+            self._world.reply(OperationFailed(command.operation, Failure(error.code, error.message)))
             return
         sequence, encoded = command.sequence, encode_specification(specification)
         links = {peer: self._groups.link_to(group, peer) for peer in sorted(program.peers)}
@@ -106,7 +106,7 @@ class Runner:
             if link is None:
                 self._groups.fail(group, Failure("peer-lost", "its connection is gone", peer=peer))
                 return
-            link.send(Header(Kind.OPEN, group=group.tag, sequence=sequence), encoded)
+            link.send(FrameHeader(FrameKind.OPEN, group=group.tag, sequence=sequence), encoded)
         self._begin(group, execution)
 
     def _begin(self, group: Group, execution: Execution) -> None:
@@ -135,8 +135,8 @@ class Runner:
             link = links[peer]
             if link is not None:
                 sent_bytes[tag] = sent_bytes.get(tag, 0) + len(payload)
-                header = Header(Kind.DATA, group=tag, sequence=sequence, first=ordinal)
-                link.send_bulk(header, payload, Sending(group, running[sequence], number))
+                header = FrameHeader(FrameKind.DATA, group=tag, sequence=sequence, first=ordinal)
+                link.send_bulk(header, payload, SendQueue(group, running[sequence], number))
 
         return transmit
 
@@ -156,7 +156,7 @@ class Runner:
             execution.peer_started(rank)
             self._finish_if_done(group, execution)
 
-    def told(self, group: Group, rank: int, header: Header, encoded: bytes) -> None:
+    def told(self, group: Group, rank: int, header: FrameHeader, encoded: bytes) -> None:
         """An answer to our question: has this rank called it, and what if it still remembers."""
         execution = group.running.get(header.sequence)
         if execution is None:
@@ -166,7 +166,7 @@ class Runner:
         elif encoded or header.first:
             execution.called_by.add(rank)
 
-    def place(self, group: Group, rank: int, header: Header) -> memoryview | None:
+    def place(self, group: Group, rank: int, header: FrameHeader) -> memoryview | None:
         """Where a message goes: tensor memory where that is safe, else a buffer; None throws it away."""
         execution = group.running.get(header.sequence)
         if execution is None:
@@ -194,7 +194,7 @@ class Runner:
         )
         return place
 
-    def arrived(self, group: Group, rank: int, header: Header, payload: memoryview) -> None:
+    def arrived(self, group: Group, rank: int, header: FrameHeader, payload: memoryview) -> None:
         """A whole message is there, where ``place`` put it."""
         under_way = self._arriving.pop((group.tag, header.sequence, rank, header.first), None)
         if under_way is not None:
@@ -223,7 +223,7 @@ class Runner:
         self._reuse(execution.arrived(found[0], memoryview(bytearray(payload))))
         return True
 
-    def sent(self, token: Sending) -> None:
+    def sent(self, token: SendQueue) -> None:
         group, execution = token.group, token.execution
         if group.running.get(execution.sequence) is execution:
             execution.progressed_at = self._world.now()
@@ -247,17 +247,17 @@ class Runner:
                 for rank in group.others():
                     link = self._groups.link_to(group, rank)
                     if link is not None:
-                        link.send(Header(Kind.ASK, group=group.tag, sequence=execution.sequence))
+                        link.send(FrameHeader(FrameKind.ASK, group=group.tag, sequence=execution.sequence))
             if stalled >= _STALL_REPORT_S and not execution.reported:
                 execution.reported = True
                 message, _ = who_is_late(group, execution)
-                self._world.reply(Waiting(execution.operation, stalled, message))
+                self._world.reply(WaitingFor(execution.operation, stalled, message))
 
     def _finish_if_done(self, group: Group, execution: Execution) -> None:
         if execution.finished and group.running.get(execution.sequence) is execution:
             del group.running[execution.sequence]
             self.operations += 1
-            self._world.reply(Finished(execution.operation, self._world.now_ns()))
+            self._world.reply(OperationFinished(execution.operation, self._world.now_ns()))
 
     def _buffer(self, length: int) -> memoryview:
         free = self._buffers.get(length)

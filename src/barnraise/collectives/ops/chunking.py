@@ -19,7 +19,7 @@ Finish = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Chunk:
     """One run of the mover: what it is told, and how its memory is filled and read."""
 
     sizes: tuple[int, ...]  # as the specification wants them: equal on all ranks
@@ -33,7 +33,7 @@ def nothing(_: torch.Tensor) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
+class DenseView:
     """A tensor's values in a row. ``copied``: they lay otherwise, and a result must be written back."""
 
     tensor: torch.Tensor
@@ -41,7 +41,7 @@ class Dense:
     copied: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Dense:
+    def of(cls, tensor: torch.Tensor) -> DenseView:
         """Without autograd and version counter: like every backend, we write where the caller says."""
         plain = tensor.data
         if plain.is_conj() or plain.is_neg():
@@ -63,7 +63,7 @@ class Dense:
         return self.values.view(-1)
 
 
-def write_back(outputs: Sequence[Dense]) -> Finish | None:
+def write_back(outputs: Sequence[DenseView]) -> Finish | None:
     """What is left to do when all pieces have been read; None if nothing is."""
     copies = [output for output in outputs if output.copied]
     if not copies:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from barnraise.collectives.ops.chunking import (
+    Chunk,
     Copy,
-    Dense,
-    Piece,
+    DenseView,
     copy_in,
     copy_out,
     cut_blocks,
@@ -17,27 +17,27 @@ from barnraise.collectives.ops.chunking import (
     ranges,
     write_back,
 )
-from barnraise.collectives.ops.operation import Call
+from barnraise.collectives.ops.operation import Operation
 from barnraise.collectives.ops.tensors import blocks_of, check_blocks, element_of
 from barnraise.core.errors import OperationMismatch
 
 
-def broadcast(tensor: torch.Tensor, root: int, rank: int) -> Call:
+def broadcast(tensor: torch.Tensor, root: int, rank: int) -> Operation:
     element = element_of(tensor)
-    whole = Dense.of(tensor)
+    whole = DenseView.of(tensor)
     flat, mine = whole.bytes, root == rank
     pieces = []
     for lo, hi in ranges(flat.numel(), element.size):
         cut = [(flat, lo, hi)]
         fill, drain = (copy_in(cut), nothing) if mine else (nothing, copy_out(cut))
-        pieces.append(Piece((hi - lo,), hi - lo, fill, drain))
+        pieces.append(Chunk((hi - lo,), hi - lo, fill, drain))
     finish = None if mine else write_back([whole])
-    return Call("broadcast", element, pieces, [tensor], tensor.device, root=root, finish=finish)
+    return Operation("broadcast", element, pieces, [tensor], tensor.device, root=root, finish=finish)
 
 
 def all_gather(
     outputs: Sequence[torch.Tensor], tensor: torch.Tensor, result: list[torch.Tensor], rank: int, world: int
-) -> Call:
+) -> Operation:
     element = element_of(tensor)
     check_blocks(outputs, element, world)
     if outputs[rank].numel() != tensor.numel():
@@ -45,61 +45,65 @@ def all_gather(
             f"all_gather: this rank gives {tensor.numel()} elements, "
             f"its place in the output has {outputs[rank].numel()}"
         )
-    mine = Dense.of(tensor).bytes
-    targets = [Dense.of(output) for output in outputs]
+    mine = DenseView.of(tensor).bytes
+    targets = [DenseView.of(output) for output in outputs]
     pieces = []
     for cuts in cut_blocks([target.bytes for target in targets], element.size):
         sizes = tuple(hi - lo for _, lo, hi in cuts)
         _, lo, hi = cuts[rank]
         fill = _copy_at(mine[lo:hi], sum(sizes[:rank]))
-        pieces.append(Piece(sizes, sum(sizes), fill, copy_out(cuts)))
-    return Call("all_gather", element, pieces, result, tensor.device, finish=write_back(targets))
+        pieces.append(Chunk(sizes, sum(sizes), fill, copy_out(cuts)))
+    return Operation("all_gather", element, pieces, result, tensor.device, finish=write_back(targets))
 
 
-def all_gather_single(output: torch.Tensor, tensor: torch.Tensor, rank: int, world: int) -> Call:
+def all_gather_single(output: torch.Tensor, tensor: torch.Tensor, rank: int, world: int) -> Operation:
     return all_gather(blocks_of(output, tensor, world), tensor, [output], rank, world)
 
 
-def gather(outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int, rank: int, world: int) -> Call:
+def gather(
+    outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int, rank: int, world: int
+) -> Operation:
     element = element_of(tensor)
-    mine = Dense.of(tensor).bytes
-    targets: list[Dense] = []
+    mine = DenseView.of(tensor).bytes
+    targets: list[DenseView] = []
     if root == rank:
         check_blocks(outputs, element, world, equal=tensor.numel())
-        targets = [Dense.of(output) for output in outputs]
+        targets = [DenseView.of(output) for output in outputs]
     flats = [target.bytes for target in targets]
     pieces = []
     for lo, hi in ranges(mine.numel(), element.size, world):
         size = hi - lo
         if root == rank:
             fill = _copy_at(mine[lo:hi], rank * size)
-            piece = Piece((size,) * world, size * world, fill, copy_out([(flat, lo, hi) for flat in flats]))
+            piece = Chunk((size,) * world, size * world, fill, copy_out([(flat, lo, hi) for flat in flats]))
         else:
-            piece = Piece((size,) * world, size, copy_in([(mine, lo, hi)]), nothing)
+            piece = Chunk((size,) * world, size, copy_in([(mine, lo, hi)]), nothing)
         pieces.append(piece)
     finish = write_back(targets)
-    return Call("gather", element, pieces, list(outputs), tensor.device, root=root, finish=finish)
+    return Operation("gather", element, pieces, list(outputs), tensor.device, root=root, finish=finish)
 
 
-def scatter(output: torch.Tensor, inputs: Sequence[torch.Tensor], root: int, rank: int, world: int) -> Call:
+def scatter(
+    output: torch.Tensor, inputs: Sequence[torch.Tensor], root: int, rank: int, world: int
+) -> Operation:
     element = element_of(output)
-    target = Dense.of(output)
+    target = DenseView.of(output)
     flats: list[torch.Tensor] = []
     if root == rank:
         check_blocks(inputs, element, world, equal=output.numel())
-        flats = [Dense.of(tensor).bytes for tensor in inputs]
+        flats = [DenseView.of(tensor).bytes for tensor in inputs]
     pieces = []
     for lo, hi in ranges(target.bytes.numel(), element.size, world):
         size = hi - lo
         drained = [(target.bytes, lo, hi)]
         if root == rank:
             fill, drain = copy_in([(flat, lo, hi) for flat in flats]), copy_out(drained, rank * size)
-            piece = Piece((size,) * world, size * world, fill, drain)
+            piece = Chunk((size,) * world, size * world, fill, drain)
         else:
-            piece = Piece((size,) * world, size, nothing, copy_out(drained))
+            piece = Chunk((size,) * world, size, nothing, copy_out(drained))
         pieces.append(piece)
     finish = write_back([target])
-    return Call("scatter", element, pieces, [output], output.device, root=root, finish=finish)
+    return Operation("scatter", element, pieces, [output], output.device, root=root, finish=finish)
 
 
 def all_to_all(
@@ -108,13 +112,13 @@ def all_to_all(
     result: list[torch.Tensor],
     rank: int,
     world: int,
-) -> Call:
+) -> Operation:
     """What goes out lies first in shared memory, what comes in behind it."""
     element = element_of((*inputs, *outputs)[0])
     check_blocks(inputs, element, world)
     check_blocks(outputs, element, world)
-    sources = [Dense.of(tensor).bytes for tensor in inputs]
-    targets = [Dense.of(output) for output in outputs]
+    sources = [DenseView.of(tensor).bytes for tensor in inputs]
+    targets = [DenseView.of(output) for output in outputs]
     send = tuple(source.numel() for source in sources)
     receive = tuple(target.bytes.numel() for target in targets)
     if send[rank] != receive[rank]:
@@ -131,8 +135,8 @@ def all_to_all(
             start += place.numel()
 
     fill = copy_in([(source, 0, source.numel()) for source in sources])
-    piece = Piece((), sum(send) + sum(receive), fill, drain)
-    return Call(
+    piece = Chunk((), sum(send) + sum(receive), fill, drain)
+    return Operation(
         "all_to_all",
         element,
         [piece],

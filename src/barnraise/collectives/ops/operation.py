@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from barnraise.collectives.ops.chunking import Dense, Finish, Piece, nothing, write_back
+from barnraise.collectives.ops.chunking import Chunk, DenseView, Finish, nothing, write_back
 from barnraise.collectives.ops.dtypes import ElementType, by_name
 from barnraise.collectives.ops.tensors import element_of
 
@@ -15,12 +15,12 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Operation:
     """``kind`` to ``splits`` are compared between ranks, ``sizes`` of the pieces too; the rest is our own."""
 
     kind: str
     element: ElementType
-    pieces: Sequence[Piece]
+    pieces: Sequence[Chunk]
     result: list[torch.Tensor]
     device: torch.device
     reduction: str = ""
@@ -38,18 +38,20 @@ class Call:
         return sum(piece.nbytes for piece in self.pieces)
 
 
-def barrier() -> Call:
-    return Call("barrier", by_name("uint8"), [Piece((), 0, nothing, nothing)], [], _CPU)
+def barrier() -> Operation:
+    return Operation("barrier", by_name("uint8"), [Chunk((), 0, nothing, nothing)], [], _CPU)
 
 
-def send(tensor: torch.Tensor) -> Call:
-    flat = Dense.of(tensor).bytes
-    piece = Piece((), flat.numel(), lambda view: view.copy_(flat), nothing)
-    return Call("send", element_of(tensor), [piece], [tensor], tensor.device)
+def send(tensor: torch.Tensor) -> Operation:
+    flat = DenseView.of(tensor).bytes
+    piece = Chunk((), flat.numel(), lambda view: view.copy_(flat), nothing)
+    return Operation("send", element_of(tensor), [piece], [tensor], tensor.device)
 
 
-def receive(tensor: torch.Tensor) -> Call:
-    target = Dense.of(tensor)
+def receive(tensor: torch.Tensor) -> Operation:
+    target = DenseView.of(tensor)
     flat = target.bytes
-    piece = Piece((), flat.numel(), nothing, lambda view: flat.copy_(view))
-    return Call("receive", element_of(tensor), [piece], [tensor], tensor.device, finish=write_back([target]))
+    piece = Chunk((), flat.numel(), nothing, lambda view: flat.copy_(view))
+    return Operation(
+        "receive", element_of(tensor), [piece], [tensor], tensor.device, finish=write_back([target])
+    )

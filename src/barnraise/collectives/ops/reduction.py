@@ -8,28 +8,28 @@ import torch
 import torch.distributed as dist
 
 from barnraise.collectives.ops.chunking import (
+    Chunk,
     Cut,
-    Dense,
+    DenseView,
     Finish,
-    Piece,
     cut_blocks,
     nothing,
     ranges,
     write_back,
 )
 from barnraise.collectives.ops.dtypes import ElementType
-from barnraise.collectives.ops.operation import Call
+from barnraise.collectives.ops.operation import Operation
 from barnraise.collectives.ops.reduce_ops import Reduction, reduction_of
 from barnraise.collectives.ops.tensors import check_blocks, element_of
 from barnraise.core.errors import OperationMismatch, UnsupportedOperation
 
 
-def all_reduce(tensor: torch.Tensor, op: dist.ReduceOp, world: int) -> Call:
-    target = Dense.of(tensor)
+def all_reduce(tensor: torch.Tensor, op: dist.ReduceOp, world: int) -> Operation:
+    target = DenseView.of(tensor)
     return _whole("all_reduce", target, op, world, [tensor], write_back([target]))
 
 
-def all_reduce_coalesced(tensors: Sequence[torch.Tensor], op: dist.ReduceOp, world: int) -> Call:
+def all_reduce_coalesced(tensors: Sequence[torch.Tensor], op: dist.ReduceOp, world: int) -> Operation:
     """One operation for all tensors, as they lie one behind the other."""
     element = element_of(tensors[0])
     if any(element_of(tensor) != element for tensor in tensors):
@@ -44,18 +44,18 @@ def all_reduce_coalesced(tensors: Sequence[torch.Tensor], op: dist.ReduceOp, wor
             tensor.data.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
             start += tensor.numel()
 
-    return _whole("all_reduce", Dense(flat, flat, False), op, world, list(tensors), finish)
+    return _whole("all_reduce", DenseView(flat, flat, False), op, world, list(tensors), finish)
 
 
-def reduce(tensor: torch.Tensor, op: dist.ReduceOp, root: int, rank: int, world: int) -> Call:
-    target = Dense.of(tensor)
+def reduce(tensor: torch.Tensor, op: dist.ReduceOp, root: int, rank: int, world: int) -> Operation:
+    target = DenseView.of(tensor)
     finish = write_back([target]) if rank == root else None
     return _whole("reduce", target, op, world, [tensor], finish, root=root, keep=rank == root)
 
 
 def _whole(
     kind: str,
-    target: Dense,
+    target: DenseView,
     op: dist.ReduceOp,
     world: int,
     result: list[torch.Tensor],
@@ -63,7 +63,7 @@ def _whole(
     *,
     root: int = -1,
     keep: bool = True,
-) -> Call:
+) -> Operation:
     element = element_of(target.values)
     reduction = reduction_of(op, element, world)
     flat = target.flat
@@ -71,12 +71,12 @@ def _whole(
         _whole_piece(flat[lo // element.size : hi // element.size], reduction, keep=keep)
         for lo, hi in ranges(flat.numel() * element.size, element.size)
     ]
-    return Call(
+    return Operation(
         kind, element, pieces, result, flat.device, reduction=reduction.name, root=root, finish=finish
     )
 
 
-def _whole_piece(values: torch.Tensor, reduction: Reduction, *, keep: bool) -> Piece:
+def _whole_piece(values: torch.Tensor, reduction: Reduction, *, keep: bool) -> Chunk:
     nbytes = values.numel() * values.element_size()
     dtype = values.dtype
 
@@ -86,12 +86,12 @@ def _whole_piece(values: torch.Tensor, reduction: Reduction, *, keep: bool) -> P
     def drain(view: torch.Tensor) -> None:
         reduction.drain(view.view(dtype), values)
 
-    return Piece((nbytes,), nbytes, fill, drain if keep else nothing)
+    return Chunk((nbytes,), nbytes, fill, drain if keep else nothing)
 
 
 def reduce_scatter(
     output: torch.Tensor, inputs: Sequence[torch.Tensor], op: dist.ReduceOp, rank: int, world: int
-) -> Call:
+) -> Operation:
     element = element_of(output)
     reduction = reduction_of(op, element, world)
     check_blocks(inputs, element, world)
@@ -101,12 +101,12 @@ def reduce_scatter(
             f"this rank's input block {inputs[rank].numel()}"
         )
     flats = [block.data.reshape(-1) for block in inputs]
-    target = Dense.of(output)
+    target = DenseView.of(output)
     pieces = [
         _scattered_piece(cuts, rank, element, reduction, target.flat)
         for cuts in cut_blocks(flats, element.size)
     ]
-    return Call(
+    return Operation(
         "reduce_scatter",
         element,
         pieces,
@@ -119,7 +119,7 @@ def reduce_scatter(
 
 def _scattered_piece(
     cuts: Sequence[Cut], rank: int, element: ElementType, reduction: Reduction, target: torch.Tensor
-) -> Piece:
+) -> Chunk:
     sizes = tuple((hi - lo) * element.size for _, lo, hi in cuts)
     start = sum(sizes[:rank])
 
@@ -133,4 +133,4 @@ def _scattered_piece(
         _, lo, hi = cuts[rank]
         reduction.drain(view[start : start + sizes[rank]].view(target.dtype), target[lo:hi])
 
-    return Piece(sizes, sum(sizes), fill, drain)
+    return Chunk(sizes, sum(sizes), fill, drain)

@@ -16,7 +16,7 @@ class Block:
     size: int
 
 
-class Blocks:
+class BlockAllocator:
     """First fit over the free ranges of each segment; neighbours are joined when freed."""
 
     def __init__(self) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from barnraise.collectives.client import MoverClient
-from barnraise.collectives.shm.allocator import Block, Blocks
+from barnraise.collectives.client import CommProcessClient
+from barnraise.collectives.shm.allocator import Block, BlockAllocator
 from barnraise.collectives.shm.segment import SharedSegment
 from barnraise.core.errors import UnsupportedOperation
 
@@ -23,14 +23,14 @@ _ROUND_BYTES = 2 << 20
 CopyContext = Callable[[], AbstractContextManager[object]]
 
 
-class Arena:
+class SharedArena:
     """All shared segments of one worker. Thread-safe."""
 
-    def __init__(self, mover: MoverClient) -> None:
+    def __init__(self, mover: CommProcessClient) -> None:
         self.mover = mover
         self._limit = mover.settings.collectives.arena_bytes
         self._lock = threading.Lock()
-        self._blocks = Blocks()
+        self._blocks = BlockAllocator()
         self._segments: dict[int, tuple[SharedSegment, torch.Tensor]] = {}
         self._next = 0
         self._bytes = 0

@@ -29,8 +29,8 @@ from barnraise.core.errors import ConfigError
 from barnraise.core.flow.log_once import first_time
 from barnraise.runs.backend_choice import (
     OURS,
-    Choice,
-    Rank,
+    BackendChoice,
+    RankDevices,
     choose_together,
     decode_rank,
     encode_rank,
@@ -54,7 +54,7 @@ NO_HOST = "barnraise.invalid"
 Function = Callable[..., Any]
 
 
-class Launch(NamedTuple):
+class LaunchEnvironment(NamedTuple):
     """What the launcher fixed: the machine of every rank, and what this one computes on."""
 
     rank: int
@@ -64,7 +64,7 @@ class Launch(NamedTuple):
     fabric: str
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Launch:
+    def read(cls, environment: Mapping[str, str]) -> LaunchEnvironment:
         try:
             rank = int(environment["RANK"])
             machines = tuple(int(one) for one in environment["BARNRAISE_MACHINES"].split(","))
@@ -84,17 +84,17 @@ class Launch(NamedTuple):
         )
 
 
-class World(NamedTuple):
+class WorldSpec(NamedTuple):
     """The ranks of the default group as they told of themselves, where they are, and what they got."""
 
-    launch: Launch
-    ranks: tuple[Rank, ...]
+    launch: LaunchEnvironment
+    ranks: tuple[RankDevices, ...]
     machines: tuple[int, ...]
     backend: str
 
 
 _installed = False
-_world: World | None = None
+_world: WorldSpec | None = None
 _exchanges = count(1)
 
 
@@ -152,8 +152,8 @@ def _init_process_group(original: Function, bound: inspect.BoundArguments) -> No
     if dist.is_initialized():
         _call(original, bound)  # it says that this is the second time
         return
-    launch = Launch.read(os.environ)
-    own = Rank(_text(given.get("backend")), launch.device, _nccl_available(), sys.platform)
+    launch = LaunchEnvironment.read(os.environ)
+    own = RankDevices(_text(given.get("backend")), launch.device, _nccl_available(), sys.platform)
     size = given.get("world_size", -1)
     if given.get("rank", -1) in (-1, launch.rank) and size in (-1, len(launch.machines)):
         ranks, machines = _exchange(launch, own, given.get("timeout") or default_pg_timeout), launch.machines
@@ -166,7 +166,7 @@ def _init_process_group(original: Function, bound: inspect.BoundArguments) -> No
     if choice.backend != usual_name(own.asked, launch.device):
         _give(given, choice, own.asked)
     _call(original, bound)
-    _world = World(launch, ranks, machines, choice.backend)
+    _world = WorldSpec(launch, ranks, machines, choice.backend)
 
 
 def _new_group(original: Function, bound: inspect.BoundArguments) -> Any:
@@ -178,7 +178,7 @@ def _new_group(original: Function, bound: inspect.BoundArguments) -> Any:
     asked = _text(given.get("backend"))
     ranks = [world.ranks[number] for number in numbers]
     if asked is not None:
-        ranks = [Rank(asked, rank.device, rank.nccl_available, rank.system) for rank in ranks]
+        ranks = [RankDevices(asked, rank.device, rank.nccl_available, rank.system) for rank in ranks]
     machines = [world.machines[number] for number in numbers]
     choice = choose_together(ranks, machines, world.launch.forced, world.launch.fabric)
     _announce(asked or ranks[0].asked, choice, machines, world.launch.rank)
@@ -212,7 +212,7 @@ def _split_group(original: Function, bound: inspect.BoundArguments) -> Any:
     return mine
 
 
-def _exchange(launch: Launch, own: Rank, timeout: timedelta) -> tuple[Rank, ...]:
+def _exchange(launch: LaunchEnvironment, own: RankDevices, timeout: timedelta) -> tuple[RankDevices, ...]:
     """What each rank tells of itself. Devices differ, and scripts ask by device: so all choose alike."""
     from barnraise.collectives.cluster_store import launched_store
 
@@ -235,7 +235,7 @@ def _text(backend: str | None) -> str | None:
     return str(backend).lower() if backend else None
 
 
-def _give(given: dict[str, Any], choice: Choice, asked: str | None) -> None:
+def _give(given: dict[str, Any], choice: BackendChoice, asked: str | None) -> None:
     given["backend"] = choice.backend
     _drop(given, f"the group uses {choice.backend} instead of {asked or 'the default of torch'}")
 
@@ -247,7 +247,7 @@ def _drop(given: dict[str, Any], why: str) -> None:
             given[name] = None
 
 
-def _announce(asked: str | None, choice: Choice, machines: Sequence[int], rank: int) -> None:
+def _announce(asked: str | None, choice: BackendChoice, machines: Sequence[int], rank: int) -> None:
     line = sentence(asked, choice, machines)
     if line and rank == 0 and first_time(("engine", line)):
         sys.stderr.write(f"barnraise: {line}\n")

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from barnraise.core.errors import UntrustedPickle
-from barnraise.runs.participants import Company
+from barnraise.runs.participants import Participants
 
 _OBJECTS = (
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
@@ -41,7 +41,7 @@ Function = Callable[..., Any]
 def refuse_from_guests() -> None:
     """In a run with a guest, also in processes that its workers start. Raises where this torch has no such
     function, so that nothing is left open."""
-    company = Company.read(os.environ)
+    company = Participants.read(os.environ)
     if company is None or isinstance(getattr(distributed_c10d, _UNPICKLES), _Guarded):
         return
     for name in (*_OBJECTS, _UNPICKLES):
@@ -58,7 +58,7 @@ def refuse_from_guests() -> None:
     sys.meta_path.insert(0, later)
 
 
-def check_group(company: Company, group: dist.ProcessGroup) -> None:
+def check_group(company: Participants, group: dist.ProcessGroup) -> None:
     """UntrustedPickle, unless every member is proved to be on an owner's machine."""
     if group.size() == 1:
         return
@@ -82,7 +82,7 @@ def check_group(company: Company, group: dist.ProcessGroup) -> None:
 class _Guarded:
     """A function of torch that has an argument called ``group``."""
 
-    def __init__(self, company: Company, original: Function) -> None:
+    def __init__(self, company: Participants, original: Function) -> None:
         functools.update_wrapper(self, original)
         self._company = company
         self._original = original
@@ -100,7 +100,7 @@ class _Guarded:
         return self._original(*args, **kwargs)
 
 
-def _refuse_rpc(company: Company) -> None:
+def _refuse_rpc(company: Participants) -> None:
     """It calls what others name, over connections of its own."""
     from torch.distributed import rpc
 
@@ -118,11 +118,11 @@ def _refuse_rpc(company: Company) -> None:
     rpc._init_rpc_backend = refuse
 
 
-def _guard_zero(company: Company, module: ModuleType) -> None:
+def _guard_zero(company: Participants, module: ModuleType) -> None:
     module._broadcast_object = _Guarded(company, module._broadcast_object)  # type: ignore[attr-defined]
 
 
-def _guard_transport(company: Company, module: ModuleType) -> None:
+def _guard_transport(company: Participants, module: ModuleType) -> None:
     original = module.PGTransport.recv_checkpoint
 
     @functools.wraps(original)

@@ -13,21 +13,26 @@ from typing import Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from barnraise.compression.allreduce.error_feedback import ErrorFeedback, Part
-from barnraise.compression.allreduce.exchange import Exchange, Kind, Message, Verdict
+from barnraise.compression.allreduce.error_feedback import ErrorFeedback, FeedbackPart
+from barnraise.compression.allreduce.exchange import (
+    PayloadCheck,
+    PayloadExchange,
+    PayloadKind,
+    PayloadMessage,
+)
 from barnraise.compression.allreduce.hierarchical import sum_through_sites
 from barnraise.compression.allreduce.sharded import sum_in_shards
 from barnraise.compression.codecs import powersgd
-from barnraise.compression.codecs.codec import Codec, Turn, as_flat, is_finite, refuse_unless_finite
+from barnraise.compression.codecs.codec import Codec, CodecRound, as_flat, is_finite, refuse_unless_finite
 from barnraise.compression.codecs.fp32 import Fp32
 from barnraise.compression.codecs.powersgd import PowerSGD
 from barnraise.core.errors import CollectiveError, OperationMismatch, ProtocolError
 from barnraise.core.units import counted, format_size
 
-_FINE: list[Verdict] = []
+_FINE: list[PayloadCheck] = []
 
 
-class Summed(NamedTuple):
+class AllReduceResult(NamedTuple):
     """The sum, flat and in float32, and what it cost: ``sent`` bytes, ``crossed`` of them to other sites.
 
     ``keep()`` stores what error feedback and PowerSGD have to remember. Call it once the step counts; a step
@@ -43,7 +48,7 @@ class Summed(NamedTuple):
 
 class _Outcome(NamedTuple):
     total: torch.Tensor
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[PayloadCheck]
     keep: Callable[[], None] | None = None
 
 
@@ -51,13 +56,13 @@ def sum_over(
     group: dist.ProcessGroup,
     tensor: torch.Tensor,
     codec: Codec | PowerSGD,
-    turn: Turn,
+    turn: CodecRound,
     *,
-    parts: Sequence[Part] | None = None,
+    parts: Sequence[FeedbackPart] | None = None,
     feedback: ErrorFeedback | None = None,
     if_not_finite: Literal["refuse", "nan"] = "refuse",
     sites: Sequence[Sequence[int]] = (),
-) -> Summed:
+) -> AllReduceResult:
     """Sum a tensor over a group; all members call it with equal sizes, codecs, turns and sites.
 
     ``parts``: the named tensors that lie in it one after the other, for residuals by name and for the
@@ -66,10 +71,10 @@ def sum_over(
     how to skip. ``sites``: the ranks at each site, if links between sites are slower than inside.
     """
     flat = as_flat(tensor, turn.name)
-    named = [Part(turn.name, tuple(tensor.shape))] if parts is None else list(parts)
+    named = [FeedbackPart(turn.name, tuple(tensor.shape))] if parts is None else list(parts)
     if (given := sum(part.numel for part in named)) != flat.numel():
         raise OperationMismatch(f"the parts of {turn.name!r} have {given} numbers, it has {flat.numel()}")
-    exchange = Exchange(group, sites)
+    exchange = PayloadExchange(group, sites)
     keeps = feedback is not None
     values = flat if feedback is None else feedback.compensated(flat, named)
     if exchange.world == 1 or not flat.numel():
@@ -80,9 +85,9 @@ def sum_over(
         outcome = _by_gathering(exchange, codec, turn, values, keeps)
     else:
         outcome = _Outcome(*_by_shards(exchange, codec, turn, values, keeps))
-    bad = next((one for one in outcome.verdicts if one.kind is not Kind.FINE), None)
+    bad = next((one for one in outcome.verdicts if one.kind is not PayloadKind.FINE), None)
     if bad is not None:
-        if if_not_finite == "refuse" or bad.kind is Kind.MALFORMED:
+        if if_not_finite == "refuse" or bad.kind is PayloadKind.MALFORMED:
             raise _error(bad, exchange.rank, turn, flat, named)
         outcome = _Outcome(torch.full_like(flat, float("nan")), _FINE)
 
@@ -93,12 +98,12 @@ def sum_over(
             feedback.keep(values, named)
 
     reason = _reason(codec, exchange, flat.numel())
-    return Summed(outcome.total, exchange.sent, reason, keep, exchange.crossed)
+    return AllReduceResult(outcome.total, exchange.sent, reason, keep, exchange.crossed)
 
 
 def _by_shards(
-    exchange: Exchange, codec: Codec, turn: Turn, values: torch.Tensor, keeps: bool
-) -> tuple[torch.Tensor, list[Verdict]]:
+    exchange: PayloadExchange, codec: Codec, turn: CodecRound, values: torch.Tensor, keeps: bool
+) -> tuple[torch.Tensor, list[PayloadCheck]]:
     through = sum_through_sites if exchange.sites else sum_in_shards
     return through(exchange, codec, turn, values, keeps)
 
@@ -108,18 +113,18 @@ def _alone(values: torch.Tensor, keeps: bool) -> _Outcome:
     total = values.clone()
     if keeps:
         values.zero_()
-    verdict = Verdict(Kind.FINE if is_finite(total) else Kind.NOT_FINITE, 0)
+    verdict = PayloadCheck(PayloadKind.FINE if is_finite(total) else PayloadKind.NOT_FINITE, 0)
     return _Outcome(total, [verdict])
 
 
 def _by_gathering(
-    exchange: Exchange, codec: Codec, turn: Turn, values: torch.Tensor, keeps: bool
+    exchange: PayloadExchange, codec: Codec, turn: CodecRound, values: torch.Tensor, keeps: bool
 ) -> _Outcome:
-    verdict = Verdict(Kind.FINE, exchange.rank)
+    verdict = PayloadCheck(PayloadKind.FINE, exchange.rank)
     try:
         payload = codec.encode(values, turn)
     except CollectiveError:
-        verdict = Verdict(Kind.NOT_FINITE, exchange.rank)
+        verdict = PayloadCheck(PayloadKind.NOT_FINITE, exchange.rank)
         size = codec.payload_bytes(values.numel()) if codec.is_fixed else 0
         payload = torch.zeros(size, dtype=torch.uint8, device=values.device)
     sizes = [codec.payload_bytes(values.numel())] * exchange.world
@@ -128,25 +133,25 @@ def _by_gathering(
         sizes = [row[0] for row in exchange.share([payload.numel()], values.device)]
         if not all(0 <= size <= most for size in sizes):
             raise ProtocolError(f"a member announced more than the {most} bytes of {codec.name}")
-    arrived = [message for (message,) in exchange.gather(Message(verdict, payload), sizes).wait()]
-    verdicts = [Verdict(message.verdict.kind, rank) for rank, message in enumerate(arrived)]
+    arrived = [message for (message,) in exchange.gather(PayloadMessage(verdict, payload), sizes).wait()]
+    verdicts = [PayloadCheck(message.verdict.kind, rank) for rank, message in enumerate(arrived)]
     total = torch.zeros_like(values)
-    if all(one.kind is Kind.FINE for one in verdicts):
+    if all(one.kind is PayloadKind.FINE for one in verdicts):
         for message in arrived:
             codec.add(total, message.payload, turn)
         if keeps:
             codec.add(values, payload, turn, sign=-1.0)
         if not is_finite(total):
-            verdicts.append(Verdict(Kind.TOO_LARGE, exchange.rank))
+            verdicts.append(PayloadCheck(PayloadKind.TOO_LARGE, exchange.rank))
     return _Outcome(total, verdicts)
 
 
 def _by_factors(
-    exchange: Exchange,
+    exchange: PayloadExchange,
     power: PowerSGD,
-    turn: Turn,
+    turn: CodecRound,
     values: torch.Tensor,
-    parts: Sequence[Part],
+    parts: Sequence[FeedbackPart],
     keeps: bool,
 ) -> _Outcome:
     split = power.split(parts)
@@ -155,13 +160,13 @@ def _by_factors(
     mark = powersgd.fingerprint(factors, values.device)
     whole = [values[span] for span in split.spans]
     sums, verdicts = _exact(exchange, turn, [*projections, *whole, mark])
-    if any(one.kind is not Kind.FINE for one in verdicts):
+    if any(one.kind is not PayloadKind.FINE for one in verdicts):
         return _Outcome(values, verdicts)
     powersgd.require_equal(sums[-1], exchange.world)
     bases = [powersgd.orthonormal(one) for one in sums[: len(factors)]]
     own = [one.view(values).t() @ p for one, p in zip(split.matrices, bases, strict=True)]
     summed, verdicts = _exact(exchange, turn, own)
-    if any(one.kind is not Kind.FINE for one in verdicts):
+    if any(one.kind is not PayloadKind.FINE for one in verdicts):
         return _Outcome(values, verdicts)
     total = torch.empty_like(values)
     for matrix, p, q, mine in zip(split.matrices, bases, summed, own, strict=True):
@@ -177,8 +182,8 @@ def _by_factors(
 
 
 def _exact(
-    exchange: Exchange, turn: Turn, tensors: Sequence[torch.Tensor]
-) -> tuple[list[torch.Tensor], list[Verdict]]:
+    exchange: PayloadExchange, turn: CodecRound, tensors: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[PayloadCheck]]:
     """Several tensors summed as one in float32, in an order that all members know."""
     if not tensors:
         return [], _FINE
@@ -189,11 +194,11 @@ def _exact(
 
 
 def _error(
-    bad: Verdict, rank: int, turn: Turn, flat: torch.Tensor, parts: Sequence[Part]
+    bad: PayloadCheck, rank: int, turn: CodecRound, flat: torch.Tensor, parts: Sequence[FeedbackPart]
 ) -> CollectiveError | ProtocolError:
-    if bad.kind is Kind.MALFORMED:
+    if bad.kind is PayloadKind.MALFORMED:
         return ProtocolError(f"rank {bad.rank} sent a payload of {turn.name!r} that cannot be decoded")
-    if bad.kind is Kind.TOO_LARGE:
+    if bad.kind is PayloadKind.TOO_LARGE:
         return CollectiveError(
             f"the sum of {turn.name!r} over all ranks is too large for float32",
             hint="Lower the learning rate or the loss scale, or clip the gradient.",
@@ -208,7 +213,7 @@ def _error(
     return CollectiveError(f"{turn.name!r} is too large for float32 together with its residual")
 
 
-def _reason(codec: Codec | PowerSGD, exchange: Exchange, numel: int) -> str:
+def _reason(codec: Codec | PowerSGD, exchange: PayloadExchange, numel: int) -> str:
     if not exchange.sent:
         return f"{codec.name}: nothing travels, there is only one member or nothing to sum"
     if exchange.sites:

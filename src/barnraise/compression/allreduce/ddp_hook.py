@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from barnraise.compression.allreduce.allreduce import Summed, sum_over
-from barnraise.compression.allreduce.error_feedback import ErrorFeedback, Part
-from barnraise.compression.codecs.codec import Codec, Turn
+from barnraise.compression.allreduce.allreduce import AllReduceResult, sum_over
+from barnraise.compression.allreduce.error_feedback import ErrorFeedback, FeedbackPart
+from barnraise.compression.codecs.codec import Codec, CodecRound
 from barnraise.compression.codecs.powersgd import PowerSGD
 from barnraise.compression.codecs.registry import codec_named
 from barnraise.core.errors import RunError
@@ -46,14 +46,14 @@ class GradientHook:
         self.codec = codec_named(codec) if isinstance(codec, str) else codec
         self.feedback = ErrorFeedback(decay) if error_feedback else None
         self.step = 0
-        self.last: Summed | None = None  # of the latest bucket
+        self.last: AllReduceResult | None = None  # of the latest bucket
         self._group = group
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._thread = ThreadPoolExecutor(1, "barnraise-sums") if overlaps else None
         self._if_not_finite = if_not_finite
         self._sites = sites
 
-    def sum(self, buffer: torch.Tensor, parts: list[Part], turn: Turn) -> torch.Tensor:
+    def sum(self, buffer: torch.Tensor, parts: list[FeedbackPart], turn: CodecRound) -> torch.Tensor:
         """The mean over all members, in the buffer's own dtype."""
         summed = sum_over(
             self._group,
@@ -70,8 +70,8 @@ class GradientHook:
         return buffer.copy_(summed.values.div_(self._group.size()).view_as(buffer))
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        parts = [Part(self._name_of(one), tuple(one.shape)) for one in bucket.parameters()]
-        turn = Turn(f"bucket {bucket.index()}", self.step)
+        parts = [FeedbackPart(self._name_of(one), tuple(one.shape)) for one in bucket.parameters()]
+        turn = CodecRound(f"bucket {bucket.index()}", self.step)
         buffer = bucket.buffer()
         if bucket.is_last():
             self.step += 1

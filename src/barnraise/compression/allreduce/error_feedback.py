@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from barnraise.compression.codecs.codec import Codec, Turn, as_flat
+from barnraise.compression.codecs.codec import Codec, CodecRound, as_flat
 from barnraise.core.errors import ConfigError, RunError
 
 _FORGET = "Forget the residuals with forget(), or load those that were saved with this model."
 
 
-class Part(NamedTuple):
+class FeedbackPart(NamedTuple):
     """A named tensor within a flat one; they lie there one after the other."""
 
     name: str
@@ -50,7 +50,7 @@ class ErrorFeedback:
         self.decay = decay
         self._residuals: dict[str, torch.Tensor] = {}
 
-    def compensated(self, flat: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+    def compensated(self, flat: torch.Tensor, parts: Sequence[FeedbackPart]) -> torch.Tensor:
         """A new tensor: the given one with the residuals of its parts."""
         result = torch.empty_like(flat)
         first = 0
@@ -70,14 +70,16 @@ class ErrorFeedback:
             first = last
         return result
 
-    def keep(self, residual: torch.Tensor, parts: Sequence[Part]) -> None:
+    def keep(self, residual: torch.Tensor, parts: Sequence[FeedbackPart]) -> None:
         """The new residuals, once the step counts. The tensor belongs to the feedback from now on."""
         pieces = torch.split(residual, [part.numel for part in parts])
         self._residuals |= {part.name: piece for part, piece in zip(parts, pieces, strict=True)}
 
-    def encode(self, codec: Codec, tensor: torch.Tensor, turn: Turn) -> Encoded:
+    def encode(self, codec: Codec, tensor: torch.Tensor, turn: CodecRound) -> Encoded:
         """For one receiver: `keep(encoded.residual, [Part(turn.name, tensor.shape)])` when it has arrived."""
-        residual = self.compensated(as_flat(tensor, turn.name), [Part(turn.name, tuple(tensor.shape))])
+        residual = self.compensated(
+            as_flat(tensor, turn.name), [FeedbackPart(turn.name, tuple(tensor.shape))]
+        )
         payload = codec.encode(residual, turn)
         codec.add(residual, payload, turn, sign=-1.0)
         return Encoded(payload, residual)

@@ -19,7 +19,7 @@ _HEADER = 8
 _ALIGNED = 8
 
 
-class Kind(IntEnum):
+class PayloadKind(IntEnum):
     """What there is to say about a payload."""
 
     FINE = 0
@@ -28,19 +28,19 @@ class Kind(IntEnum):
     TOO_LARGE = 3  # the sum, which this member made
 
 
-class Verdict(NamedTuple):
-    kind: Kind
+class PayloadCheck(NamedTuple):
+    kind: PayloadKind
     rank: int
 
 
-class Message(NamedTuple):
+class PayloadMessage(NamedTuple):
     """A payload; empty or meaningless unless the verdict is fine."""
 
-    verdict: Verdict
+    verdict: PayloadCheck
     payload: torch.Tensor
 
 
-class Arriving:
+class IncomingPayload:
     """Messages on their way to this member."""
 
     def __init__(
@@ -55,10 +55,10 @@ class Arriving:
         self._work, self._world, self._arrived = work, world, arrived
         self._sizes, self._room = sizes, room
 
-    def wait(self) -> list[list[Message]]:
+    def wait(self) -> list[list[PayloadMessage]]:
         """By sender."""
         self._work.wait()
-        found: list[list[Message]] = []
+        found: list[list[PayloadMessage]] = []
         first = 0
         for sender, sizes in enumerate(self._sizes):
             found.append([])
@@ -67,15 +67,15 @@ class Arriving:
                 first += _slot_bytes(size) if self._room is None else self._room
         return found
 
-    def _opened(self, sender: int, slot: torch.Tensor, size: int) -> Message:
+    def _opened(self, sender: int, slot: torch.Tensor, size: int) -> PayloadMessage:
         kind, rank = slot[:_HEADER].cpu().view(torch.int32).tolist()
         payload = slot[_HEADER : _HEADER + size]
-        if kind not in {one.value for one in Kind} or not 0 <= rank < self._world:
-            return Message(Verdict(Kind.MALFORMED, sender), payload)
-        return Message(Verdict(Kind(kind), rank), payload)
+        if kind not in {one.value for one in PayloadKind} or not 0 <= rank < self._world:
+            return PayloadMessage(PayloadCheck(PayloadKind.MALFORMED, sender), payload)
+        return PayloadMessage(PayloadCheck(PayloadKind(kind), rank), payload)
 
 
-class Exchange:
+class PayloadExchange:
     """One process group, any backend that moves uint8; counts the bytes of this member's messages.
 
     ``sites``: the ranks of each site, if there are several; ``crossed`` are the bytes that left this one's.
@@ -91,10 +91,10 @@ class Exchange:
 
     def spread(
         self,
-        messages: Sequence[Sequence[Message]],
+        messages: Sequence[Sequence[PayloadMessage]],
         expected: Sequence[Sequence[int]],
         device: torch.device,
-    ) -> Arriving:
+    ) -> IncomingPayload:
         """Other messages to each member, some to none; ``expected``: the sizes of each one's payloads."""
         filled = [message for some in messages for message in some]
         buffer = _laid_out(filled, [_slot_bytes(one.payload.numel()) for one in filled], device)
@@ -103,9 +103,9 @@ class Exchange:
         arrived = torch.zeros(sum(coming), dtype=torch.uint8, device=device)
         self._count(leaving)
         work = self._group.all_to_all_single(arrived, buffer, coming, leaving)
-        return Arriving(work, self.world, arrived, expected)
+        return IncomingPayload(work, self.world, arrived, expected)
 
-    def gather(self, message: Message, sizes: Sequence[int]) -> Arriving:
+    def gather(self, message: PayloadMessage, sizes: Sequence[int]) -> IncomingPayload:
         """The same message to all; ``sizes``: of everybody's payload."""
         room = _slot_bytes(max(sizes))
         device = message.payload.device
@@ -113,7 +113,7 @@ class Exchange:
         arrived = torch.zeros(self.world * room, dtype=torch.uint8, device=device)
         self._count([room] * self.world)
         work = self._group.all_gather_single(arrived, buffer)
-        return Arriving(work, self.world, arrived, [[size] for size in sizes], room)
+        return IncomingPayload(work, self.world, arrived, [[size] for size in sizes], room)
 
     def share(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
         """Some numbers of each member to all, in rank order."""
@@ -145,7 +145,7 @@ def _slot_bytes(payload: int) -> int:
     return _HEADER + -(-payload // _ALIGNED) * _ALIGNED
 
 
-def _laid_out(messages: Sequence[Message], sizes: Sequence[int], device: torch.device) -> torch.Tensor:
+def _laid_out(messages: Sequence[PayloadMessage], sizes: Sequence[int], device: torch.device) -> torch.Tensor:
     """One after the other, zeros between them: nothing of this process's memory is sent by accident."""
     buffer = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
     first = 0

@@ -26,8 +26,14 @@ from typing import NamedTuple
 import torch
 
 from barnraise.compression.allreduce import sharded
-from barnraise.compression.allreduce.exchange import Arriving, Exchange, Kind, Message, Verdict
-from barnraise.compression.codecs.codec import Codec, Turn, is_finite
+from barnraise.compression.allreduce.exchange import (
+    IncomingPayload,
+    PayloadCheck,
+    PayloadExchange,
+    PayloadKind,
+    PayloadMessage,
+)
+from barnraise.compression.codecs.codec import Codec, CodecRound, is_finite
 from barnraise.compression.codecs.fp32 import Fp32
 from barnraise.core.errors import ProtocolError
 
@@ -35,7 +41,7 @@ _PLAIN = Fp32()
 _AHEAD = 2  # pieces that are one stage further: while one is on its way, others are summed and encoded
 
 
-class Lane(NamedTuple):
+class SiteLane(NamedTuple):
     """A stretch of the tensor, its shards by site, and who leads it at each site."""
 
     whole: slice
@@ -43,19 +49,19 @@ class Lane(NamedTuple):
     leaders: tuple[int, ...]
 
 
-def lanes_of(numel: int, sites: Sequence[Sequence[int]], grain: int) -> list[Lane]:
+def lanes_of(numel: int, sites: Sequence[Sequence[int]], grain: int) -> list[SiteLane]:
     """The last ones shorter or empty. Every member leads at least one."""
     found = []
     for number, whole in enumerate(sharded.cut(numel, max(map(len, sites)), grain)):
         pieces = sharded.cut(whole.stop - whole.start, len(sites), grain)
         moved = tuple(slice(whole.start + one.start, whole.start + one.stop) for one in pieces)
-        found.append(Lane(whole, moved, tuple(site[number % len(site)] for site in sites)))
+        found.append(SiteLane(whole, moved, tuple(site[number % len(site)] for site in sites)))
     return found
 
 
 def sum_through_sites(
-    exchange: Exchange, codec: Codec, turn: Turn, values: torch.Tensor, keeps: bool
-) -> tuple[torch.Tensor, list[Verdict]]:
+    exchange: PayloadExchange, codec: Codec, turn: CodecRound, values: torch.Tensor, keeps: bool
+) -> tuple[torch.Tensor, list[PayloadCheck]]:
     """The sum and what is to be said about it; with ``keeps``, ``values`` become their own residual."""
     total = torch.zeros_like(values)
     pieces = [_Piece(exchange, one) for one in sharded.stretches(codec, turn, values, total, keeps)]
@@ -66,14 +72,14 @@ def sum_through_sites(
                 stage(pieces[place])
     verdicts = [verdict for piece in pieces for verdict in piece.verdicts]
     if codec.is_sparse and not is_finite(total):  # all have added the same
-        verdicts.append(Verdict(Kind.TOO_LARGE, exchange.rank))
+        verdicts.append(PayloadCheck(PayloadKind.TOO_LARGE, exchange.rank))
     return total, verdicts
 
 
 class _Piece:
     """A stretch of the tensor that goes through all stages as one."""
 
-    def __init__(self, exchange: Exchange, stretch: sharded.Stretch) -> None:
+    def __init__(self, exchange: PayloadExchange, stretch: sharded.Stretch) -> None:
         codec, values = stretch.codec, stretch.values
         self._exchange, self._codec, self._keeps = exchange, codec, stretch.keeps
         self._turn, self._turn_at = stretch.turn, stretch.turn_at
@@ -86,15 +92,15 @@ class _Piece:
         self._lanes = lanes_of(values.numel(), self._sites, codec.grain)
         leaders = [lane.leaders[self._site] for lane in self._lanes]
         self._led = [number for number, leader in enumerate(leaders) if leader == exchange.rank]
-        self._found: dict[int, Verdict] = {}  # about the lanes that this one leads
-        self._parcels: dict[tuple[int, int], Message] = {}  # by lane and site: what everybody adds
+        self._found: dict[int, PayloadCheck] = {}  # about the lanes that this one leads
+        self._parcels: dict[tuple[int, int], PayloadMessage] = {}  # by lane and site: what everybody adds
         self._parcel_sizes: dict[tuple[int, int], int] = {}
-        self._arriving: Arriving | None = None
-        self.verdicts: list[Verdict] = []
+        self._arriving: IncomingPayload | None = None
+        self.verdicts: list[PayloadCheck] = []
 
     def hand_in(self) -> None:
         me, is_fine = self._exchange.rank, is_finite(self._values)
-        verdict = Verdict(Kind.FINE if is_fine else Kind.NOT_FINITE, me)
+        verdict = PayloadCheck(PayloadKind.FINE if is_fine else PayloadKind.NOT_FINITE, me)
         self._found = dict.fromkeys(self._led, verdict)
         messages, expected = self._outgoing(), self._incoming()
         for lane in self._lanes:
@@ -106,7 +112,7 @@ class _Piece:
             else:
                 mine = self._values[lane.whole]
                 payload = _PLAIN.encode(mine, self._turn) if is_fine else self._blank(size)
-                messages[leader].append(Message(verdict, payload))
+                messages[leader].append(PayloadMessage(verdict, payload))
         self._send(messages, expected)
 
     def send_shares(self) -> None:
@@ -118,7 +124,7 @@ class _Piece:
                 self._values[lane.whole] = 0.0  # its leader has it now
         if self._codec.is_sparse:
             return
-        shares: dict[tuple[int, int], Message] = {}
+        shares: dict[tuple[int, int], PayloadMessage] = {}
         for number in self._led:
             for other in self._others():
                 shard = self._lanes[number].shards[other]
@@ -168,13 +174,13 @@ class _Piece:
                     self._parcels[number, site] = next(came[lane.leaders[self._site]])
                 verdict, payload = self._parcels.pop((number, site))
                 self.verdicts.append(verdict)
-                if verdict.kind is Kind.FINE:
+                if verdict.kind is PayloadKind.FINE:
                     span = self._span(number, site)
                     self._codec.add(self._total[span], payload, self._turn_at(span))
 
     # a leader's part
 
-    def _sum_site(self, number: int, came: Sequence[Iterator[Message]]) -> None:
+    def _sum_site(self, number: int, came: Sequence[Iterator[PayloadMessage]]) -> None:
         """This site's sum of a lane, and whether it is one."""
         me, whole = self._exchange.rank, self._lanes[number].whole
         total = torch.zeros_like(self._values[whole])
@@ -184,10 +190,10 @@ class _Piece:
             else:
                 self._add(_PLAIN, number, total, next(came[rank]), rank, (rank,), self._turn)
         self._summed[whole] = total
-        if self._found[number].kind is Kind.FINE and not is_finite(total):
-            self._found[number] = Verdict(Kind.TOO_LARGE, me)
+        if self._found[number].kind is PayloadKind.FINE and not is_finite(total):
+            self._found[number] = PayloadCheck(PayloadKind.TOO_LARGE, me)
 
-    def _parcel(self, number: int, came: Sequence[Iterator[Message]]) -> Message:
+    def _parcel(self, number: int, came: Sequence[Iterator[PayloadMessage]]) -> PayloadMessage:
         """What everybody is to add for this site: the sum of its shard, or of a sparse codec its own sum."""
         lane, span = self._lanes[number], self._span(number, self._site)
         if self._codec.is_sparse:
@@ -200,8 +206,8 @@ class _Piece:
                 sender = lane.leaders[site]
                 turn = self._turn_at(span)
                 self._add(self._codec, number, total, next(came[sender]), sender, members, turn)
-        if self._found[number].kind is Kind.FINE and not is_finite(total):
-            self._found[number] = Verdict(Kind.TOO_LARGE, self._exchange.rank)
+        if self._found[number].kind is PayloadKind.FINE and not is_finite(total):
+            self._found[number] = PayloadCheck(PayloadKind.TOO_LARGE, self._exchange.rank)
         message = self._encoded(number, total, span)
         if self._keeps:
             self._summed[span] = total
@@ -212,34 +218,34 @@ class _Piece:
         codec: Codec,
         number: int,
         total: torch.Tensor,
-        message: Message,
+        message: PayloadMessage,
         sender: int,
         about: Sequence[int],
-        turn: Turn,
+        turn: CodecRound,
     ) -> None:
         """A sender's word counts about itself, and of a leader about its site."""
         found = message.verdict
-        if found.kind is Kind.FINE:
+        if found.kind is PayloadKind.FINE:
             try:
                 codec.add(total, message.payload, turn)
             except ProtocolError:
-                found = Verdict(Kind.MALFORMED, sender)
-        if found.kind is not Kind.FINE and self._found[number].kind is Kind.FINE:
-            self._found[number] = found if found.rank in about else Verdict(found.kind, sender)
+                found = PayloadCheck(PayloadKind.MALFORMED, sender)
+        if found.kind is not PayloadKind.FINE and self._found[number].kind is PayloadKind.FINE:
+            self._found[number] = found if found.rank in about else PayloadCheck(found.kind, sender)
 
-    def _encoded(self, number: int, values: torch.Tensor, span: slice) -> Message:
+    def _encoded(self, number: int, values: torch.Tensor, span: slice) -> PayloadMessage:
         """With what was found about the lane; of ``values`` the residual is left, if it is kept."""
         verdict, turn = self._found[number], self._turn_at(span)
-        if verdict.kind is not Kind.FINE:
-            return Message(verdict, self._blank(self._most(span) if self._codec.is_fixed else 0))
+        if verdict.kind is not PayloadKind.FINE:
+            return PayloadMessage(verdict, self._blank(self._most(span) if self._codec.is_fixed else 0))
         payload = self._codec.encode(values, turn)
         if self._keeps:
             self._codec.add(values, payload, turn, sign=-1.0)
-        return Message(verdict, payload)
+        return PayloadMessage(verdict, payload)
 
     # sizes
 
-    def _share_sizes(self, shares: dict[tuple[int, int], Message]) -> dict[tuple[int, int, int], int]:
+    def _share_sizes(self, shares: dict[tuple[int, int], PayloadMessage]) -> dict[tuple[int, int, int], int]:
         """By lane, site of the sender, site of the receiver."""
         count = len(self._sites)
         own = [0] * (len(self._lanes) * count)
@@ -292,16 +298,16 @@ class _Piece:
         lane = self._lanes[number]
         return lane.whole if self._codec.is_sparse else lane.shards[site]
 
-    def _outgoing(self) -> list[list[Message]]:
+    def _outgoing(self) -> list[list[PayloadMessage]]:
         return [[] for _ in range(self._exchange.world)]
 
     def _incoming(self) -> list[list[int]]:
         return [[] for _ in range(self._exchange.world)]
 
-    def _send(self, messages: Sequence[Sequence[Message]], expected: Sequence[Sequence[int]]) -> None:
+    def _send(self, messages: Sequence[Sequence[PayloadMessage]], expected: Sequence[Sequence[int]]) -> None:
         self._arriving = self._exchange.spread(messages, expected, self._values.device)
 
-    def _came(self) -> list[Iterator[Message]]:
+    def _came(self) -> list[Iterator[PayloadMessage]]:
         """By sender; lanes, and of a lane sites, are in order."""
         assert self._arriving is not None
         arrived, self._arriving = self._arriving.wait(), None

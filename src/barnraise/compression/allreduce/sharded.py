@@ -16,16 +16,22 @@ from typing import NamedTuple
 
 import torch
 
-from barnraise.compression.allreduce.exchange import Arriving, Exchange, Kind, Message, Verdict
-from barnraise.compression.codecs.codec import Codec, Turn, is_finite
+from barnraise.compression.allreduce.exchange import (
+    IncomingPayload,
+    PayloadCheck,
+    PayloadExchange,
+    PayloadKind,
+    PayloadMessage,
+)
+from barnraise.compression.codecs.codec import Codec, CodecRound, is_finite
 from barnraise.core.errors import CollectiveError, ProtocolError
 
 PIECE = 1 << 21  # numbers: while one piece is on its way, others are encoded and summed
 
 
 def sum_in_shards(
-    exchange: Exchange, codec: Codec, turn: Turn, values: torch.Tensor, keeps: bool
-) -> tuple[torch.Tensor, list[Verdict]]:
+    exchange: PayloadExchange, codec: Codec, turn: CodecRound, values: torch.Tensor, keeps: bool
+) -> tuple[torch.Tensor, list[PayloadCheck]]:
     """The sum and what is to be said about it; with ``keeps``, ``values`` become their own residual."""
     total = torch.zeros_like(values)
     pieces = [_Piece(exchange, one) for one in stretches(codec, turn, values, total, keeps)]
@@ -40,18 +46,18 @@ class Stretch(NamedTuple):
     """A part of a tensor, from its number ``first`` on, that is encoded and sent as one."""
 
     codec: Codec
-    turn: Turn
+    turn: CodecRound
     first: int
     values: torch.Tensor
     total: torch.Tensor
     keeps: bool
 
-    def turn_at(self, span: slice) -> Turn:
-        return Turn(f"{self.turn.name}@{self.first + span.start}", self.turn.step)
+    def turn_at(self, span: slice) -> CodecRound:
+        return CodecRound(f"{self.turn.name}@{self.first + span.start}", self.turn.step)
 
 
 def stretches(
-    codec: Codec, turn: Turn, values: torch.Tensor, total: torch.Tensor, keeps: bool
+    codec: Codec, turn: CodecRound, values: torch.Tensor, total: torch.Tensor, keeps: bool
 ) -> list[Stretch]:
     """A payload whose size is not known beforehand is made of the whole at once."""
     size = PIECE if codec.is_fixed else max(1, values.numel())
@@ -70,14 +76,14 @@ def cut(numel: int, world: int, grain: int) -> list[slice]:
 class _Piece:
     """A stretch of the tensor: to the owners of its shards, and back from them."""
 
-    def __init__(self, exchange: Exchange, stretch: Stretch) -> None:
+    def __init__(self, exchange: PayloadExchange, stretch: Stretch) -> None:
         self._exchange, self._codec, self._keeps = exchange, stretch.codec, stretch.keeps
         self._values, self._total = stretch.values, stretch.total
         self._shards = cut(stretch.values.numel(), exchange.world, stretch.codec.grain)
         self._turns = [stretch.turn_at(shard) for shard in self._shards]
         self._own = self._shards[exchange.rank]
-        self._verdict = Verdict(Kind.FINE, exchange.rank)
-        self._arriving: Arriving | None = None
+        self._verdict = PayloadCheck(PayloadKind.FINE, exchange.rank)
+        self._arriving: IncomingPayload | None = None
 
     def send_shares(self) -> None:
         me, fine = self._exchange.rank, self._verdict
@@ -87,14 +93,14 @@ class _Piece:
                 if rank != me:
                     payloads[rank] = self._encode(self._values[shard], turn)
         except CollectiveError:
-            self._verdict = Verdict(Kind.NOT_FINITE, me)
+            self._verdict = PayloadCheck(PayloadKind.NOT_FINITE, me)
         if not is_finite(self._values[self._own]):
-            self._verdict = Verdict(Kind.NOT_FINITE, me)
+            self._verdict = PayloadCheck(PayloadKind.NOT_FINITE, me)
         if self._verdict != fine:
             payloads = [
                 None if rank == me else self._nothing(shard) for rank, shard in enumerate(self._shards)
             ]
-        messages = [[] if one is None else [Message(self._verdict, one)] for one in payloads]
+        messages = [[] if one is None else [PayloadMessage(self._verdict, one)] for one in payloads]
         sizes = self._sizes_for_me([0 if one is None else one.numel() for one in payloads])
         expected = [[] if rank == me else [size] for rank, size in enumerate(sizes)]
         self._arriving = self._exchange.spread(messages, expected, self._values.device)
@@ -110,41 +116,41 @@ class _Piece:
                 total.add_(self._values[self._own])
             else:
                 found = self._added(total, shares[rank][0], rank)
-                verdict = found if verdict.kind is Kind.FINE else verdict
+                verdict = found if verdict.kind is PayloadKind.FINE else verdict
         payload = self._nothing(self._own)
-        if verdict.kind is Kind.FINE:
+        if verdict.kind is PayloadKind.FINE:
             try:
                 payload = self._encode(total, self._turns[me])
             except CollectiveError:
-                verdict = Verdict(Kind.TOO_LARGE, me)
+                verdict = PayloadCheck(PayloadKind.TOO_LARGE, me)
         if self._keeps:
             self._values[self._own] = total
         sizes = self._sizes_of_sums(payload.numel())
-        self._arriving = self._exchange.gather(Message(verdict, payload), sizes)
+        self._arriving = self._exchange.gather(PayloadMessage(verdict, payload), sizes)
 
-    def finish(self) -> list[Verdict]:
+    def finish(self) -> list[PayloadCheck]:
         assert self._arriving is not None
         sums = [message for (message,) in self._arriving.wait()]
         for shard, turn, (verdict, payload) in zip(self._shards, self._turns, sums, strict=True):
-            if verdict.kind is Kind.FINE:
+            if verdict.kind is PayloadKind.FINE:
                 self._codec.add(self._total[shard], payload, turn)
         return [one.verdict for one in sums]
 
-    def _encode(self, values: torch.Tensor, turn: Turn) -> torch.Tensor:
+    def _encode(self, values: torch.Tensor, turn: CodecRound) -> torch.Tensor:
         payload = self._codec.encode(values, turn)
         if self._keeps:
             self._codec.add(values, payload, turn, sign=-1.0)
         return payload
 
-    def _added(self, total: torch.Tensor, share: Message, rank: int) -> Verdict:
+    def _added(self, total: torch.Tensor, share: PayloadMessage, rank: int) -> PayloadCheck:
         """Of a share: only its sender's own word counts, and only about itself."""
-        if share.verdict.kind is not Kind.FINE:
-            return Verdict(share.verdict.kind, rank)
+        if share.verdict.kind is not PayloadKind.FINE:
+            return PayloadCheck(share.verdict.kind, rank)
         try:
             self._codec.add(total, share.payload, self._turns[self._exchange.rank])
         except ProtocolError:
-            return Verdict(Kind.MALFORMED, rank)
-        return Verdict(Kind.FINE, rank)
+            return PayloadCheck(PayloadKind.MALFORMED, rank)
+        return PayloadCheck(PayloadKind.FINE, rank)
 
     def _nothing(self, shard: slice) -> torch.Tensor:
         """In place of a payload that could not be made; as long as one, where the receiver counts on that."""

@@ -17,7 +17,7 @@ _SMALLEST = 2.0**-100
 _LARGEST = float(torch.finfo(torch.float32).max)
 
 
-class Blocks(NamedTuple):
+class ScaledBlocks(NamedTuple):
     """Equal blocks as rows, and where they begin in the tensor and in its list of scales."""
 
     first: int
@@ -34,13 +34,13 @@ class Blocks(NamedTuple):
         return slice(self.first_scale, self.first_scale + self.rows)
 
 
-def blocks_of(numel: int, block: int) -> Iterator[Blocks]:
+def blocks_of(numel: int, block: int) -> Iterator[ScaledBlocks]:
     """The whole blocks, then the shorter one at the end, if there is one."""
     whole, rest = divmod(numel, block)
     if whole:
-        yield Blocks(0, 0, whole, block)
+        yield ScaledBlocks(0, 0, whole, block)
     if rest:
-        yield Blocks(whole * block, whole, 1, rest)
+        yield ScaledBlocks(whole * block, whole, 1, rest)
 
 
 def count(numel: int, block: int) -> int:

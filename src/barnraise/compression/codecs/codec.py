@@ -24,7 +24,7 @@ _NOT_FINITE_HINT = (
 )
 
 
-class Turn(NamedTuple):
+class CodecRound(NamedTuple):
     """Which tensor at which step: names it in messages, and is the key of what is drawn at random."""
 
     name: str
@@ -63,11 +63,11 @@ class Codec(ABC):
     def payload_bytes(self, numel: int) -> int:
         """Of so many numbers."""
 
-    def encode(self, tensor: torch.Tensor, turn: Turn) -> torch.Tensor:
+    def encode(self, tensor: torch.Tensor, turn: CodecRound) -> torch.Tensor:
         """Any shape, any of the four float types; CollectiveError if a number is not finite."""
         return self._encode(as_flat(tensor, turn.name), turn)
 
-    def add(self, total: torch.Tensor, payload: torch.Tensor, turn: Turn, sign: float = 1.0) -> None:
+    def add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float = 1.0) -> None:
         """Add what the payload says to a flat float32 tensor, or take it away with ``sign=-1``.
 
         ProtocolError if the payload is not one of this codec for so many numbers; the sum is spoiled then.
@@ -85,17 +85,17 @@ class Codec(ABC):
         if total.numel():
             self._add(total, payload.contiguous(), turn, sign)
 
-    def decode(self, payload: torch.Tensor, numel: int, turn: Turn) -> torch.Tensor:
+    def decode(self, payload: torch.Tensor, numel: int, turn: CodecRound) -> torch.Tensor:
         """The numbers, float32; ``numel`` is the receiver's own knowledge, never the sender's word."""
         total = torch.zeros(numel, dtype=torch.float32, device=payload.device)
         self.add(total, payload, turn)
         return total
 
     @abstractmethod
-    def _encode(self, flat: torch.Tensor, turn: Turn) -> torch.Tensor: ...
+    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor: ...
 
     @abstractmethod
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: Turn, sign: float) -> None: ...
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None: ...
 
 
 def as_flat(tensor: torch.Tensor, name: str) -> torch.Tensor:

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from barnraise.compression.codecs.codec import Codec, Turn, chunks, read, refuse_unless_finite, require_finite
+from barnraise.compression.codecs.codec import (
+    Codec,
+    CodecRound,
+    chunks,
+    read,
+    refuse_unless_finite,
+    require_finite,
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,7 @@ class Half(Codec):
     def payload_bytes(self, numel: int) -> int:
         return 2 * numel
 
-    def _encode(self, flat: torch.Tensor, turn: Turn) -> torch.Tensor:
+    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
         if not flat.numel():
             return flat.to(self.dtype).view(torch.uint8)
         extremes = torch.stack(torch.aminmax(flat))
@@ -31,7 +38,7 @@ class Half(Codec):
             flat = flat.clamp(-most, most)
         return flat.to(self.dtype).view(torch.uint8)
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: Turn, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
         values = read(payload, 0, total.numel(), self.dtype)
         for some in chunks(total.numel(), 1, total.device):
             wide = values[some].to(torch.float32)

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 
 from barnraise.compression.codecs.block_scaling import (
-    Blocks,
+    ScaledBlocks,
     blocks_of,
     check_block,
     count,
     read_scales,
     scales_of,
 )
-from barnraise.compression.codecs.codec import Codec, Turn, chunks
+from barnraise.compression.codecs.codec import Codec, CodecRound, chunks
 
 _LEVELS = 7
 _ZERO = 8  # the code of zero: the codes in use are 1 to 15
@@ -47,7 +47,7 @@ class Int4(Codec):
     def payload_bytes(self, numel: int) -> int:
         return 4 * count(numel, self.block) + -(-numel // 2)
 
-    def _encode(self, flat: torch.Tensor, turn: Turn) -> torch.Tensor:
+    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
         scales, inverses = scales_of(flat, self.block, _LEVELS, turn.name)
         payload = torch.empty(self.payload_bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
         start = 4 * scales.numel()
@@ -63,7 +63,7 @@ class Int4(Codec):
                 target[some].copy_(low)
         return payload
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: Turn, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
         scales = read_scales(payload, total.numel(), self.block, _LEVELS)
         for part in blocks_of(total.numel(), self.block):
             source = _bytes_of(payload, 4 * scales.numel(), part)
@@ -78,7 +78,7 @@ class Int4(Codec):
                     into.add_(codes.to(torch.float32).sub_(_ZERO).mul_(own[some]), alpha=sign)
 
 
-def _bytes_of(payload: torch.Tensor, start: int, part: Blocks) -> torch.Tensor:
+def _bytes_of(payload: torch.Tensor, start: int, part: ScaledBlocks) -> torch.Tensor:
     """The codes of some blocks as rows; all blocks before them are of even width."""
     half = (part.width + 1) // 2
     first = start + part.first // 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from barnraise.compression.codecs.block_scaling import blocks_of, check_block, count, read_scales, scales_of
-from barnraise.compression.codecs.codec import Codec, Turn, chunks
+from barnraise.compression.codecs.codec import Codec, CodecRound, chunks
 
 _LEVELS = 127
 
@@ -32,7 +32,7 @@ class Int8(Codec):
     def payload_bytes(self, numel: int) -> int:
         return 4 * count(numel, self.block) + numel
 
-    def _encode(self, flat: torch.Tensor, turn: Turn) -> torch.Tensor:
+    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
         scales, inverses = scales_of(flat, self.block, _LEVELS, turn.name)
         payload = torch.empty(self.payload_bytes(flat.numel()), dtype=torch.uint8, device=flat.device)
         start = 4 * scales.numel()
@@ -46,7 +46,7 @@ class Int8(Codec):
                 target[some].copy_((values[some] * own[some]).round_())
         return payload
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: Turn, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
         scales = read_scales(payload, total.numel(), self.block, _LEVELS)
         codes = payload[4 * scales.numel() :].view(torch.int8)
         for part in blocks_of(total.numel(), self.block):

@@ -20,7 +20,7 @@ import torch
 from blake3 import blake3
 
 from barnraise.compression.allreduce.deterministic_sum import sum_rows
-from barnraise.compression.allreduce.error_feedback import Part
+from barnraise.compression.allreduce.error_feedback import FeedbackPart
 from barnraise.core.errors import ConfigError, OperationMismatch, RunError
 
 MOST_RANK = 64
@@ -68,7 +68,7 @@ class PowerSGD:
     def name(self) -> str:
         return f"powersgd:rank={self.rank},seed={self.seed}"
 
-    def split(self, parts: Sequence[Part]) -> Split:
+    def split(self, parts: Sequence[FeedbackPart]) -> Split:
         matrices, spans, first = [], [], 0
         for part in parts:
             last = first + part.numel

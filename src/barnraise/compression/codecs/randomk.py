@@ -13,7 +13,7 @@ import numpy
 import torch
 from blake3 import blake3
 
-from barnraise.compression.codecs.codec import Codec, Turn, read, refuse_unless_finite, require_finite
+from barnraise.compression.codecs.codec import Codec, CodecRound, read, refuse_unless_finite, require_finite
 from barnraise.core.errors import ConfigError, ProtocolError
 
 MOST_EVERY = 1 << 16
@@ -46,13 +46,13 @@ class RandomK(Codec):
     def payload_bytes(self, numel: int) -> int:
         return _TAG_BYTES + 4 * -(-numel // self.every)
 
-    def _encode(self, flat: torch.Tensor, turn: Turn) -> torch.Tensor:
+    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
         refuse_unless_finite(flat, turn.name)
         tag, positions = self._drawn(flat.numel(), turn)
         values = flat[positions.to(flat.device)].view(torch.uint8)
         return torch.cat([torch.tensor(list(tag), dtype=torch.uint8, device=flat.device), values])
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: Turn, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
         tag, positions = self._drawn(total.numel(), turn)
         if bytes(payload[:_TAG_BYTES].tolist()) != tag:
             raise ProtocolError(
@@ -63,7 +63,7 @@ class RandomK(Codec):
         require_finite(values)
         total.index_add_(0, positions.to(total.device), values, alpha=sign)
 
-    def _drawn(self, numel: int, turn: Turn) -> tuple[bytes, torch.Tensor]:
+    def _drawn(self, numel: int, turn: CodecRound) -> tuple[bytes, torch.Tensor]:
         key = blake3(f"{self.seed}/{turn.step}/{numel}/{self.every}/{turn.name}".encode()).digest(length=24)
         groups = -(-numel // self.every)
         # The raw output of Philox is specified bit by bit, and so is what is made of it here.

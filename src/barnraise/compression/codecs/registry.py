@@ -14,7 +14,7 @@ from barnraise.compression.codecs.int8 import Int8
 from barnraise.compression.codecs.powersgd import PowerSGD
 from barnraise.compression.codecs.randomk import RandomK
 from barnraise.compression.codecs.topk import TopK
-from barnraise.compression.codecs.zlib import Packed
+from barnraise.compression.codecs.zlib import ZlibCodec
 from barnraise.core.errors import ConfigError
 
 _MAKERS: Mapping[str, tuple[Callable[..., Codec | PowerSGD], tuple[str, ...]]] = {
@@ -47,7 +47,7 @@ def codec_named(text: str) -> Codec | PowerSGD:
             f"{text!r} does not name a codec",
             hint=f"Only +{_PACKING} may follow, once, and not after powersgd.",
         )
-    return Packed(codec)
+    return ZlibCodec(codec)
 
 
 def _parameters(name: str, given: str, known: tuple[str, ...]) -> dict[str, int]:

@@ -16,7 +16,7 @@ import numpy
 import torch
 
 from barnraise.compression.allreduce.deterministic_sum import sum_rows
-from barnraise.compression.codecs.codec import Codec, Turn, chunks, read, refuse_unless_finite
+from barnraise.compression.codecs.codec import Codec, CodecRound, chunks, read, refuse_unless_finite
 from barnraise.core.errors import ConfigError, ProtocolError
 
 MOST_BLOCK = 1 << 20
@@ -95,7 +95,7 @@ class TopK(Codec):
         if rest:
             yield _Rows(whole * self.block, full.last_byte, 1, rest, -(-rest * self.k // self.block))
 
-    def _encode(self, flat: torch.Tensor, turn: Turn) -> torch.Tensor:
+    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
         refuse_unless_finite(flat, turn.name)
         device, flat = flat.device, flat.cpu()
         payload = torch.empty(self.payload_bytes(flat.numel()), dtype=torch.uint8)
@@ -112,7 +112,7 @@ class TopK(Codec):
             target[:, _LEVEL_BYTES:] = torch.from_numpy(_pack(positions.numpy(), codes.numpy(), part))
         return payload.to(device)
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: Turn, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
         payload = payload.cpu()
         for part in self._parts(total.numel()):
             source = payload[part.first_byte : part.last_byte].view(part.rows, part.row_bytes)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy
 import torch
 
-from barnraise.compression.codecs.codec import Codec, Turn
+from barnraise.compression.codecs.codec import Codec, CodecRound
 from barnraise.core.errors import ProtocolError
 
 _PLAIN, _DEFLATED = 0, 1
@@ -25,7 +25,7 @@ _WORTH_IT = 0.97
 
 
 @dataclass(frozen=True)
-class Packed(Codec):
+class ZlibCodec(Codec):
     """Payload, for each plane: a byte; if it is 1, a length and deflated bytes, else the plane itself."""
 
     inner: Codec
@@ -50,7 +50,7 @@ class Packed(Codec):
     def payload_bytes(self, numel: int) -> int:
         return self.inner.payload_bytes(numel) + self.inner.item
 
-    def _encode(self, flat: torch.Tensor, turn: Turn) -> torch.Tensor:
+    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
         plain = self.inner.encode(flat, turn).cpu().numpy()
         pieces = []
         for number in range(self.inner.item):
@@ -62,7 +62,7 @@ class Packed(Codec):
                 pieces += [bytes([_PLAIN]), data]
         return torch.frombuffer(bytearray(b"".join(pieces)), dtype=torch.uint8).to(flat.device)
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: Turn, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
         size = self.inner.payload_bytes(total.numel()) // self.inner.item
         rest = payload.cpu().numpy().data
         plain = numpy.empty((size, self.inner.item), dtype=numpy.uint8)

@@ -16,14 +16,14 @@ from barnraise.core.errors import BarnraiseError
 T = TypeVar("T")
 
 
-class LeftOut(msgspec.Struct, frozen=True):
+class DeadlineExceeded(msgspec.Struct, frozen=True):
     """Checks that were not made, and why."""
 
     names: tuple[str, ...]
     why: str
 
 
-class Later(Generic[T]):
+class DeadlineCall(Generic[T]):
     """Work on a thread of its own, which ends with the process."""
 
     def __init__(self, names: tuple[str, ...], work: Callable[[], T]) -> None:
@@ -33,12 +33,12 @@ class Later(Generic[T]):
         self._thread = threading.Thread(target=self._do, args=(work,), daemon=True)
         self._thread.start()
 
-    def result(self, deadline: float) -> T | LeftOut:
+    def result(self, deadline: float) -> T | DeadlineExceeded:
         """What it found by then, or why it did not."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._found:
             return self._found[0]
-        return LeftOut(self.names, self._error or "it did not answer in time")
+        return DeadlineExceeded(self.names, self._error or "it did not answer in time")
 
     def _do(self, work: Callable[[], T]) -> None:
         try:

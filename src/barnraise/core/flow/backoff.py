@@ -13,7 +13,7 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 20.0
 
 
-class Waiting:
+class ReportedBackoff:
     """Pauses that grow, and a word about them after ten seconds and then each minute."""
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class News:
+class ChangeEvent:
     """For any number who wait, in one event loop. Each hears what is announced while it waits."""
 
     def __init__(self) -> None:

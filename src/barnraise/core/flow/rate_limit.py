@@ -27,7 +27,7 @@ class _Bucket:
     at: float
 
 
-class Allowance:
+class SourceRateLimit:
     """So many per second to each source and to all together, with a burst. Its memory is bounded."""
 
     def __init__(self, per_source: float, in_total: float, *, burst: float = 4.0, sources: int = 256) -> None:
@@ -68,7 +68,7 @@ class _Search:
     rests_until: float = float("-inf")
 
 
-class Searches:
+class SearchSchedule:
     """For each thing that is looked for: when to ask for it next.
 
     The first question comes ``patience_s`` after the search began, the next ones with a back-off. Once the

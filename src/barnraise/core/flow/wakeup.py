@@ -7,7 +7,7 @@ import asyncio
 _END_S = 5.0
 
 
-class Alarm:
+class Wakeup:
     """The pause of a service's loop: until the time is up, or until there is news."""
 
     def __init__(self) -> None:

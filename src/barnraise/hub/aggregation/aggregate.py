@@ -19,11 +19,11 @@ import numpy
 import torch
 
 from barnraise.core.errors import ProtocolError
-from barnraise.hub.aggregation.aggregator import Figures
+from barnraise.hub.aggregation.aggregator import RoundFigures
 from barnraise.hub.aggregation.update_checks import SKETCH, Sketch
-from barnraise.hub.protocol.messages import Step
-from barnraise.hub.protocol.vector_file import MAGIC, Form, VectorFile
-from barnraise.hub.storage.blobs import Blobs
+from barnraise.hub.protocol.messages import UploadStep
+from barnraise.hub.protocol.vector_file import MAGIC, VectorFile, VectorForm
+from barnraise.hub.storage.blobs import BlobStore
 
 _LEAST_SKETCHED = 4 * SKETCH  # numbers: fewer do not tell a copy from agreement
 _MOST_WEIGHT = 3.0  # times the median one, if a stranger takes part
@@ -31,7 +31,7 @@ _MOST_AMONG_FRIENDS = 10.0
 T = TypeVar("T")
 
 
-class Input(NamedTuple):
+class MergeInput(NamedTuple):
     """An update and what it is multiplied with."""
 
     file: VectorFile
@@ -39,20 +39,20 @@ class Input(NamedTuple):
     scale: float = 1.0
 
 
-class Outcome(NamedTuple):
-    step: Step
+class MergeOutcome(NamedTuple):
+    step: UploadStep
     momentum: str
     feedback: str
 
 
-class Outer(NamedTuple):
+class OuterState(NamedTuple):
     """What the hub remembers between rounds: flat float32 files, none at first."""
 
     momentum: Path | None
     feedback: Path | None
 
 
-def measure(path: Path, form: Form) -> Figures:
+def measure(path: Path, form: VectorForm) -> RoundFigures:
     """Reads all of it. ProtocolError if it is not of the form, or holds a number that is not finite."""
     square = 0.0
     sketch = numpy.zeros(SKETCH, dtype=numpy.float32)
@@ -62,7 +62,7 @@ def measure(path: Path, form: Form) -> Figures:
         sketch += _projected(numbers, index)
     if not math.isfinite(square):
         raise ProtocolError("the update's norm is not finite", not_finite=True)
-    return Figures(math.sqrt(square), sketch.tobytes() if form.numel >= _LEAST_SKETCHED else b"")
+    return RoundFigures(math.sqrt(square), sketch.tobytes() if form.numel >= _LEAST_SKETCHED else b"")
 
 
 def _projected(numbers: Sketch, index: int) -> Sketch:
@@ -106,7 +106,7 @@ def capped(weights: Sequence[float], times: float = _MOST_WEIGHT) -> list[float]
     return [min(one, times * middle) for one in weights]
 
 
-def merged_chunk(inputs: Sequence[Input], index: int, trim: float | None) -> torch.Tensor:
+def merged_chunk(inputs: Sequence[MergeInput], index: int, trim: float | None) -> torch.Tensor:
     """The mean of a chunk of all updates; ``trim`` is None among friends."""
     if trim is None:
         weights = capped([one.weight for one in inputs], _MOST_AMONG_FRIENDS)
@@ -120,14 +120,14 @@ def merged_chunk(inputs: Sequence[Input], index: int, trim: float | None) -> tor
 
 
 def take_outer_step(
-    blobs: Blobs,
-    form: Form,
+    blobs: BlobStore,
+    form: VectorForm,
     mean: Callable[[int], torch.Tensor],
-    outer: Outer,
+    outer: OuterState,
     rate: float,
     momentum: float,
     pool: Executor,
-) -> Outcome:
+) -> MergeOutcome:
     """The next delta, and what the hub remembers for the one after it, as blobs."""
 
     def work(index: int) -> tuple[bytes, bytes, bytes]:
@@ -145,13 +145,13 @@ def take_outer_step(
             velocities.write(velocity)
             losses.write(lost)
         size = deltas.size
-        step = Step("delta", form.version, blobs.keep(deltas), size, form.codec.name)
-        return Outcome(step, blobs.keep(velocities), blobs.keep(losses))
+        step = UploadStep("delta", form.version, blobs.keep(deltas), size, form.codec.name)
+        return MergeOutcome(step, blobs.keep(velocities), blobs.keep(losses))
 
 
 def write_base(
-    blobs: Blobs, form: Form, base: VectorFile, deltas: Sequence[VectorFile], pool: Executor
-) -> Step:
+    blobs: BlobStore, form: VectorForm, base: VectorFile, deltas: Sequence[VectorFile], pool: Executor
+) -> UploadStep:
     """The state after these deltas, the same bits that every member has, as a new base."""
 
     def work(index: int) -> bytes:
@@ -165,7 +165,7 @@ def write_base(
         for data in in_order(pool, work, form.count):
             draft.write(data)
         size = draft.size
-        return Step("base", form.version, blobs.keep(draft), size, form.codec.name)
+        return UploadStep("base", form.version, blobs.keep(draft), size, form.codec.name)
 
 
 def in_order(pool: Executor, work: Callable[[int], T], count: int) -> Iterator[T]:
@@ -183,7 +183,7 @@ def in_order(pool: Executor, work: Callable[[int], T], count: int) -> Iterator[T
             one.cancel()
 
 
-def _numbers(path: Path | None, form: Form, index: int) -> torch.Tensor:
+def _numbers(path: Path | None, form: VectorForm, index: int) -> torch.Tensor:
     """A chunk of a flat float32 file; nothing at first."""
     if path is None:
         return torch.zeros(form.sizes(index))

@@ -5,42 +5,42 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from barnraise.hub.aggregation.update_checks import Verdict
-from barnraise.hub.storage.log import Arrival, Committed, Contribution, Seen
+from barnraise.hub.aggregation.update_checks import UpdateVerdict
+from barnraise.hub.storage.log import AcceptedUpdate, CommittedRound, Contribution, UpdateFingerprint
 
 
-class Figures(NamedTuple):
+class RoundFigures(NamedTuple):
     """Of an update, for admission."""
 
     norm: float
     sketch: bytes
 
 
-class Closed(NamedTuple):
+class ClosedRound(NamedTuple):
     """A round to be merged."""
 
-    arrivals: tuple[Arrival, ...]
+    arrivals: tuple[AcceptedUpdate, ...]
     strangers: frozenset[str]
-    head: Committed
-    chain: tuple[Committed, ...]  # from the last base on
+    head: CommittedRound
+    chain: tuple[CommittedRound, ...]  # from the last base on
     time: float
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[UpdateFingerprint, ...] = ()
 
 
-class Merged(NamedTuple):
-    versions: tuple[Committed, ...]  # none: nothing of the round may count
+class RoundResult(NamedTuple):
+    versions: tuple[CommittedRound, ...]  # none: nothing of the round may count
     contributions: tuple[Contribution, ...]
-    refused: dict[str, Verdict]  # by update: what did not fit the others after all
+    refused: dict[str, UpdateVerdict]  # by update: what did not fit the others after all
     spent: frozenset[str] = frozenset()  # blobs that were needed on the way, and go unless the hub has a use
 
 
-class Finisher(Protocol):
+class Aggregator(Protocol):
     """What a hub does with its closed rounds: an outer step of its own, or one update for its parent."""
 
-    def measure(self, path: Path, version: int) -> Figures: ...
+    def measure(self, path: Path, version: int) -> RoundFigures: ...
 
     def most_bytes(self) -> int: ...
 
-    def finish(self, closed: Closed) -> Merged: ...
+    def finish(self, closed: ClosedRound) -> RoundResult: ...
 
     def close(self) -> None: ...

@@ -19,7 +19,7 @@ import msgspec
 import torch
 from safetensors.torch import load_file
 
-from barnraise.hub.aggregation.held_out_validation import Answer
+from barnraise.hub.aggregation.held_out_validation import HeldOutResult
 
 Loss = Callable[[dict[str, torch.Tensor]], object]
 
@@ -32,9 +32,9 @@ def main(script: Path, model: Path) -> int:
     try:
         loss = _loss_in(script)
     except Exception as error:  # noqa: BLE001  # it is the owner's code: whatever it raises is told
-        answers.write(_line(Answer(failed=f"{type(error).__name__}: {error}")))
+        answers.write(_line(HeldOutResult(failed=f"{type(error).__name__}: {error}")))
         return 1
-    answers.write(_line(Answer()))
+    answers.write(_line(HeldOutResult()))
     while wanted.get():
         answers.write(_line(_tried(loss, model)))
     return 0
@@ -61,16 +61,16 @@ def _loss_in(script: Path) -> Loss:
     return loss  # type: ignore[no-any-return]
 
 
-def _tried(loss: Loss, model: Path) -> Answer:
+def _tried(loss: Loss, model: Path) -> HeldOutResult:
     try:
         with torch.no_grad():
             found = float(loss(load_file(model)))  # type: ignore[arg-type]  # whatever it gives is a number or told
     except Exception as error:  # noqa: BLE001
-        return Answer(failed=f"{type(error).__name__}: {error}")
-    return Answer(loss=found if math.isfinite(found) else None)
+        return HeldOutResult(failed=f"{type(error).__name__}: {error}")
+    return HeldOutResult(loss=found if math.isfinite(found) else None)
 
 
-def _line(answer: Answer) -> bytes:
+def _line(answer: HeldOutResult) -> bytes:
     return msgspec.json.encode(answer) + b"\n"
 
 

@@ -20,9 +20,9 @@ import msgspec
 import torch
 
 from barnraise.core.errors import HubError, HubRefused
-from barnraise.hub.aggregation.update_checks import Verdict, judge_held_out
-from barnraise.hub.protocol.messages import Layout
-from barnraise.hub.protocol.vector_file import Form, VectorFile
+from barnraise.hub.aggregation.update_checks import UpdateVerdict, judge_held_out
+from barnraise.hub.protocol.messages import VectorLayout
+from barnraise.hub.protocol.vector_file import VectorFile, VectorForm
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.storage.export import FILE_NAME, newest_state, write_state
 
@@ -33,14 +33,14 @@ _RETRY_S = 15.0
 _MEND = "It needs a function loss(parameters) that takes a dict of tensors and returns a number; docs/hub.md."
 
 
-class Answer(msgspec.Struct, frozen=True):
+class HeldOutResult(msgspec.Struct, frozen=True):
     """``loss``: None if it is not finite. ``failed``: why there is none."""
 
     loss: float | None = None
     failed: str = ""
 
 
-class Trial:
+class HeldOutTrial:
     """The process that computes the losses of ``model``; started again after it ended or was too slow."""
 
     def __init__(self, script: Path, model: Path) -> None:
@@ -70,7 +70,7 @@ class Trial:
             self._end()
             raise HubError(f"{self._script.name} cannot try updates: {answer.failed}", hint=_MEND)
 
-    def loss(self) -> Answer:
+    def loss(self) -> HeldOutResult:
         """Of the model as it is now. HubError if the file cannot be used any more, or the hub ends."""
         if self._closed:
             raise HubError("the hub ends", hint="It goes on with `barnraise hub up`.")
@@ -99,7 +99,7 @@ class Trial:
                 with contextlib.suppress(OSError):  # what it never read
                     stream.close()
 
-    def _answer(self, limit_s: float) -> Answer:
+    def _answer(self, limit_s: float) -> HeldOutResult:
         process = self._process
         assert process is not None
         assert process.stdout is not None
@@ -111,8 +111,8 @@ class Trial:
             in_time.cancel()
         if not line.endswith(b"\n"):
             self._end()
-            return Answer(failed=f"its process ended, or took longer than {limit_s:.0f} s")
-        return msgspec.json.decode(line, type=Answer)
+            return HeldOutResult(failed=f"its process ended, or took longer than {limit_s:.0f} s")
+        return msgspec.json.decode(line, type=HeldOutResult)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -138,21 +138,21 @@ class HeldOutCheck:
     def __init__(self, hub: Hub, script: Path) -> None:
         self._hub = hub
         self._folder = hub.directory / "tried"
-        self._trial = Trial(script, self._folder / FILE_NAME)
+        self._trial = HeldOutTrial(script, self._folder / FILE_NAME)
         self._head: _Head | None = None
         self._trial.start()
 
     def close(self) -> None:
         self._trial.close()
 
-    def __call__(self, path: Path, version: int, scale: float) -> Verdict:
+    def __call__(self, path: Path, version: int, scale: float) -> UpdateVerdict:
         """From one thread at a time. HubRefused, without blame, if there is no answer."""
         try:
             head = self._newest()
         except FileNotFoundError as error:
             raise self._untried("a version that came meanwhile has taken its files") from error
         terms = self._hub.founding.terms
-        form = Form(self._layout.numel, terms.chunk, terms.codec, version)
+        form = VectorForm(self._layout.numel, terms.chunk, terms.codec, version)
         state = head.state.clone()
         for index, values in enumerate(VectorFile(path, form).chunks()):
             state[form.slice(index)].sub_(values, alpha=scale)
@@ -187,6 +187,6 @@ class HeldOutCheck:
         return HubRefused(503, "untried", words, hint=hint, retry_s=_RETRY_S)
 
     @property
-    def _layout(self) -> Layout:
+    def _layout(self) -> VectorLayout:
         assert self._hub.layout is not None  # an update comes after the base
         return self._hub.layout

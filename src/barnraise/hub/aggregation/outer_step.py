@@ -13,26 +13,26 @@ from pathlib import Path
 import torch
 
 from barnraise.hub.aggregation.aggregate import (
-    Input,
-    Outer,
+    MergeInput,
+    OuterState,
     measure,
     merged_chunk,
     take_outer_step,
     write_base,
 )
-from barnraise.hub.aggregation.aggregator import Closed, Figures, Merged
-from barnraise.hub.aggregation.update_checks import Verdict, judge_round
-from barnraise.hub.protocol.messages import Layout, Step, Terms
-from barnraise.hub.protocol.vector_file import Form, VectorFile
+from barnraise.hub.aggregation.aggregator import ClosedRound, RoundFigures, RoundResult
+from barnraise.hub.aggregation.update_checks import UpdateVerdict, judge_round
+from barnraise.hub.protocol.messages import RoundConfig, UploadStep, VectorLayout
+from barnraise.hub.protocol.vector_file import VectorFile, VectorForm
 from barnraise.hub.rounds.state_machine import weight_of
-from barnraise.hub.storage.blobs import Blobs
-from barnraise.hub.storage.log import Committed, Contribution
+from barnraise.hub.storage.blobs import BlobStore
+from barnraise.hub.storage.log import CommittedRound, Contribution
 
 
 class OuterStep:
     """The hub of a run."""
 
-    def __init__(self, blobs: Blobs, terms: Terms, layout: Layout) -> None:
+    def __init__(self, blobs: BlobStore, terms: RoundConfig, layout: VectorLayout) -> None:
         torch.set_num_threads(1)  # chunks are worked on side by side instead
         self._blobs, self._terms, self._numel = blobs, terms, layout.numel
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hub-merge")
@@ -43,17 +43,17 @@ class OuterStep:
     def most_bytes(self) -> int:
         return self._form(self._terms.codec, 0).most_bytes
 
-    def measure(self, path: Path, version: int) -> Figures:
+    def measure(self, path: Path, version: int) -> RoundFigures:
         return measure(path, self._form(self._terms.codec, version))
 
-    def finish(self, closed: Closed) -> Merged:
+    def finish(self, closed: ClosedRound) -> RoundResult:
         """The next version, all its blobs on the disk."""
         terms, number = self._terms, closed.head.number + 1
         inputs, parts, refused = self.inputs(closed)
         if not inputs:
-            return Merged((), (), refused)
+            return RoundResult((), (), refused)
         trim = self.trim(closed, parts)
-        outer = Outer(self._blob(closed.head.momentum), self._blob(closed.head.feedback))
+        outer = OuterState(self._blob(closed.head.momentum), self._blob(closed.head.feedback))
         outcome = take_outer_step(
             self._blobs,
             self._form(terms.delta_codec, number),
@@ -67,7 +67,7 @@ class OuterStep:
         if number % terms.base_every == 0:
             base = self._new_base(number, closed.chain, outcome.step)
         rule = "weighted mean" if trim is None else f"mean without {trim:.0%} on each side"
-        version = Committed(
+        version = CommittedRound(
             number=number,
             step=outcome.step,
             base=base,
@@ -79,9 +79,11 @@ class OuterStep:
             samples=sum(one.samples for one in parts),
             loss=mean_loss(parts),
         )
-        return Merged((version,), parts, refused)
+        return RoundResult((version,), parts, refused)
 
-    def inputs(self, closed: Closed) -> tuple[list[Input], tuple[Contribution, ...], dict[str, Verdict]]:
+    def inputs(
+        self, closed: ClosedRound
+    ) -> tuple[list[MergeInput], tuple[Contribution, ...], dict[str, UpdateVerdict]]:
         """What is merged with which weight, and what is not because it does not fit the others."""
         verdicts = judge_round(closed.arrivals, closed.strangers, self._terms, closed.seen)
         refused = {name: one for name, one in verdicts.items() if one.kind}
@@ -94,7 +96,7 @@ class OuterStep:
             behind = closed.head.number - update.version
             weight = update.samples * weight_of(behind)
             form = self._form(self._terms.codec, update.version)
-            inputs.append(Input(VectorFile(self._blobs.path(one.sha256), form), weight, scale))
+            inputs.append(MergeInput(VectorFile(self._blobs.path(one.sha256), form), weight, scale))
             parts.append(
                 Contribution(
                     node=update.node,
@@ -111,11 +113,11 @@ class OuterStep:
             )
         return inputs, tuple(parts), refused
 
-    def trim(self, closed: Closed, parts: Sequence[Contribution]) -> float | None:
+    def trim(self, closed: ClosedRound, parts: Sequence[Contribution]) -> float | None:
         """What `merged_chunk` leaves out of each side: something only if a stranger takes part."""
         return self._terms.trim if any(one.node in closed.strangers for one in parts) else None
 
-    def _new_base(self, number: int, chain: Sequence[Committed], last: Step) -> Step:
+    def _new_base(self, number: int, chain: Sequence[CommittedRound], last: UploadStep) -> UploadStep:
         base = chain[0].base
         assert base is not None
         steps = [one.step for one in chain[1:]] + [last]
@@ -127,11 +129,11 @@ class OuterStep:
             self._pool,
         )
 
-    def _file(self, step: Step) -> VectorFile:
+    def _file(self, step: UploadStep) -> VectorFile:
         return VectorFile(self._blobs.path(step.sha256), self._form(step.codec, step.version))
 
-    def _form(self, codec: str, version: int) -> Form:
-        return Form(self._numel, self._terms.chunk, codec, version)
+    def _form(self, codec: str, version: int) -> VectorForm:
+        return VectorForm(self._numel, self._terms.chunk, codec, version)
 
     def _blob(self, name: str | None) -> Path | None:
         return None if name is None else self._blobs.path(name)
@@ -144,11 +146,11 @@ def mean_loss(parts: Sequence[Contribution]) -> float | None:
     return sum(samples * loss for samples, loss in said) / total if total else None
 
 
-def first_version(base: Step, time: float) -> Committed:
+def first_version(base: UploadStep, time: float) -> CommittedRound:
     """Version 0: the owner's base."""
-    return Committed(number=0, step=base, base=base, time=time, rule="the owner's base")
+    return CommittedRound(number=0, step=base, base=base, time=time, rule="the owner's base")
 
 
-def check_base(path: Path, layout: Layout, terms: Terms) -> None:
+def check_base(path: Path, layout: VectorLayout, terms: RoundConfig) -> None:
     """ProtocolError unless it is a whole finite state."""
-    measure(path, Form(layout.numel, terms.chunk, terms.base_codec, 0))
+    measure(path, VectorForm(layout.numel, terms.chunk, terms.base_codec, 0))

@@ -7,7 +7,7 @@ import msgspec
 from barnraise.core.errors import HubRefused
 from barnraise.hub.rounds import state_machine
 from barnraise.hub.server.hub import Hub
-from barnraise.hub.storage.log import Log, change
+from barnraise.hub.storage.log import HubLog, change
 
 
 async def pardon(hub: Hub, node: str) -> None:
@@ -19,7 +19,7 @@ async def expel(hub: Hub, node: str) -> None:
     if node == hub.founding.owner:
         raise HubRefused(403, "role", "the owner cannot be sent away", hint="Name another member.")
     await _set_quarantine(hub, node, "the owner sent this machine away")
-    await hub.step(state_machine.GaveUp(node))
+    await hub.step(state_machine.LeaseAbandoned(node))
 
 
 async def _set_quarantine(hub: Hub, node: str, why: str) -> None:
@@ -28,4 +28,4 @@ async def _set_quarantine(hub: Hub, node: str, why: str) -> None:
         raise HubRefused(404, "member", "nobody has this id here", hint="Copy it from the hub's page.")
     after = msgspec.structs.replace(member, refusals=0, quarantine=why)
     hub.members[node] = after
-    await hub.write([change(Log.put_member, after)])
+    await hub.write([change(HubLog.put_member, after)])

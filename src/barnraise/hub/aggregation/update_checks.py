@@ -26,9 +26,9 @@ from typing import NamedTuple
 import msgspec
 import numpy
 
-from barnraise.hub.protocol.messages import Role, Terms
+from barnraise.hub.protocol.messages import Role, RoundConfig
 from barnraise.hub.rounds.leases import LEAST_NORMS
-from barnraise.hub.storage.log import Arrival, Contribution, Member, Seen
+from barnraise.hub.storage.log import AcceptedUpdate, Contribution, MemberRecord, UpdateFingerprint
 
 SKETCH = 1024  # numbers
 _WINDOW = 32  # norms that make the running median
@@ -43,7 +43,7 @@ COUNTED = frozenset({"size", "schema", "not-finite", "norm", "copy", "unlike", "
 Sketch = numpy.ndarray[tuple[int], numpy.dtype[numpy.float32]]
 
 
-class Verdict(NamedTuple):
+class UpdateVerdict(NamedTuple):
     """``kind`` is empty if it may count; then it is multiplied with ``scale``."""
 
     kind: str = ""
@@ -51,18 +51,18 @@ class Verdict(NamedTuple):
     scale: float = 1.0
 
 
-def usual_norm(seen: Sequence[Seen], merged: int = 1) -> float | None:
+def usual_norm(seen: Sequence[UpdateFingerprint], merged: int = 1) -> float | None:
     """The running median, for an update that so many became; None while too few are known."""
     known = [one for one in seen if one.norm > 0][-_WINDOW:]
     return _median(known, merged)
 
 
-def _median(others: Sequence[Arrival | Seen], merged: int) -> float | None:
+def _median(others: Sequence[AcceptedUpdate | UpdateFingerprint], merged: int) -> float | None:
     norms = [_at_most(one, merged) for one in others]
     return statistics.median(norms) if len(norms) >= LEAST_NORMS else None
 
 
-def _at_most(other: Arrival | Seen, merged: int) -> float:
+def _at_most(other: AcceptedUpdate | UpdateFingerprint, merged: int) -> float:
     """How long, by this one, an update may be that so many became."""
     return other.norm * math.sqrt(max(1.0, other.merged / merged))
 
@@ -72,57 +72,60 @@ def believed_merged(role: Role, said: int, samples: int) -> int:
     return 1 if role == "stranger" else max(1, min(said, samples))
 
 
-def fitting_scale(norm: float, median: float | None, terms: Terms) -> float:
+def fitting_scale(norm: float, median: float | None, terms: RoundConfig) -> float:
     """What an update is multiplied with; both per square root of a sample."""
     most = terms.clip_over * median if median else norm
     return most / norm if norm > most else 1.0
 
 
-def remembered_norm(norm: float, median: float | None, terms: Terms) -> float:
+def remembered_norm(norm: float, median: float | None, terms: RoundConfig) -> float:
     """For the running median, which single ones cannot move far."""
     return min(norm, terms.refuse_over * median) if median else norm
 
 
-def judge_norm(norm: float, median: float | None, terms: Terms) -> Verdict:
+def judge_norm(norm: float, median: float | None, terms: RoundConfig) -> UpdateVerdict:
     """Against the median of its round."""
     if median and norm > terms.refuse_over * median:
         said = f"its norm is {norm / median:.3g} times the round's median, {terms.refuse_over:g} are possible"
-        return Verdict("norm", said, 0.0)
-    return Verdict(scale=fitting_scale(norm, median, terms))
+        return UpdateVerdict("norm", said, 0.0)
+    return UpdateVerdict(scale=fitting_scale(norm, median, terms))
 
 
-def judge_copy(node: str, sha256: str, sketch: bytes, earlier: Sequence[Seen]) -> Verdict:
+def judge_copy(node: str, sha256: str, sketch: bytes, earlier: Sequence[UpdateFingerprint]) -> UpdateVerdict:
     """Against what others sent before. Sketches of small models do not tell copies from agreement."""
     if any(one.sha256 == sha256 for one in earlier):
-        return Verdict("copy", "the same bytes were sent before")
+        return UpdateVerdict("copy", "the same bytes were sent before")
     own = read_sketch(sketch)
     others = [one.sketch for one in earlier if one.node != node and len(one.sketch) == len(sketch)]
     if own is None or not others:
-        return Verdict()
+        return UpdateVerdict()
     table = numpy.frombuffer(b"".join(others), dtype="<f4").reshape(len(others), -1)
     lengths = numpy.linalg.norm(table, axis=1) * numpy.linalg.norm(own)
     if bool((numpy.abs(table @ own) > _COPY * lengths).any()):
-        return Verdict("copy", "it points where another member's earlier update does")
-    return Verdict()
+        return UpdateVerdict("copy", "it points where another member's earlier update does")
+    return UpdateVerdict()
 
 
-def judge_held_out(now: float, alone: float | None) -> Verdict:
+def judge_held_out(now: float, alone: float | None) -> UpdateVerdict:
     """By the loss on held-out samples, of the model now and with this update alone; None: not finite.
 
     One member's own model may be a little worse than the common one, and often is late in a run.
     """
     if alone is None:
-        return Verdict("held-out", "with it, the loss on the hub's own samples is not a finite number")
+        return UpdateVerdict("held-out", "with it, the loss on the hub's own samples is not a finite number")
     if alone > now + _WORSE * abs(now):
-        return Verdict(
+        return UpdateVerdict(
             "held-out", f"with it, the loss on the hub's own samples is {alone:.4g} instead of {now:.4g}"
         )
-    return Verdict()
+    return UpdateVerdict()
 
 
 def judge_round(
-    arrivals: Sequence[Arrival], strangers: frozenset[str], terms: Terms, seen: Sequence[Seen] = ()
-) -> dict[str, Verdict]:
+    arrivals: Sequence[AcceptedUpdate],
+    strangers: frozenset[str],
+    terms: RoundConfig,
+    seen: Sequence[UpdateFingerprint] = (),
+) -> dict[str, UpdateVerdict]:
     """Of all updates of a round together, by update: those that do not fit the others.
 
     Only strangers are judged by their direction, and only if enough others agree on one.
@@ -131,7 +134,7 @@ def judge_round(
     medians = {merged: _median(arrivals, merged) for merged in kinds}
     usual = {merged: usual_norm(seen, merged) for merged in kinds}
     friends = [one for one in arrivals if one.update.node not in strangers]
-    found: dict[str, Verdict] = {}
+    found: dict[str, UpdateVerdict] = {}
     for one in arrivals:
         verdict = _judge_size(one, medians[one.merged], terms)
         if one.update.node in strangers:
@@ -141,20 +144,20 @@ def judge_round(
     return found | _judge_directions(arrivals, strangers)
 
 
-def _judge_size(one: Arrival, median: float | None, terms: Terms) -> Verdict:
+def _judge_size(one: AcceptedUpdate, median: float | None, terms: RoundConfig) -> UpdateVerdict:
     by_before = one.scale if median is None else one.scale * terms.refuse_over / terms.clip_over
     verdict = judge_norm(one.norm, median, terms)
     return verdict._replace(scale=min(verdict.scale, by_before))
 
 
 def _judge_stranger(
-    one: Arrival,
-    verdict: Verdict,
+    one: AcceptedUpdate,
+    verdict: UpdateVerdict,
     median: float | None,
     usual: float | None,
-    friends: Sequence[Arrival],
-    terms: Terms,
-) -> Verdict:
+    friends: Sequence[AcceptedUpdate],
+    terms: RoundConfig,
+) -> UpdateVerdict:
     """What is usual may be known only since it arrived. If it is not, a friend's update is the measure, or
     else the median of the round; alone it does not count."""
     if usual is not None:
@@ -164,12 +167,12 @@ def _judge_stranger(
     elif median is not None:
         return verdict
     else:
-        return Verdict("incomparable", "there is nothing yet to compare its size with", 0.0)
+        return UpdateVerdict("incomparable", "there is nothing yet to compare its size with", 0.0)
     return verdict._replace(scale=min(verdict.scale, most / one.norm)) if one.norm > most else verdict
 
 
 def confirmed_norms(
-    arrivals: Sequence[Arrival], parts: Iterable[Contribution], strangers: frozenset[str]
+    arrivals: Sequence[AcceptedUpdate], parts: Iterable[Contribution], strangers: frozenset[str]
 ) -> dict[str, float]:
     """What strangers' updates teach of the usual norm, by hash: as they counted, among enough others."""
     if len(arrivals) < LEAST_NORMS:
@@ -178,14 +181,16 @@ def confirmed_norms(
     return {one.sha256: norms[one.sha256] * one.scale for one in parts if one.node in strangers}
 
 
-def with_norms(seen: Iterable[Seen], norms: Mapping[str, float]) -> list[Seen]:
+def with_norms(seen: Iterable[UpdateFingerprint], norms: Mapping[str, float]) -> list[UpdateFingerprint]:
     return [
         msgspec.structs.replace(one, norm=norms[one.sha256]) if one.sha256 in norms else one for one in seen
     ]
 
 
-def _judge_directions(arrivals: Sequence[Arrival], strangers: frozenset[str]) -> dict[str, Verdict]:
-    found: dict[str, Verdict] = {}
+def _judge_directions(
+    arrivals: Sequence[AcceptedUpdate], strangers: frozenset[str]
+) -> dict[str, UpdateVerdict]:
+    found: dict[str, UpdateVerdict] = {}
     sketches = {one.update.id: read_sketch(one.sketch) for one in arrivals}
     known = {name: _unit(one) for name, one in sketches.items() if one is not None}
     if len(known) < _LEAST_VOTES or not strangers:
@@ -198,11 +203,11 @@ def _judge_directions(arrivals: Sequence[Arrival], strangers: frozenset[str]) ->
         if one.update.node in strangers and agreed > _AGREED and angle < _UNLIKE * agreed:
             way = "points against" if angle < -_UNLIKE * agreed else "has nothing to do with"
             said = f"it {way} the other updates of its round (cosine {angle:.2f}, the others' {agreed:.2f})"
-            found[one.update.id] = Verdict("unlike", said, 0.0)
+            found[one.update.id] = UpdateVerdict("unlike", said, 0.0)
     return found
 
 
-def after_refusal(member: Member, kind: str, reason: str, terms: Terms) -> Member:
+def after_refusal(member: MemberRecord, kind: str, reason: str, terms: RoundConfig) -> MemberRecord:
     """In quarantine after some that count. The owner never is: nobody could let it in again."""
     if kind not in COUNTED or member.role == "owner":
         return member
@@ -213,7 +218,7 @@ def after_refusal(member: Member, kind: str, reason: str, terms: Terms) -> Membe
     return msgspec.structs.replace(member, refusals=count, quarantine=quarantine)
 
 
-def after_acceptance(member: Member, samples: int) -> Member:
+def after_acceptance(member: MemberRecord, samples: int) -> MemberRecord:
     accepted = member.accepted + 1
     forgiven = 1 if accepted % _FORGIVING == 0 else 0
     return msgspec.structs.replace(
@@ -234,7 +239,7 @@ def _unit(values: Sketch) -> Sketch:
     return values / numpy.float32(length) if length > 0 else values
 
 
-class Allowance:
+class RequestRateLimit:
     """So many per second for each name, with a reserve for bursts."""
 
     def __init__(self, per_second: float, reserve: float, most_names: int = 100_000) -> None:
@@ -252,9 +257,9 @@ class Allowance:
         return 0.0 if allowed else (cost - left) / self._rate
 
 
-def names_of(members: Mapping[str, Member]) -> dict[str, str]:
+def names_of(members: Mapping[str, MemberRecord]) -> dict[str, str]:
     return {node: member.name for node, member in members.items()}
 
 
-def strangers_of(members: Mapping[str, Member]) -> frozenset[str]:
+def strangers_of(members: Mapping[str, MemberRecord]) -> frozenset[str]:
     return frozenset(node for node, one in members.items() if one.role == "stranger")

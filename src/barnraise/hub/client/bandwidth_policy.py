@@ -1,6 +1,6 @@
 """What a guest of the internet line respects: an uplink cap, metered connections, quiet hours.
 
-The decisions are pure; only `is_metered` asks the operating system, and only `Courtesy` waits.
+The decisions are pure; only `is_metered` asks the operating system, and only `PolicyGate` waits.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Literal
 
 import msgspec
 
-from barnraise.core.config import Contributing
+from barnraise.core.config import ContributorSettings
 from barnraise.core.errors import ConfigError
-from barnraise.core.flow.backoff import Waiting
+from barnraise.core.flow.backoff import ReportedBackoff
 
 Metered = Literal["wait", "allow"]
 
@@ -70,7 +70,7 @@ class QuietHours(msgspec.Struct, frozen=True):
         return ((over if over > now else over + timedelta(days=1)) - now).total_seconds()
 
 
-class Manners(msgspec.Struct, frozen=True, kw_only=True):
+class BandwidthPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """All of it, as the settings say."""
 
     uplink_bytes_s: float = 0.0  # 0: as fast as the line
@@ -86,15 +86,15 @@ class Manners(msgspec.Struct, frozen=True, kw_only=True):
         return "", 0.0
 
 
-def manners_of(wishes: Contributing) -> Manners:
-    return Manners(
+def manners_of(wishes: ContributorSettings) -> BandwidthPolicy:
+    return BandwidthPolicy(
         uplink_bytes_s=wishes.uplink_mbps * 125_000,
         metered=wishes.metered,
         quiet=QuietHours.parse(wishes.quiet_hours or ""),
     )
 
 
-class Pace:
+class UplinkLimiter:
     """Keeps the mean rate of what is sent at or below a cap, in small bursts. ``now`` is monotonic."""
 
     def __init__(self, bytes_s: float) -> None:
@@ -121,19 +121,19 @@ class Pace:
         return begin - now
 
 
-class Courtesy:
+class PolicyGate:
     """Waits for a better time, as the manners say. Not for two threads at once."""
 
     def __init__(
         self,
-        manners: Manners,
+        manners: BandwidthPolicy,
         sleep: Callable[[float], None] = sleep,
         metered: Callable[[], bool] | None = None,
     ) -> None:
         self._manners, self._sleep, self._ask_metered = manners, sleep, metered or is_metered
         self._metered_at, self._metered = -math.inf, False
 
-    def wait(self, waiting: Waiting) -> None:
+    def wait(self, waiting: ReportedBackoff) -> None:
         while True:
             now = monotonic()
             if self._manners.metered == "wait" and now - self._metered_at > _METERED_EVERY_S:

@@ -21,21 +21,21 @@ import msgspec
 
 from barnraise import __version__
 from barnraise.core.errors import HandshakeError, HubAway, HubError, HubRefused, ProtocolError
-from barnraise.core.flow.backoff import SAY_AFTER_S, Waiting
+from barnraise.core.flow.backoff import SAY_AFTER_S, ReportedBackoff
 from barnraise.core.installation import upgrade_hint
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size
 from barnraise.hub.client import drafts
-from barnraise.hub.client.bandwidth_policy import Pace
-from barnraise.hub.client.deadline import Deadline, no_slower
+from barnraise.hub.client.bandwidth_policy import UplinkLimiter
+from barnraise.hub.client.deadline import RequestDeadline, no_slower
 from barnraise.hub.client.unreached import not_the_hubs, unreached
-from barnraise.hub.object_store.downloader import Link, StoreLine
-from barnraise.hub.protocol.clock import JUMP_S, Jumps, said_of_difference
+from barnraise.hub.object_store.downloader import BucketDownloader, StoreLink
+from barnraise.hub.protocol.clock import JUMP_S, ClockJumps, said_of_difference
 from barnraise.hub.protocol.messages import (
     MOST_MESSAGE_BYTES,
     PIECE_BYTES,
-    Head,
     Problem,
+    VersionHead,
     decode_message,
     encode_message,
 )
@@ -69,7 +69,7 @@ class HubClient:
         key: NodeKey,
         *,
         say: Callable[[str], None] = log.warning,
-        pace: Pace | None = None,
+        pace: UplinkLimiter | None = None,
         store: str | None = None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
@@ -80,18 +80,18 @@ class HubClient:
             raise HubError("the hub has no address", hint="Ask for a new invite: `barnraise invite`.")
         self._addresses = [address.rstrip("/") for address in addresses]
         self._hub, self._key = hub, key
-        self._pace = pace or Pace(0.0)
+        self._pace = pace or UplinkLimiter(0.0)
         self._sleep, self._wall = sleep, wall
         self._offset = 0.0  # of the hub's clock from ours, once it had to tell
-        self._jumps = Jumps(wall(), time.monotonic())
+        self._jumps = ClockJumps(wall(), time.monotonic())
         self._answer_s, self._connect_s = answer_s, min(CONNECT_S, answer_s)
         self.ahead_s: float | None = None  # the hub's clock, by its last answer
         self.say = say
         self.sent_bytes = self.received_bytes = 0
-        self._store = StoreLine(store, say)
+        self._store = BucketDownloader(store, say)
         self._transport = transport
         self._lines: dict[str, httpx.Client] = {}  # by address
-        self._deadlines = defaultdict[str, Deadline](Deadline)  # of each line
+        self._deadlines = defaultdict[str, RequestDeadline](RequestDeadline)  # of each line
         self.wait_politely: Callable[[], None] = lambda: None  # before anything large is sent or fetched
 
     @property
@@ -112,7 +112,7 @@ class HubClient:
     def accept_store(self, origin: str | None) -> None:
         """From now on, by the word of whoever runs this machine."""
         self._store.close()
-        self._store = StoreLine(origin, self.say)
+        self._store = BucketDownloader(origin, self.say)
 
     def close(self) -> None:
         self._store.close()
@@ -142,8 +142,8 @@ class HubClient:
         if line is not None:
             line.close()
 
-    def waiting(self, whom: str = "") -> Waiting:
-        return Waiting(whom or f"the hub at {self.address}", self.say, self._sleep)
+    def waiting(self, whom: str = "") -> ReportedBackoff:
+        return ReportedBackoff(whom or f"the hub at {self.address}", self.say, self._sleep)
 
     # questions
 
@@ -200,12 +200,14 @@ class HubClient:
                     log.info("the hub answers again after %.0f s", waiting.waited_s)
                 return answer
 
-    def head(self, after: int | None, wait_s: float = 0.0, *, patience_s: float | None = None) -> Head:
+    def head(self, after: int | None, wait_s: float = 0.0, *, patience_s: float | None = None) -> VersionHead:
         """What is newer than a version; if nothing is, the hub may take so long to answer."""
         query: dict[str, int | float] = {} if after is None else {"after": after}
         if wait_s:
             query["wait"] = wait_s
-        return self.patiently("GET", "/v1/head", Head, query=query, wait_s=wait_s, patience_s=patience_s)
+        return self.patiently(
+            "GET", "/v1/head", VersionHead, query=query, wait_s=wait_s, patience_s=patience_s
+        )
 
     def _signed(
         self,
@@ -369,7 +371,7 @@ class HubClient:
         target.unlink()
         return data
 
-    def _fetch_once(self, sha256: str, draft: Path, size: int | None, bound: int) -> Link | None:
+    def _fetch_once(self, sha256: str, draft: Path, size: int | None, bound: int) -> StoreLink | None:
         """From the hub into the draft, or where else it is."""
         if size and drafts.size_of(draft) == size:
             return None
@@ -386,7 +388,7 @@ class HubClient:
                         )
                     )
                 if response.status_code == 307 and offered:
-                    return Link(response.headers.get("location", ""), _peer(response))
+                    return StoreLink(response.headers.get("location", ""), _peer(response))
                 if response.status_code == 404:
                     raise HubError(
                         f"the hub does not have the blob {sha256[:12]} any more",

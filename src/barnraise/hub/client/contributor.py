@@ -15,23 +15,23 @@ from pathlib import Path
 import torch
 
 from barnraise.core.errors import HubError, HubRefused, RunError
-from barnraise.core.flow.backoff import Waiting
+from barnraise.core.flow.backoff import ReportedBackoff
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size
-from barnraise.hub.client.bandwidth_policy import A_BETTER_TIME, Courtesy, Manners, is_metered
+from barnraise.hub.client.bandwidth_policy import A_BETTER_TIME, BandwidthPolicy, PolicyGate, is_metered
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.upload import push
 from barnraise.hub.protocol.messages import (
-    Course,
-    Declaration,
-    Description,
-    Head,
-    Layout,
+    HubDataOrder,
     Lease,
     LeaseRequest,
-    Step,
+    RunDescription,
+    UpdateDeclaration,
+    UploadStep,
+    VectorLayout,
+    VersionHead,
 )
-from barnraise.hub.protocol.vector_file import Form, add_vector, encode_vector
+from barnraise.hub.protocol.vector_file import VectorForm, add_vector, encode_vector
 from barnraise.hub.storage.blobs import hash_file
 
 log = logging.getLogger("barnraise.hub")
@@ -51,15 +51,15 @@ class Contributor:
         folder: Path,
         *,
         is_owner: bool = False,
-        manners: Manners | None = None,
+        manners: BandwidthPolicy | None = None,
         sleep: Callable[[float], None] = time.sleep,
         metered: Callable[[], bool] = is_metered,
     ) -> None:
         self._client, self._folder, self._is_owner = client, folder, is_owner
-        courtesy = Courtesy(manners or Manners(), sleep, metered)
+        courtesy = PolicyGate(manners or BandwidthPolicy(), sleep, metered)
         client.wait_politely = lambda: courtesy.wait(client.waiting(A_BETTER_TIME))
-        self._description: Description | None = None
-        self._layout: Layout | None = None
+        self._description: RunDescription | None = None
+        self._layout: VectorLayout | None = None
         self._version: int | None = None  # that the state is at
         self._residual: torch.Tensor | None = None
         self._lease: Lease | None = None
@@ -72,7 +72,7 @@ class Contributor:
     def version(self) -> int | None:
         return self._version
 
-    def begin(self, layout: Layout, course: Course, state: torch.Tensor) -> Lease | None:
+    def begin(self, layout: VectorLayout, course: HubDataOrder, state: torch.Tensor) -> Lease | None:
         """``state`` becomes the chain's; the first lease, None if the run is over."""
         self._client.wait_politely()
         self._description, self._layout = self.found(layout, course, state), layout
@@ -80,17 +80,17 @@ class Contributor:
         self._pull(state)
         return self._next_lease(state)
 
-    def found(self, layout: Layout, course: Course, state: torch.Tensor) -> Description:
+    def found(self, layout: VectorLayout, course: HubDataOrder, state: torch.Tensor) -> RunDescription:
         """The run, which has a model: the owner's ``state``, if there was none; others wait for it."""
-        known = self._client.patiently("GET", "/v1/run", Description)
+        known = self._client.patiently("GET", "/v1/run", RunDescription)
         if known.layout is not None:
             return known
         return self._push_base(known, layout, course, state) if self._is_owner else self._await_base()
 
-    def go_on(self, layout: Layout, course: Course, lease: Lease) -> None:
+    def go_on(self, layout: VectorLayout, course: HubDataOrder, lease: Lease) -> None:
         """With a lease that another process of this member got. If that one delivered it, it counts once."""
         self._client.wait_politely()
-        self._description, self._layout = self._client.patiently("GET", "/v1/run", Description), layout
+        self._description, self._layout = self._client.patiently("GET", "/v1/run", RunDescription), layout
         _compare(self._description, layout, course)
         self._version, self._lease, self._others = lease.version, lease, lease
 
@@ -116,39 +116,41 @@ class Contributor:
         if lease is None:
             return
         try:
-            self._client.ask("POST", "/v1/leave", Description)
+            self._client.ask("POST", "/v1/leave", RunDescription)
         except HubError as error:
             log.info("the lease could not be given back: %s", error.message)
 
     # the beginning
 
     def _push_base(
-        self, description: Description, layout: Layout, course: Course, state: torch.Tensor
-    ) -> Description:
+        self, description: RunDescription, layout: VectorLayout, course: HubDataOrder, state: torch.Tensor
+    ) -> RunDescription:
         """Only the owner's weights can be the first."""
         terms = description.terms
-        form = Form(layout.numel, terms.chunk, terms.base_codec, 0)
+        form = VectorForm(layout.numel, terms.chunk, terms.base_codec, 0)
         with tempfile.TemporaryDirectory(dir=self._folder) as room:
             path = Path(room) / "base"
             with path.open("wb") as file:
                 encode_vector(file, state, form)
             sha256, size = hash_file(path), path.stat().st_size
             log.warning("this machine's model is where the run begins (%s)", format_size(size))
-            declaration = Declaration(kind="base", sha256=sha256, size=size, layout=layout, course=course)
+            declaration = UpdateDeclaration(
+                kind="base", sha256=sha256, size=size, layout=layout, course=course
+            )
             push(self._client, declaration, path)
-        return self._client.patiently("GET", "/v1/run", Description)
+        return self._client.patiently("GET", "/v1/run", RunDescription)
 
-    def _await_base(self) -> Description:
+    def _await_base(self) -> RunDescription:
         waiting = self._client.waiting("the hub's owner, whose model the run begins with")
         while True:
             waiting.pause("it is not there yet")
-            found = self._client.patiently("GET", "/v1/run", Description)
+            found = self._client.patiently("GET", "/v1/run", RunDescription)
             if found.layout is not None:
                 return found
 
     # the chain
 
-    def _pull(self, state: torch.Tensor, wait_s: float = 0.0) -> Head:
+    def _pull(self, state: torch.Tensor, wait_s: float = 0.0) -> VersionHead:
         """To the newest version that there is. What stands between may deny or change a blob: then the hub is
         asked again, which may have swept it meanwhile and begin with a newer one."""
         waiting = self._client.waiting()
@@ -157,11 +159,11 @@ class Contributor:
             if all(self._take(step, state, waiting) for step in head.steps):
                 return head
 
-    def _take(self, step: Step, state: torch.Tensor, waiting: Waiting) -> bool:
+    def _take(self, step: UploadStep, state: torch.Tensor, waiting: ReportedBackoff) -> bool:
         """Whether the state is this version now; if not, it was worth a pause."""
         assert self._description is not None
         assert self._layout is not None
-        form = Form(self._layout.numel, self._description.terms.chunk, step.codec, step.version)
+        form = VectorForm(self._layout.numel, self._description.terms.chunk, step.codec, step.version)
         if step.size > form.most_bytes:
             raise HubError(f"version {step.version} is larger than it can be", hint="Join again.")
         with tempfile.TemporaryDirectory(dir=self._folder) as room:
@@ -204,14 +206,14 @@ class Contributor:
         """Whether the hub took it."""
         assert self._description is not None
         terms = self._description.terms
-        form = Form(change.numel(), terms.chunk, terms.codec, lease.version)
+        form = VectorForm(change.numel(), terms.chunk, terms.codec, lease.version)
         residual = torch.zeros_like(change) if self._residual is None else self._residual.clone()
         with tempfile.TemporaryDirectory(dir=self._folder) as room:
             path = Path(room) / "update"
             with path.open("wb") as file:
                 encode_vector(file, change, form, residual)
             sha256, size = hash_file(path), path.stat().st_size
-            declaration = Declaration(
+            declaration = UpdateDeclaration(
                 sha256=sha256,
                 size=size,
                 lease=lease.id,
@@ -238,7 +240,7 @@ class Contributor:
         return True
 
 
-def _compare(description: Description, layout: Layout, course: Course) -> None:
+def _compare(description: RunDescription, layout: VectorLayout, course: HubDataOrder) -> None:
     """RunError unless this machine made the model that the hub has, and reads the samples in its order."""
     theirs, mine = description.layout, layout
     hint = "Run the files of the invite unchanged, with the versions of packages that the hub's owner has."

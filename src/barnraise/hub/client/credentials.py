@@ -31,7 +31,7 @@ _UNREADABLE = "this machine's seat at the hub cannot be read"
 _HINT = "Join again: `barnraise join --invite ...`."
 
 
-class Seat(msgspec.Struct, frozen=True, kw_only=True):
+class MemberCredentials(msgspec.Struct, frozen=True, kw_only=True):
     """All that the process needs; removed when the machine leaves."""
 
     addresses: Annotated[tuple[Address, ...], Meta(min_length=1, max_length=8)]
@@ -53,7 +53,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Seat)
+_decoder = msgspec.msgpack.Decoder(MemberCredentials)
 
 
 def member_secret(machine: NodeKey, hub: NodeId) -> bytes:
@@ -65,31 +65,31 @@ def member_key(machine: NodeKey, hub: NodeId) -> NodeKey:
     return _key(member_secret(machine, hub))
 
 
-def write_seat(seat: Seat, path: Path) -> None:
+def write_seat(seat: MemberCredentials, path: Path) -> None:
     """Readable by its owner only; the path must be free."""
     load_or_create_private(path, _encoder.encode(seat))
 
 
-def read_seat(path: Path) -> Seat:
+def read_seat(path: Path) -> MemberCredentials:
     try:
         return _decoded(path.read_bytes())
     except OSError as error:
         raise HubError(f"{_UNREADABLE}: {error}", hint=_HINT) from error
 
 
-def seat_text(seat: Seat) -> str:
+def seat_text(seat: MemberCredentials) -> str:
     """For the environment of a site's workers."""
     return base64.urlsafe_b64encode(_encoder.encode(seat)).decode()
 
 
-def read_seat_text(text: str) -> Seat:
+def read_seat_text(text: str) -> MemberCredentials:
     try:
         return _decoded(base64.b64decode(text, altchars=b"-_", validate=True))
     except ValueError as error:
         raise HubError(f"{_UNREADABLE}: {error}", hint=_HINT) from error
 
 
-def _decoded(data: bytes) -> Seat:
+def _decoded(data: bytes) -> MemberCredentials:
     try:
         return decode(_decoder, data, _UNREADABLE, hint=_HINT)
     except ProtocolError as error:

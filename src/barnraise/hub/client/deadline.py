@@ -14,7 +14,7 @@ import httpx
 _OPENED = ("connect_tcp.complete", "start_tls.complete")
 
 
-class Deadline:
+class RequestDeadline:
     """Of the questions on one line, which come one after the other; each is cut off when its time is up."""
 
     def __init__(self) -> None:

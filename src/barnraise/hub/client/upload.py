@@ -8,7 +8,7 @@ import httpx
 
 from barnraise.core.errors import HubAway, HubRefused
 from barnraise.hub.client.client import HubClient
-from barnraise.hub.protocol.messages import Declaration, Progress
+from barnraise.hub.protocol.messages import HubProgress, UpdateDeclaration
 
 # Refusals after which the declaration tells where to go on.
 _ASK_AGAIN = ("upload", "offset", "digest", "slow")
@@ -19,23 +19,23 @@ _LEAST_PIECE = 1 << 14
 _TOO_SLOW = (httpx.WriteTimeout, httpx.WriteError, httpx.ReadTimeout)
 
 
-def push(client: HubClient, declaration: Declaration, path: Path) -> Progress:
+def push(client: HubClient, declaration: UpdateDeclaration, path: Path) -> HubProgress:
     """Until the hub has admitted it; HubRefused with its reason if it does not. Repeating it is harmless."""
     waiting = client.waiting()
-    progress: Progress | None = None
+    progress: HubProgress | None = None
     digests, most = 0, client.piece_bytes
     with path.open("rb") as file:
         while True:
             client.wait_politely()
             try:
                 if progress is None:
-                    progress = client.ask("POST", "/v1/uploads", Progress, declaration)
+                    progress = client.ask("POST", "/v1/uploads", HubProgress, declaration)
                 if progress.accepted:
                     return progress
                 file.seek(progress.offset)
                 piece = file.read(min(most, progress.piece))
                 where = f"/v1/uploads/{progress.id}"
-                progress = client.ask("PATCH", where, Progress, piece, query={"offset": progress.offset})
+                progress = client.ask("PATCH", where, HubProgress, piece, query={"offset": progress.offset})
                 waiting = client.waiting()
             except HubAway as error:
                 if progress is not None and isinstance(error.__cause__, _TOO_SLOW):

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from barnraise.artifacts import Limits, Manifest, decode_manifest
+from barnraise.artifacts import FolderLimits, FolderManifest, decode_manifest
 from barnraise.artifacts.store.disk import check_room
 from barnraise.artifacts.store.manifest import MOST_ENCODED
 from barnraise.core.errors import HubError
 from barnraise.core.files import sync_path
 from barnraise.core.sanitize import printable
 from barnraise.hub.client.client import HubClient
-from barnraise.hub.protocol.messages import Code, decode_message
-from barnraise.hub.storage.blobs import Blobs
+from barnraise.hub.protocol.messages import CodeDescription, decode_message
+from barnraise.hub.storage.blobs import BlobStore
 
 MOST_CODE_BYTES = 4 << 20
 ASK_THE_SENDER = "Ask the person who sent the invite; the hub may be of another Barnraise version."
 _NO_ROOM = "Free some space there; what is here already is kept, and it goes on by itself."
 
 
-class Fetcher:
+class BlobFetcher:
     """For one thread. ``folder`` is for what is on its way; ``limits`` are those of a run's files here."""
 
-    def __init__(self, client: HubClient, blobs: Blobs, folder: Path, limits: Limits) -> None:
+    def __init__(self, client: HubClient, blobs: BlobStore, folder: Path, limits: FolderLimits) -> None:
         self._client, self._blobs, self._folder, self._limits = client, blobs, folder, limits
 
     def fetch(self, name: str, *, size: int | None = None, most: int | None = None) -> None:
@@ -42,7 +42,7 @@ class Fetcher:
     def fetch_code(self, name: str) -> tuple[str, ...]:
         """All blobs that belong to a run's code, which are here then."""
         self.fetch(name, most=MOST_CODE_BYTES)
-        code = decode_message(Code, self._blobs.path(name).read_bytes())
+        code = decode_message(CodeDescription, self._blobs.path(name).read_bytes())
         self.fetch(code.manifest, most=MOST_ENCODED)
         files = files_of(code, self._blobs.path(code.manifest).read_bytes(), self._limits)
         for sha256, entry in zip(code.contents, files.objects().values(), strict=True):
@@ -50,7 +50,7 @@ class Fetcher:
         return (code.manifest, *code.contents)
 
 
-def files_of(code: Code, listed: bytes, limits: Limits) -> Manifest:
+def files_of(code: CodeDescription, listed: bytes, limits: FolderLimits) -> FolderManifest:
     """The list of a code's files; HubError unless both fit each other."""
     manifest = decode_manifest(listed, limits)
     if code.entry not in {entry.path for entry in manifest.files}:

@@ -17,15 +17,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from barnraise.artifacts import Limits
+from barnraise.artifacts import FolderLimits
 from barnraise.core.decoding import decode
 from barnraise.core.errors import HubError, ProtocolError
 from barnraise.hub.client.client import HubClient
-from barnraise.hub.mirror.blob_fetcher import Fetcher
-from barnraise.hub.protocol.messages import Layout
-from barnraise.hub.storage.create import FOLLOWS, FOUNDING, SUCCEEDS, Founding, hub_blobs, hub_key
+from barnraise.hub.mirror.blob_fetcher import BlobFetcher
+from barnraise.hub.protocol.messages import VectorLayout
+from barnraise.hub.storage.create import FOLLOWS, FOUNDING, SUCCEEDS, HubFounding, hub_blobs, hub_key
 from barnraise.hub.storage.directory_lock import facts_in, held
-from barnraise.hub.storage.log import Changes, Committed, Log, Replica, change, read_fact
+from barnraise.hub.storage.log import Changes, CommittedRound, HubLog, LogReplica, change, read_fact
 from barnraise.hub.storage.versions import named_blobs
 from barnraise.identity.keys import NodeKey, verify_signature
 from barnraise.identity.node_id import NodeId
@@ -36,7 +36,7 @@ _SIGNATURE = 64
 logger = logging.getLogger(__name__)
 
 
-class Succession(msgspec.Struct, frozen=True, array_like=True):
+class Handover(msgspec.Struct, frozen=True, array_like=True):
     """The word that one hub goes on for another: of the run's owner, or of the hub itself."""
 
     hub: Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -45,15 +45,15 @@ class Succession(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Succession)
+_decoder = msgspec.msgpack.Decoder(Handover)
 
 
 def make_succession(signer: NodeKey, hub: NodeId, successor: NodeId, time: int) -> str:
-    data = _encoder.encode(Succession(hub.raw, successor.raw, time))
+    data = _encoder.encode(Handover(hub.raw, successor.raw, time))
     return PREFIX + base64.urlsafe_b64encode(signer.sign(PREFIX.encode() + data) + data).decode()
 
 
-def read_succession(text: str, signers: Sequence[NodeId]) -> Succession:
+def read_succession(text: str, signers: Sequence[NodeId]) -> Handover:
     """HubError unless one of these signed it."""
     try:
         data = base64.b64decode(text.strip().removeprefix(PREFIX), altchars=b"-_", validate=True)
@@ -65,14 +65,14 @@ def read_succession(text: str, signers: Sequence[NodeId]) -> Succession:
     raise HubError("neither the owner of the run nor its hub has signed this", hint=_COPY_AGAIN)
 
 
-class Mirror:
+class HubMirror:
     """Of one hub, in a directory of its own. For one thread."""
 
-    def __init__(self, directory: Path, client: HubClient, hub: NodeId, limits: Limits) -> None:
+    def __init__(self, directory: Path, client: HubClient, hub: NodeId, limits: FolderLimits) -> None:
         self._client, self._hub = client, hub
-        self._log = Log(private_directory(directory))
+        self._log = HubLog(private_directory(directory))
         self._blobs = hub_blobs(directory)
-        self._fetcher = Fetcher(client, self._blobs, private_directory(directory / "uploads"), limits)
+        self._fetcher = BlobFetcher(client, self._blobs, private_directory(directory / "uploads"), limits)
         hub_key(directory)
 
     def close(self) -> None:
@@ -84,15 +84,15 @@ class Mirror:
         if versions:
             self._client.head(versions[-1].number, wait_s, patience_s=0.0)
         after = {"after": versions[-1].number} if versions else {}
-        replica = self._client.ask("GET", "/v1/replica", Replica, query=after)
+        replica = self._client.ask("GET", "/v1/replica", LogReplica, query=after)
         known = [*versions, *replica.versions]
         needed = self._fetch_code(replica) | self._fetch_chain(replica, known)
         self._write(replica)
         self._blobs.remove_all({name for name in self._blobs.names() if name not in needed})
         return known[-1].number if known else None
 
-    def _fetch_chain(self, replica: Replica, known: Sequence[Committed]) -> set[str]:
-        layout = read_fact(replica.facts, "layout", Layout)
+    def _fetch_chain(self, replica: LogReplica, known: Sequence[CommittedRound]) -> set[str]:
+        layout = read_fact(replica.facts, "layout", VectorLayout)
         # What the outer optimizer remembers is flat float32; the log names the sizes of all else.
         flat = 0 if layout is None else 4 * layout.numel
         sizes = {step.sha256: step.size for one in known for step in (one.step, one.base) if step is not None}
@@ -101,23 +101,23 @@ class Mirror:
             self._fetcher.fetch(name, size=sizes.get(name, flat))
         return needed
 
-    def _fetch_code(self, replica: Replica) -> set[str]:
-        founding = read_fact(replica.facts, FOUNDING, Founding)
+    def _fetch_code(self, replica: LogReplica) -> set[str]:
+        founding = read_fact(replica.facts, FOUNDING, HubFounding)
         if founding is None:
             raise HubError("the hub's answer does not say what the run is", hint="Update both machines.")
         if founding.code is None:
             return set()
         return {founding.code, *self._fetcher.fetch_code(founding.code)}
 
-    def _write(self, replica: Replica) -> None:
-        changes: Changes = [change(Log.set_fact, name, value) for name, value in replica.facts.items()]
-        changes.append(change(Log.set_fact, FOLLOWS, self._hub.raw))
-        changes.append(Log.clear_for_replica)
-        changes += [change(Log.put_member, one) for one in replica.members]
-        changes += [change(Log.put_grant, one) for one in replica.grants]
-        changes += [change(Log.put_lease, one) for one in replica.leases]
-        changes += [change(Log.put_seen, one) for one in replica.seen]
-        changes += [change(Log.put_version, one) for one in replica.versions]
+    def _write(self, replica: LogReplica) -> None:
+        changes: Changes = [change(HubLog.set_fact, name, value) for name, value in replica.facts.items()]
+        changes.append(change(HubLog.set_fact, FOLLOWS, self._hub.raw))
+        changes.append(HubLog.clear_for_replica)
+        changes += [change(HubLog.put_member, one) for one in replica.members]
+        changes += [change(HubLog.put_grant, one) for one in replica.grants]
+        changes += [change(HubLog.put_lease, one) for one in replica.leases]
+        changes += [change(HubLog.put_seen, one) for one in replica.seen]
+        changes += [change(HubLog.put_version, one) for one in replica.versions]
         self._log.transact(changes)
 
 
@@ -126,15 +126,15 @@ def take_over(directory: Path, word: str) -> None:
     this one; or while it still follows."""
     with held(directory):
         facts = facts_in(directory)
-        founding, follows = read_fact(facts, FOUNDING, Founding), facts.get(FOLLOWS)
+        founding, follows = read_fact(facts, FOUNDING, HubFounding), facts.get(FOLLOWS)
         if founding is None or follows is None:
             raise HubError(f"there is no mirror in {directory}", hint="Run `barnraise hub follow` first.")
         said = read_succession(word, (NodeId.parse(founding.owner), NodeId(follows)))
         if (said.hub, said.successor) != (follows, hub_key(directory).id.raw):
             raise HubError("the word is about other hubs", hint=_COPY_AGAIN)
-        log = Log(directory)
+        log = HubLog(directory)
         try:
-            log.transact([change(Log.set_fact, SUCCEEDS, word.strip().encode())])
+            log.transact([change(HubLog.set_fact, SUCCEEDS, word.strip().encode())])
         finally:
             log.close()
 

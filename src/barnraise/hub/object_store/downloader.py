@@ -32,14 +32,14 @@ _LEFT_ALONE_S = 300.0
 _MOST_ADDRESSES = 4  # of one name that are tried
 
 
-class Link(NamedTuple):
+class StoreLink(NamedTuple):
     """A redirect, and the address of the hub that gave it."""
 
     url: str
     hub: str
 
 
-class StoreLine:
+class BucketDownloader:
     """To one origin, or to none. Not for two threads at once."""
 
     def __init__(
@@ -64,7 +64,7 @@ class StoreLine:
             return {}
         return {STORE_HEADER: self.origin}
 
-    def take(self, link: Link, sha256: str, draft: Path, bound: int) -> bool:
+    def take(self, link: StoreLink, sha256: str, draft: Path, bound: int) -> bool:
         """Whether the blob is whole in ``draft`` now. A part of it may be, if the store broke off."""
         try:
             self._take(link, sha256, draft, bound)
@@ -84,7 +84,7 @@ class StoreLine:
         rest = format_duration(_LEFT_ALONE_S)
         self._say(f"not from the store at {self.origin}: {printable(why)}; for {rest} all comes from the hub")
 
-    def _take(self, link: Link, sha256: str, draft: Path, bound: int) -> None:
+    def _take(self, link: StoreLink, sha256: str, draft: Path, bound: int) -> None:
         assert self.origin is not None
         if why := reason_against(link.url, self.origin, sha256):
             raise StoreAway(why)

@@ -29,13 +29,13 @@ _CONNECT_S, _SILENCE_S = 10.0, 60.0
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 
 
-class Place(NamedTuple):
+class BucketUrl(NamedTuple):
     bucket: str
     prefix: str = ""
     endpoint: str | None = None  # None: Amazon's, or what the environment says
 
 
-def read_place(store: str, endpoint: str = "") -> Place:
+def read_place(store: str, endpoint: str = "") -> BucketUrl:
     """Of ``s3://bucket/folder``. HubError for what is none, and if the library is missing."""
     found = _STORE.fullmatch(store)
     if found is None:
@@ -44,13 +44,13 @@ def read_place(store: str, endpoint: str = "") -> Place:
         _origin(endpoint)
     if find_spec("botocore") is None:
         raise HubError("what an object store needs is not installed here", hint=install_hint("hub", "s3"))
-    return Place(found[1], (found[2] or "").strip("/"), endpoint or None)
+    return BucketUrl(found[1], (found[2] or "").strip("/"), endpoint or None)
 
 
-class Bucket:
+class S3Bucket:
     """``folder`` is the hub's own, below the prefix: two hubs never touch each other's blobs."""
 
-    def __init__(self, place: Place, folder: str) -> None:
+    def __init__(self, place: BucketUrl, folder: str) -> None:
         """HubError if there is no way to speak to it that keeps what is said private."""
         self._bucket = place.bucket
         self._folder = "".join(f"{part}/" for part in (place.prefix, folder) if part)
@@ -61,7 +61,7 @@ class Bucket:
         """What is there, with its size. What is no blob does not count."""
         with _translated():
             pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._bucket, Prefix=self._folder
+                S3Bucket=self._bucket, Prefix=self._folder
             )
             listed = {one["Key"]: one["Size"] for page in pages for one in page.get("Contents", ())}
         found = {key.removeprefix(self._folder): size for key, size in listed.items()}
@@ -88,7 +88,7 @@ class Bucket:
         return {"Bucket": self._bucket, "Key": self._folder + name}
 
 
-def _client(place: Place, *, signed: bool = True) -> Any:
+def _client(place: BucketUrl, *, signed: bool = True) -> Any:
     from botocore import UNSIGNED
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError

@@ -16,11 +16,11 @@ from concurrent.futures import Future
 from typing import Literal, NamedTuple, TypeVar
 
 from barnraise.core.errors import StoreAway
-from barnraise.core.flow.events import News
+from barnraise.core.flow.events import ChangeEvent
 from barnraise.core.flow.supervised_task import until_over
 from barnraise.core.units import counted
-from barnraise.hub.object_store.s3 import LINK_S, MOST_BYTES, Bucket
-from barnraise.hub.server.health import Trouble
+from barnraise.hub.object_store.s3 import LINK_S, MOST_BYTES, S3Bucket
+from barnraise.hub.server.health import HealthWarning
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.storage.versions import shared_blobs
 
@@ -37,18 +37,18 @@ _CHECK = "If it lasts, see that keys, region and endpoint are right and may list
 _SIGNING_S = 2.0  # keys of a machine's role may have to be fetched; nobody waits longer for a link
 
 
-class Todo(NamedTuple):
+class UploadPlan(NamedTuple):
     verb: Literal["put", "remove"]
     name: str
 
 
-def next_todo(wanted: Sequence[str], there: Set[str]) -> Todo | None:
+def next_todo(wanted: Sequence[str], there: Set[str]) -> UploadPlan | None:
     """Of what is wanted the first that is not there; if all is, something that nobody wants."""
     for name in wanted:
         if name not in there:
-            return Todo("put", name)
+            return UploadPlan("put", name)
     strays = there - set(wanted)
-    return Todo("remove", min(strays)) if strays else None
+    return UploadPlan("remove", min(strays)) if strays else None
 
 
 def is_worth_waiting(size: int, bytes_s: float) -> bool:
@@ -65,10 +65,10 @@ class _Link(NamedTuple):
     made: float
 
 
-class Stock:
+class BucketUploader:
     """Of one hub, in one bucket. Lives in the hub's event loop."""
 
-    def __init__(self, hub: Hub, bucket: Bucket) -> None:
+    def __init__(self, hub: Hub, bucket: S3Bucket) -> None:
         self.origin = bucket.origin
         self._hub, self._bucket = hub, bucket
         self._there: set[str] = set()
@@ -79,7 +79,7 @@ class Stock:
         self._is_away = False  # then nobody is led there
         self._putting: str | None = None
         self._rate = float(_FIRST_RATE)  # of the last put
-        self._changed = News()
+        self._changed = ChangeEvent()
 
     @property
     def size(self) -> int:
@@ -101,13 +101,13 @@ class Stock:
         except StoreAway as error:
             self._links.pop(name, None)
             words = f"nobody is led to the store at {self.origin}: {error.message}"
-            self._hub.troubles.tell("store-links", Trouble(words, _hint(error), now + _TOLD_S))
+            self._hub.troubles.tell("store-links", HealthWarning(words, _hint(error), now + _TOLD_S))
             return None
 
     async def _arrives(self, name: str) -> bool:
         """All members ask for a version in the moment of its commit, when it is still on its way there."""
         size = self._size(name)
-        is_next = self._putting in (None, name) and self._todo() == Todo("put", name)
+        is_next = self._putting in (None, name) and self._todo() == UploadPlan("put", name)
         if size is None or not is_next or not is_worth_waiting(size, self._rate):
             return False
         until = self._hub.now() + _PATIENCE_S
@@ -130,7 +130,7 @@ class Stock:
             self._is_away = True
             self._changed.announce()
             words = f"the store at {self.origin}: {error.message}; the hub serves all itself, and tries again"
-            self._hub.troubles.tell("store", Trouble(words, _hint(error)))
+            self._hub.troubles.tell("store", HealthWarning(words, _hint(error)))
             await asyncio.sleep(self._pause)
             self._pause = next_pause(self._pause)
             return False
@@ -141,7 +141,7 @@ class Stock:
     def _wanted(self) -> list[str]:
         return shared_blobs(self._hub.versions, self._hub.founding.blobs)
 
-    def _todo(self) -> Todo | None:
+    def _todo(self) -> UploadPlan | None:
         return next_todo([name for name in self._wanted() if name not in self._left_out], self._there)
 
     async def _list(self) -> None:
@@ -169,7 +169,9 @@ class Stock:
             await _aside(lambda: self._bucket.remove(name))
         except StoreAway as error:
             words = f"nothing can be removed from the store at {self.origin}: {error.message}"
-            self._hub.troubles.tell("store-removals", Trouble(words, _hint(error), self._hub.now() + _TOLD_S))
+            self._hub.troubles.tell(
+                "store-removals", HealthWarning(words, _hint(error), self._hub.now() + _TOLD_S)
+            )
         self._there.discard(name)
         self._links.pop(name, None)
 

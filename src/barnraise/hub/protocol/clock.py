@@ -14,7 +14,7 @@ from barnraise.core.units import format_duration
 JUMP_S = 10.0  # less is told to nobody
 
 
-class Jumps:
+class ClockJumps:
     """Whether the wall clock goes on as the monotonic one does. A clock that is set slowly does not jump."""
 
     def __init__(self, wall: float, now: float) -> None:

@@ -40,7 +40,7 @@ class Invite(msgspec.Struct, frozen=True, array_like=True):
         return base64.urlsafe_b64encode(self.token).decode().rstrip("=")
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True):
+class InviteGrant(msgspec.Struct, frozen=True, kw_only=True):
     """What the hub keeps of an invite."""
 
     token_hash: Annotated[str, Meta(min_length=64, max_length=64)]
@@ -56,12 +56,12 @@ _decoder = msgspec.msgpack.Decoder(Invite)
 
 def make_invite(
     addresses: tuple[str, ...], hub: NodeId, run: str, *, role: Role, uses: int, expires: int
-) -> tuple[Invite, Grant]:
+) -> tuple[Invite, InviteGrant]:
     """A new one, and what the hub keeps of it."""
     token = secrets.token_bytes(_TOKEN_BYTES)
     invite = Invite(addresses, hub.raw, token, run, expires)
     decode(_decoder, _encoder.encode(invite), "such an invite cannot be read again", hint=_ADDRESS_HINT)
-    grant = Grant(token_hash=hash_token(invite.token_text), role=role, uses=uses, expires=expires)
+    grant = InviteGrant(token_hash=hash_token(invite.token_text), role=role, uses=uses, expires=expires)
     return invite, grant
 
 
@@ -96,7 +96,7 @@ def hash_token(token: str) -> str:
     return hashlib.sha256(b"barnraise invite " + token.encode()).hexdigest()
 
 
-def use_grant(grant: Grant | None, node: str, clock: float) -> Grant:
+def use_grant(grant: InviteGrant | None, node: str, clock: float) -> InviteGrant:
     """The grant after this node used it; HubRefused (403) with the reason. Joining again costs no use."""
     if grant is None:
         raise HubRefused(403, "invite", "no invite of this hub has this token", hint=_ASK_FOR_ONE)

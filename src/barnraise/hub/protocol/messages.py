@@ -38,7 +38,7 @@ MOST_REGIONS = 16
 MOST_OFFERED = 16
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class VectorEntry(msgspec.Struct, frozen=True, array_like=True):
     """One parameter."""
 
     name: Annotated[str, Meta(min_length=1, max_length=512)]
@@ -50,17 +50,17 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
         return math.prod(self.shape)
 
 
-class Layout(msgspec.Struct, frozen=True):
+class VectorLayout(msgspec.Struct, frozen=True):
     """The parameters in their order; flat, one after the other, they are the vector that travels."""
 
-    entries: Annotated[tuple[Entry, ...], Meta(min_length=1, max_length=100_000)]
+    entries: Annotated[tuple[VectorEntry, ...], Meta(min_length=1, max_length=100_000)]
 
     @property
     def numel(self) -> int:
         return sum(entry.numel for entry in self.entries)
 
 
-class Course(msgspec.Struct, frozen=True, kw_only=True):
+class HubDataOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What the order of the samples depends on; fields of ``runs.sharding.DataOrder``."""
 
     samples: Annotated[int, Meta(ge=1, le=1 << 50)]
@@ -70,7 +70,7 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
     epochs: Annotated[int, Meta(ge=1, le=1 << 20)] = 1
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class RoundConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How this hub runs its rounds. Fixed when it is founded."""
 
     codec: CodecName = "int8"  # of what members send
@@ -93,7 +93,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     refusals: Annotated[int, Meta(ge=1, le=1000)] = 3  # before quarantine
 
 
-class Code(msgspec.Struct, frozen=True, kw_only=True):
+class CodeDescription(msgspec.Struct, frozen=True, kw_only=True):
     """What runs at a member: a blob of its own, named by the description."""
 
     entry: Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -104,43 +104,43 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
     ]  # blobs, as Manifest.objects() lists them
 
 
-class Description(msgspec.Struct, frozen=True, kw_only=True):
+class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Of the run, for whoever thinks of joining: `GET /v1/run`."""
 
     protocol: int
     hub: NodeText
     name: Name
     owner: NodeText
-    terms: Terms
+    terms: RoundConfig
     code: Sha256 | None = None
-    layout: Layout | None = None  # with course: as soon as the owner has pushed the base
-    course: Course | None = None
+    layout: VectorLayout | None = None  # with course: as soon as the owner has pushed the base
+    course: HubDataOrder | None = None
     version: Version | None = None
     finished: bool = False
     store: Origin | None = None  # where its blobs may come from, too
 
 
-class Join(msgspec.Struct, frozen=True, kw_only=True):
+class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`POST /v1/members`, signed with the newcomer's key. Repeating it is harmless."""
 
     token: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{22}$")]
     name: Name
 
 
-class Joined(msgspec.Struct, frozen=True, kw_only=True):
+class JoinResponse(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
-    description: Description
+    description: RunDescription
     regions: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_REGIONS)] = ()  # that would take it in
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class CodeOffer(msgspec.Struct, frozen=True, kw_only=True):
     """`POST /v1/regions`, again and again: a region takes in who joins its parent, one with each invite."""
 
     friends: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_OFFERED)]
     strangers: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_OFFERED)]
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True, order=True):
+class SampleSpan(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Positions ``first`` to ``last`` (without it) of an epoch's order."""
 
     epoch: Count
@@ -162,8 +162,8 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     id: LeaseId
     version: Version  # to begin from
-    spans: Annotated[tuple[Span, ...], Meta(max_length=4096)]
-    steps: Count  # H: inner steps of `Course.batch` samples that cover the spans
+    spans: Annotated[tuple[SampleSpan, ...], Meta(max_length=4096)]
+    steps: Count  # H: inner steps of `HubDataOrder.batch` samples that cover the spans
     seconds: LeaseTime  # in which the hub expects the update
     void_s: LeaseTime  # from now on, after which somebody else gets the spans
     covered: Count = 0  # samples that the chain has behind it, which schedules follow
@@ -174,7 +174,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
         return sum(span.size for span in self.spans)
 
 
-class Declaration(msgspec.Struct, frozen=True, kw_only=True):
+class UpdateDeclaration(msgspec.Struct, frozen=True, kw_only=True):
     """`POST /v1/uploads`. The same declaration again finds what has arrived already."""
 
     kind: Literal["update", "base"] = "update"
@@ -183,14 +183,16 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
     lease: LeaseId | None = None  # of an update
     version: Version = 0  # that the update begins from
     samples: Count = 0  # that were trained on, at most those of the lease
-    trained: Annotated[tuple[Span, ...], Meta(max_length=4096)] = ()  # which; if none, the lease's first
+    trained: Annotated[
+        tuple[SampleSpan, ...], Meta(max_length=4096)
+    ] = ()  # which; if none, the lease's first
     loss: Annotated[float, Meta(ge=-1e30, le=1e30)] | None = None
     merged: Annotated[int, Meta(ge=1, le=1 << 32)] = 1  # updates of its members that a region made one of
-    layout: Layout | None = None  # of a base
-    course: Course | None = None
+    layout: VectorLayout | None = None  # of a base
+    course: HubDataOrder | None = None
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class HubProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Of an upload: the answer to POST, `GET /v1/uploads/{id}` and `PATCH /v1/uploads/{id}?offset=N`."""
 
     id: LeaseId
@@ -202,7 +204,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     clipped: float = 1.0  # what it is multiplied with, unless all of its round are as large
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True):
+class UploadStep(msgspec.Struct, frozen=True, array_like=True):
     """A blob that brings a member to this version: a base sets the state, a delta is added to it."""
 
     kind: Literal["base", "delta"]
@@ -212,11 +214,11 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     codec: CodecName
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class VersionHead(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /v1/head?after=V&wait=S`: the steps from V; without `after`, from nothing."""
 
     version: Version
-    steps: Annotated[tuple[Step, ...], Meta(max_length=4096)]
+    steps: Annotated[tuple[UploadStep, ...], Meta(max_length=4096)]
     waits_for: Sentence = ""  # if there is nothing new: for whom or what
     finished: bool = False
 
@@ -253,7 +255,7 @@ def decode_message(kind: type[T], data: bytes) -> T:
     return found
 
 
-def check_layout(layout: Layout) -> None:
+def check_layout(layout: VectorLayout) -> None:
     """HubError unless every name occurs once and there is something to train."""
     names = [entry.name for entry in layout.entries]
     if len(set(names)) != len(names) or not 0 < layout.numel <= 1 << 40:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from barnraise.hub.storage.log import Changes, Log, change, read_fact
+from barnraise.hub.storage.log import Changes, HubLog, change, read_fact
 
 _FACT = "signed"
 
@@ -36,4 +36,4 @@ class LatestSigned:
         if self.time <= self._written:
             return []
         self._written = self.time
-        return [change(Log.set_fact, _FACT, _Mark(self.time))]
+        return [change(HubLog.set_fact, _FACT, _Mark(self.time))]

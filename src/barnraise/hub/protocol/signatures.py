@@ -33,7 +33,7 @@ _SIGNATURE = re.compile(rf"{_LABEL}=(:[A-Za-z0-9+/]{{86}}==:)")
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
 
 
-class Signed(NamedTuple):
+class SignedMessage(NamedTuple):
     """What a verified signature says."""
 
     node: NodeId
@@ -57,7 +57,9 @@ def sign_request(
     return headers | _signed(key, parameters, base)
 
 
-def verify_request(method: str, path: str, query: str, headers: Mapping[str, str], hub: NodeId) -> Signed:
+def verify_request(
+    method: str, path: str, query: str, headers: Mapping[str, str], hub: NodeId
+) -> SignedMessage:
     """HubRefused (401) unless the headers are signed for this hub. Others judge who it is and when."""
     if headers.get(HUB_HEADER) != str(hub):
         raise HubRefused(401, "wrong-hub", "the request is meant for another hub", hint=_ASK_AGAIN)
@@ -67,7 +69,7 @@ def verify_request(method: str, path: str, query: str, headers: Mapping[str, str
     node = _node(keyid)
     if node is None or not verify_signature(node, base64.b64decode(signature[1:-1]), base):
         raise HubRefused(401, "signature", "the signature does not belong to the request", hint=_ASK_AGAIN)
-    return Signed(node, int(created), nonce, digest, signature)
+    return SignedMessage(node, int(created), nonce, digest, signature)
 
 
 def sign_response(key: NodeKey, status: int, body: bytes, asked: str, now: float) -> dict[str, str]:
@@ -105,7 +107,7 @@ def request_signature(headers: Mapping[str, str]) -> str | None:
     return found[1] if found else None
 
 
-class Nonces:
+class NonceCache:
     """Those of the window, so that nothing signed counts twice. Holds so many at most; then it refuses.
 
     What was signed before ``began`` is too old: this process does not know what was heard before it.
@@ -115,7 +117,7 @@ class Nonces:
         self._seen: dict[tuple[bytes, str], float] = {}  # in the order of their time
         self._began, self._most = int(began), most
 
-    def take(self, signed: Signed, clock: float, now: float) -> None:
+    def take(self, signed: SignedMessage, clock: float, now: float) -> None:
         """HubRefused if it is too old or too new by the wall ``clock``, or was here before."""
         if abs(clock - signed.created) > WINDOW_S or signed.created < self._began:
             raise HubRefused(

@@ -14,19 +14,19 @@ from typing import Protocol
 
 import torch
 
-from barnraise.compression import Codec, PowerSGD, Turn, codec_named
+from barnraise.compression import Codec, CodecRound, PowerSGD, codec_named
 from barnraise.core.errors import BarnraiseError, ConfigError, HubError, ProtocolError
-from barnraise.hub.protocol.messages import Layout
+from barnraise.hub.protocol.messages import VectorLayout
 
 MAGIC = b"byvec\x00\x01\n"
 _LENGTH = 4
 
 
-class Sink(Protocol):
+class VectorSink(Protocol):
     def write(self, data: bytes | memoryview, /) -> object: ...
 
 
-class Form:
+class VectorForm:
     """How a vector of so many numbers is cut and encoded. ``version`` keys what a codec draws at random."""
 
     def __init__(self, numel: int, chunk: int, codec: str, version: int) -> None:
@@ -44,8 +44,8 @@ class Form:
     def slice(self, index: int) -> slice:
         return slice(index * self.chunk, index * self.chunk + self.sizes(index))
 
-    def turn(self, index: int) -> Turn:
-        return Turn(f"chunk-{index}", self.version)
+    def turn(self, index: int) -> CodecRound:
+        return CodecRound(f"chunk-{index}", self.version)
 
     @property
     def most_bytes(self) -> int:
@@ -69,7 +69,7 @@ class Form:
 class VectorFile:
     """A file of a form, opened for as long as a chunk takes: a hub may hold thousands."""
 
-    def __init__(self, path: Path, form: Form) -> None:
+    def __init__(self, path: Path, form: VectorForm) -> None:
         """Reads only the lengths; ProtocolError unless they fit the form."""
         self.form, self._path = form, path
         self._starts: list[int] = []
@@ -106,7 +106,9 @@ class VectorFile:
         return map(self.chunk, range(self.form.count))
 
 
-def encode_vector(sink: Sink, flat: torch.Tensor, form: Form, residual: torch.Tensor | None = None) -> None:
+def encode_vector(
+    sink: VectorSink, flat: torch.Tensor, form: VectorForm, residual: torch.Tensor | None = None
+) -> None:
     """A whole vector; ``residual`` is added first, and is what the codec lost afterwards."""
 
     def chunks() -> Iterator[torch.Tensor]:
@@ -123,7 +125,7 @@ def encode_vector(sink: Sink, flat: torch.Tensor, form: Form, residual: torch.Te
             form.codec.add(residual[form.slice(index)], payload, form.turn(index), sign=-1.0)
 
 
-def add_vector(path: Path, form: Form, flat: torch.Tensor, *, is_base: bool = False) -> None:
+def add_vector(path: Path, form: VectorForm, flat: torch.Tensor, *, is_base: bool = False) -> None:
     """A base sets the vector, a delta is added to it: the same bits everywhere."""
     for index, values in enumerate(VectorFile(path, form).chunks()):
         if is_base:
@@ -132,7 +134,7 @@ def add_vector(path: Path, form: Form, flat: torch.Tensor, *, is_base: bool = Fa
             flat[form.slice(index)].add_(values)
 
 
-def flatten(layout: Layout, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def flatten(layout: VectorLayout, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The parameters as one float32 vector on the CPU; HubError if they are not those of the layout."""
     parts = []
     for entry in layout.entries:
@@ -146,7 +148,7 @@ def flatten(layout: Layout, parameters: Mapping[str, torch.Tensor]) -> torch.Ten
     return torch.cat(parts)
 
 
-def spread(layout: Layout, flat: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> None:
+def spread(layout: VectorLayout, flat: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> None:
     """Back into the parameters, in place."""
     sizes = [entry.numel for entry in layout.entries]
     with torch.no_grad():
@@ -157,6 +159,6 @@ def spread(layout: Layout, flat: torch.Tensor, parameters: Mapping[str, torch.Te
 def check_codec(name: str) -> None:
     """HubError for a codec that a hub cannot use."""
     try:
-        Form(1, 1, name, 0)
+        VectorForm(1, 1, name, 0)
     except BarnraiseError as error:
         raise HubError(error.message, hint=error.hint) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from barnraise.hub.protocol.messages import MOST_REGIONS, Offer, Role
+from barnraise.hub.protocol.messages import MOST_REGIONS, CodeOffer, Role
 
 REPEATED_S = 60.0
 _LASTS_S = 3 * REPEATED_S
@@ -18,20 +18,20 @@ DETOUR_S = 0.1
 T = TypeVar("T")
 
 
-class Standing(NamedTuple):
-    offer: Offer
+class RegionCapacity(NamedTuple):
+    offer: CodeOffer
     until: float
     given: Mapping[str, str]  # whom which of its invites was told: nobody gets a second
 
 
-Regions = Mapping[str, Standing]  # by their nodes
+Regions = Mapping[str, RegionCapacity]  # by their nodes
 
 
-def with_offer(regions: Regions, node: str, offer: Offer, now: float) -> dict[str, Standing]:
+def with_offer(regions: Regions, node: str, offer: CodeOffer, now: float) -> dict[str, RegionCapacity]:
     """The newest offers; those that lapsed are forgotten."""
     given = regions[node].given if node in regions else {}
     others = {one: known for one, known in regions.items() if known.until > now and one != node}
-    return {node: Standing(offer, now + _LASTS_S, given), **others}
+    return {node: RegionCapacity(offer, now + _LASTS_S, given), **others}
 
 
 def opened_to(regions: Regions, newcomer: str, role: Role, now: float) -> tuple[Regions, tuple[str, ...]]:

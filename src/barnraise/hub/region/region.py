@@ -16,30 +16,30 @@ from pathlib import Path
 
 import msgspec
 
-from barnraise.artifacts import Limits
+from barnraise.artifacts import FolderLimits
 from barnraise.core.errors import HubError, HubRefused
 from barnraise.core.flow.supervised_task import until_over
-from barnraise.hub.aggregation.aggregate import Outer, merged_chunk, take_outer_step
-from barnraise.hub.aggregation.aggregator import Closed, Merged
+from barnraise.hub.aggregation.aggregate import OuterState, merged_chunk, take_outer_step
+from barnraise.hub.aggregation.aggregator import ClosedRound, RoundResult
 from barnraise.hub.aggregation.outer_step import OuterStep, mean_loss
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.upload import push
-from barnraise.hub.mirror.blob_fetcher import Fetcher
+from barnraise.hub.mirror.blob_fetcher import BlobFetcher
 from barnraise.hub.protocol.messages import (
-    Declaration,
-    Description,
-    Layout,
     Lease,
     LeaseRequest,
-    Step,
-    Terms,
+    RoundConfig,
+    RunDescription,
+    UpdateDeclaration,
+    UploadStep,
+    VectorLayout,
 )
 from barnraise.hub.rounds import state_machine
 from barnraise.hub.rounds.sample_pool import joined
 from barnraise.hub.server.hub import Hub
-from barnraise.hub.storage.blobs import Blobs
+from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.create import found_hub
-from barnraise.hub.storage.log import Committed, Contribution
+from barnraise.hub.storage.log import CommittedRound, Contribution
 from barnraise.identity.node_id import NodeId
 
 _POLL_S = 20.0
@@ -50,22 +50,22 @@ _SHORTER = 0.7  # of the parent's round: the region's own must fit into it
 logger = logging.getLogger(__name__)
 
 
-class Parent:
+class ParentHub:
     """The parent as a region sees it. Every method blocks. A thread that passes a round up and one that looks
     for news take turns."""
 
-    def __init__(self, client: HubClient, blobs: Blobs, folder: Path, limits: Limits) -> None:
+    def __init__(self, client: HubClient, blobs: BlobStore, folder: Path, limits: FolderLimits) -> None:
         self._client, self._blobs = client, blobs
         folder.mkdir(parents=True, exist_ok=True)
-        self._fetcher = Fetcher(client, blobs, folder, limits)
+        self._fetcher = BlobFetcher(client, blobs, folder, limits)
         self._turn = threading.Lock()
         self.lease: Lease | None = None
 
-    def describe(self) -> Description:
+    def describe(self) -> RunDescription:
         with self._turn:
-            return self._client.patiently("GET", "/v1/run", Description)
+            return self._client.patiently("GET", "/v1/run", RunDescription)
 
-    def steps(self, after: int | None, wait: float = 0.0) -> tuple[Step, ...]:
+    def steps(self, after: int | None, wait: float = 0.0) -> tuple[UploadStep, ...]:
         """Of the chain, with their blobs here."""
         with self._turn:
             steps = self._client.head(after, wait).steps
@@ -80,7 +80,7 @@ class Parent:
             self.lease = self._client.patiently("POST", "/v1/leases", Lease, message)
             return self.lease
 
-    def push(self, declaration: Declaration) -> None:
+    def push(self, declaration: UpdateDeclaration) -> None:
         with self._turn:
             push(self._client, declaration, self._blobs.path(declaration.sha256))
 
@@ -89,28 +89,28 @@ class Parent:
             return () if name is None else self._fetcher.fetch_code(name)
 
 
-class PassUp(OuterStep):
+class RegionAggregator(OuterStep):
     """What a region does with a closed round. What the codec loses is added to the next update."""
 
-    def __init__(self, blobs: Blobs, terms: Terms, layout: Layout, parent: Parent) -> None:
+    def __init__(self, blobs: BlobStore, terms: RoundConfig, layout: VectorLayout, parent: ParentHub) -> None:
         super().__init__(blobs, terms, layout)
         self._parent = parent
         self._feedback: str | None = None
         self._spent: set[str] = set()
 
-    def finish(self, closed: Closed) -> Merged:
+    def finish(self, closed: ClosedRound) -> RoundResult:
         lease = self._parent.lease
         if lease is None or lease.version != closed.head.number:
-            return Merged((), (), {})  # there is nothing that these updates could count for
+            return RoundResult((), (), {})  # there is nothing that these updates could count for
         inputs, parts, refused = self.inputs(closed)
         if not inputs:
-            return Merged((), (), refused)
+            return RoundResult((), (), refused)
         trim = self.trim(closed, parts)
         outcome = take_outer_step(  # without momentum and with this rate it is the mean itself
             self._blobs,
             self._form(self._terms.codec, lease.version),
             lambda index: merged_chunk(inputs, index, trim),
-            Outer(None, self._blob(self._feedback)),
+            OuterState(None, self._blob(self._feedback)),
             -1.0,
             0.0,
             self._pool,
@@ -131,25 +131,25 @@ class PassUp(OuterStep):
             is_refused = True
             self._parent.lease = None  # the region takes another one
         self._feedback = outcome.feedback
-        steps: tuple[Step, ...] = ()
+        steps: tuple[UploadStep, ...] = ()
         while not steps:
             steps = self._news(closed.head.number)
             if is_refused:  # there may be no version after this one before the region delivers again
                 break
         versions = mirrored(self._parent, steps, self._terms.base_every, closed.time)
         if is_refused:
-            return Merged(tuple(versions), (), refused, self._no_longer_needed())
+            return RoundResult(tuple(versions), (), refused, self._no_longer_needed())
         first, *others = versions
         counted = msgspec.structs.replace(
             first, members=len(parts), samples=declaration.samples, loss=declaration.loss
         )
-        return Merged((counted, *others), parts, refused, self._no_longer_needed())
+        return RoundResult((counted, *others), parts, refused, self._no_longer_needed())
 
     def _no_longer_needed(self) -> frozenset[str]:
         spent, self._spent = frozenset(self._spent) - {self._feedback or ""}, set()
         return spent
 
-    def _news(self, after: int) -> tuple[Step, ...]:
+    def _news(self, after: int) -> tuple[UploadStep, ...]:
         """Once more if a blob was denied or changed on its way: the update that was taken must not be merged
         and passed up again for that."""
         try:
@@ -162,10 +162,10 @@ class PassUp(OuterStep):
             return ()
 
 
-def declared(step: Step, lease: Lease, parts: Sequence[Contribution]) -> Declaration:
+def declared(step: UploadStep, lease: Lease, parts: Sequence[Contribution]) -> UpdateDeclaration:
     """What a region says of its members' updates, which became one. Spans of neighbours are told as one: of
     thousands of leaves below there would be more than a message may have."""
-    return Declaration(
+    return UpdateDeclaration(
         sha256=step.sha256,
         size=step.size,
         lease=lease.id,
@@ -177,12 +177,14 @@ def declared(step: Step, lease: Lease, parts: Sequence[Contribution]) -> Declara
     )
 
 
-def regional_terms(terms: Terms) -> Terms:
+def regional_terms(terms: RoundConfig) -> RoundConfig:
     """Of a region, by its parent's."""
     return msgspec.structs.replace(terms, round_s=_SHORTER * terms.round_s)
 
 
-def mirrored(parent: Parent, steps: Sequence[Step], base_every: int, time: float) -> list[Committed]:
+def mirrored(
+    parent: ParentHub, steps: Sequence[UploadStep], base_every: int, time: float
+) -> list[CommittedRound]:
     """The parent's steps as versions of the region's chain, with a base wherever the parent has one."""
     found = []
     for step in steps:
@@ -191,13 +193,13 @@ def mirrored(parent: Parent, steps: Sequence[Step], base_every: int, time: float
             whole = parent.steps(None)
             base = whole[0] if whole and whole[0].version == step.version else None
         found.append(
-            Committed(number=step.version, step=step, base=base, time=time, rule="the parent's version")
+            CommittedRound(number=step.version, step=step, base=base, time=time, rule="the parent's version")
         )
     return found
 
 
 def found_region(
-    directory: Path, parent: Parent, description: Description, owner: NodeId, above: NodeId
+    directory: Path, parent: ParentHub, description: RunDescription, owner: NodeId, above: NodeId
 ) -> None:
     """A hub in this directory with the parent's run and code; ``above`` is the parent's key."""
     kept = parent.fetch_code(description.code)
@@ -205,9 +207,9 @@ def found_region(
     found_hub(directory, description.name, owner, terms, code=description.code, kept=kept, parent=above)
 
 
-async def run_region(hub: Hub, parent: Parent) -> None:
+async def run_region(hub: Hub, parent: ParentHub) -> None:
     """For as long as the run goes on: sync, lease, deal out, and let the rounds pass up what they make."""
-    description: Description | None = None
+    description: RunDescription | None = None
 
     async def turn() -> bool:
         nonlocal description
@@ -227,7 +229,7 @@ async def run_region(hub: Hub, parent: Parent) -> None:
     await until_over(turn, "the region could not go on", _PAUSE_S)
 
 
-async def _is_over_after(hub: Hub, parent: Parent, description: Description) -> bool:
+async def _is_over_after(hub: Hub, parent: ParentHub, description: RunDescription) -> bool:
     """A round of the region; whether the run is over."""
     await _sync(hub, parent, description)
     assert hub.version is not None
@@ -240,10 +242,10 @@ async def _is_over_after(hub: Hub, parent: Parent, description: Description) -> 
         if error.kind != "finished":
             raise
         await _sync(hub, parent, description)
-        await hub.step(state_machine.Ended())
+        await hub.step(state_machine.ParentFinished())
         return True
     hub.covered = lease.covered  # by others, too
-    await hub.step(state_machine.Supplied(lease.spans))
+    await hub.step(state_machine.SamplesSupplied(lease.spans))
     await hub.until(lambda: hub.version != version or parent.lease is None, lease.void_s)
     return False
 
@@ -259,7 +261,7 @@ async def _wished(hub: Hub, *, is_first: bool) -> int:
     return sum(hub.state.wishes.values())
 
 
-async def _sync(hub: Hub, parent: Parent, description: Description) -> None:
+async def _sync(hub: Hub, parent: ParentHub, description: RunDescription) -> None:
     """The parent's head becomes the region's, if the region is behind."""
     assert description.layout is not None
     assert description.course is not None

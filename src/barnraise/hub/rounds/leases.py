@@ -6,19 +6,19 @@ from collections.abc import Collection
 
 import msgspec
 
-from barnraise.hub.protocol.messages import Span, Terms
+from barnraise.hub.protocol.messages import RoundConfig, SampleSpan
 from barnraise.hub.rounds.sample_pool import trained, without
 
 LEAST_NORMS = 3  # of updates, that tell what size is usual
 
 
-class Lent(msgspec.Struct, frozen=True, array_like=True):
+class ActiveLease(msgspec.Struct, frozen=True, array_like=True):
     """A lease that is out."""
 
     id: str
     node: str
     version: int
-    spans: tuple[Span, ...]
+    spans: tuple[SampleSpan, ...]
     seconds: float
     overdue: float  # by the hub's monotonic clock: nobody waits for it from then on
     void: float  # its spans return
@@ -29,7 +29,7 @@ class Lent(msgspec.Struct, frozen=True, array_like=True):
         return sum(span.size for span in self.spans)
 
 
-class Delivered(msgspec.Struct, frozen=True, array_like=True, order=True):
+class PendingUpdate(msgspec.Struct, frozen=True, array_like=True, order=True):
     """An admitted update that waits for its round."""
 
     id: str
@@ -37,29 +37,29 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True, order=True):
     lease: str
     version: int
     samples: int
-    spans: tuple[Span, ...] = ()  # which of the lease's; if none are said, its first so many samples
+    spans: tuple[SampleSpan, ...] = ()  # which of the lease's; if none are said, its first so many samples
     of_stranger: bool = False
 
 
-def can_be_compared(waiting: Collection[Delivered], known: int) -> bool:
+def can_be_compared(waiting: Collection[PendingUpdate], known: int) -> bool:
     """Whether strangers' updates have something that says how large they may be: norms that are known from
     before, a friend's update, or each other."""
     is_enough = known >= LEAST_NORMS or len(waiting) >= LEAST_NORMS
     return is_enough or any(not one.of_stranger for one in waiting)
 
 
-def renewed(lease: Lent, terms: Terms, now: float) -> Lent:
+def renewed(lease: ActiveLease, terms: RoundConfig, now: float) -> ActiveLease:
     """A lease in the state of a hub that began again: its clock is another, so it gets its whole time."""
     void = now + lease.seconds * (2 + terms.stale_limit)
     return msgspec.structs.replace(lease, overdue=now + lease.seconds, void=void, patience=void)
 
 
-def held_s(lease: Lent, terms: Terms, now: float) -> float:
+def held_s(lease: ActiveLease, terms: RoundConfig, now: float) -> float:
     """For how long its member has had it. Its patience is set once, when it begins."""
     return max(0.0, now - (lease.patience - lease.seconds * (2 + terms.stale_limit)))
 
 
-def rest_of(lease: Lent, update: Delivered) -> list[Span] | None:
+def rest_of(lease: ActiveLease, update: PendingUpdate) -> list[SampleSpan] | None:
     """What the update is not about; None if it is about other samples than the lease's."""
     rest = without(lease.spans, update.spans or trained(lease.spans, update.samples))
     left = sum(span.size for span in rest or ())

@@ -13,7 +13,7 @@ from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from itertools import pairwise
 from typing import Generic, Self, TypeVar
 
-from barnraise.hub.rounds.leases import Lent
+from barnraise.hub.rounds.leases import ActiveLease
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -34,7 +34,7 @@ class _Shelf(Generic[K, V]):
             self.all[key] = value
 
 
-class Book(Mapping[K, V]):
+class PersistentMap(Mapping[K, V]):
     """No value is None."""
 
     __slots__ = ("_newer", "_own", "_undo")
@@ -106,7 +106,7 @@ class Book(Mapping[K, V]):
         return self._newest().all.values()
 
 
-class _LentShelf(_Shelf[str, Lent]):
+class _LentShelf(_Shelf[str, ActiveLease]):
     """With the leases in the order of their moments. Heaps may hold outdated entries."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class _LentShelf(_Shelf[str, Lent]):
         self.looked = float("-inf")
         self._is_tidy = False  # nothing changed since
 
-    def put(self, key: str, value: Lent | None) -> None:
+    def put(self, key: str, value: ActiveLease | None) -> None:
         before = self.all.get(key)
         self._is_tidy = False
         if before is not None:
@@ -153,8 +153,8 @@ class _LentShelf(_Shelf[str, Lent]):
         while self.voids and not self._is_void(*self.voids[0]):
             heapq.heappop(self.voids)
 
-    def expired(self, now: float) -> list[Lent]:
-        found: dict[str, Lent] = {}
+    def expired(self, now: float) -> list[ActiveLease]:
+        found: dict[str, ActiveLease] = {}
         self.look(now)
         while self.voids and self.voids[0][0] <= now:
             moment, key = heapq.heappop(self.voids)
@@ -175,7 +175,7 @@ class _LentShelf(_Shelf[str, Lent]):
         heapq.heapify(self.overdues)
 
 
-class Lending(Book[str, Lent]):
+class LeaseTable(PersistentMap[str, ActiveLease]):
     """The leases that are out, by their names: one of each member."""
 
     __slots__ = ()
@@ -189,12 +189,12 @@ class Lending(Book[str, Lent]):
         assert isinstance(own, _LentShelf)
         return own
 
-    def of(self, node: str) -> Lent | None:
+    def of(self, node: str) -> ActiveLease | None:
         own = self._leases()
         name = own.names.get(node)
         return None if name is None else own.all[name]
 
-    def expired(self, now: float) -> list[Lent]:
+    def expired(self, now: float) -> list[ActiveLease]:
         """Whose spans return."""
         return self._leases().expired(now)
 

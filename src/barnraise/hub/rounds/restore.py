@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from barnraise.hub.protocol.messages import Course
+from barnraise.hub.protocol.messages import HubDataOrder
 from barnraise.hub.rounds.leases import renewed
-from barnraise.hub.rounds.persistent_map import Book, Lending
-from barnraise.hub.rounds.sample_pool import Pool
-from barnraise.hub.rounds.state_machine import State
-from barnraise.hub.storage.create import Founding
-from barnraise.hub.storage.log import Everything, read_fact
+from barnraise.hub.rounds.persistent_map import LeaseTable, PersistentMap
+from barnraise.hub.rounds.sample_pool import SamplePool
+from barnraise.hub.rounds.state_machine import RoundState
+from barnraise.hub.storage.create import HubFounding
+from barnraise.hub.storage.log import HubSnapshot, read_fact
 
 
-def recalled(found: Everything, founding: Founding, now: float, *, is_region: bool) -> State:
+def recalled(found: HubSnapshot, founding: HubFounding, now: float, *, is_region: bool) -> RoundState:
     """Leases get their whole time again."""
-    course = read_fact(found.facts, "course", Course)
+    course = read_fact(found.facts, "course", HubDataOrder)
     if is_region and course is not None:  # its parent deals out anew
-        pool = Pool(course.samples * course.epochs)
+        pool = SamplePool(course.samples * course.epochs)
     else:
-        pool = read_fact(found.facts, "pool", Pool) or Pool()
-    return State(
+        pool = read_fact(found.facts, "pool", SamplePool) or SamplePool()
+    return RoundState(
         terms=founding.terms,
         course=course,
         version=found.versions[-1].number if found.versions else None,
         pool=pool,
-        lent=Lending({one.id: renewed(one, founding.terms, now) for one in found.leases}),
-        waiting=Book({one.update.id: one.update for one in found.arrivals}),
-        delivered=Book({one.update.node: one.update.id for one in found.arrivals}),
+        lent=LeaseTable({one.id: renewed(one, founding.terms, now) for one in found.leases}),
+        waiting=PersistentMap({one.update.id: one.update for one in found.arrivals}),
+        delivered=PersistentMap({one.update.node: one.update.id for one in found.arrivals}),
         is_region=is_region,
-        usual=Book({node: one.usual for node, one in found.members.items() if one.usual}),
+        usual=PersistentMap({node: one.usual for node, one in found.members.items() if one.usual}),
         since=now,
         known=sum(one.norm > 0 for one in found.seen),
     )
 
 
-def covered_by(found: Everything, state: State) -> int:
+def covered_by(found: HubSnapshot, state: RoundState) -> int:
     """Samples that the chain has behind it. A hub that took over does not know its first versions: what is
     neither free nor lent nor waiting was trained on."""
     if state.is_region:

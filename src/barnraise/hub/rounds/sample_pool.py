@@ -7,81 +7,83 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from barnraise.hub.protocol.messages import Course, Span
+from barnraise.hub.protocol.messages import HubDataOrder, SampleSpan
 
 _MOST_SPANS = 1000
-_NOTHING = Course(samples=1, batch=1)
+_NOTHING = HubDataOrder(samples=1, batch=1)
 
 
-class Pool(msgspec.Struct, frozen=True, array_like=True):
+class SamplePool(msgspec.Struct, frozen=True, array_like=True):
     """The samples that nobody holds: all from ``cursor`` on (counted over all epochs), and what came back."""
 
     cursor: int = 0
-    returned: tuple[Span, ...] = ()
+    returned: tuple[SampleSpan, ...] = ()
 
 
-def take(pool: Pool, course: Course, samples: int) -> tuple[tuple[Span, ...], Pool]:
+def take(pool: SamplePool, course: HubDataOrder, samples: int) -> tuple[tuple[SampleSpan, ...], SamplePool]:
     """So many samples, or what is left of them: those that came back first."""
-    spans: list[Span] = []
+    spans: list[SampleSpan] = []
     returned = list(pool.returned)
     while returned and samples > 0 and len(spans) < _MOST_SPANS:
         span = returned.pop(0)
         size = min(span.size, samples)
-        spans.append(Span(span.epoch, span.first, span.first + size))
+        spans.append(SampleSpan(span.epoch, span.first, span.first + size))
         samples -= size
         if size < span.size:
-            returned.insert(0, Span(span.epoch, span.first + size, span.last))
+            returned.insert(0, SampleSpan(span.epoch, span.first + size, span.last))
     cursor = pool.cursor
     while samples > 0 and cursor < course.samples * course.epochs and len(spans) < _MOST_SPANS:
         epoch, first = divmod(cursor, course.samples)
         last = min(first + samples, course.samples)
-        spans.append(Span(epoch, first, last))
+        spans.append(SampleSpan(epoch, first, last))
         samples -= last - first
         cursor += last - first
-    return tuple(spans), Pool(cursor, tuple(returned))
+    return tuple(spans), SamplePool(cursor, tuple(returned))
 
 
-def give_back(pool: Pool, spans: Sequence[Span]) -> Pool:
+def give_back(pool: SamplePool, spans: Sequence[SampleSpan]) -> SamplePool:
     """As few spans as there can be, in their order."""
-    return Pool(pool.cursor, joined((*pool.returned, *spans))) if any(one.size for one in spans) else pool
+    return (
+        SamplePool(pool.cursor, joined((*pool.returned, *spans))) if any(one.size for one in spans) else pool
+    )
 
 
-def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+def joined(spans: Iterable[SampleSpan]) -> tuple[SampleSpan, ...]:
     """Sorted, neighbours as one."""
-    found: list[Span] = []
+    found: list[SampleSpan] = []
     for span in sorted(spans):
         if found and found[-1].epoch == span.epoch and found[-1].last == span.first:
-            found[-1] = Span(span.epoch, found[-1].first, span.last)
+            found[-1] = SampleSpan(span.epoch, found[-1].first, span.last)
         elif span.size:
             found.append(span)
     return tuple(found)
 
 
-def trained(spans: Sequence[Span], samples: int) -> tuple[Span, ...]:
+def trained(spans: Sequence[SampleSpan], samples: int) -> tuple[SampleSpan, ...]:
     """The first so many samples of them."""
-    found, _ = take(Pool(0, tuple(spans)), _NOTHING, samples)
+    found, _ = take(SamplePool(0, tuple(spans)), _NOTHING, samples)
     return found
 
 
-def without(spans: Sequence[Span], taken: Sequence[Span]) -> list[Span] | None:
+def without(spans: Sequence[SampleSpan], taken: Sequence[SampleSpan]) -> list[SampleSpan] | None:
     """What is left of them; None if something else was taken, or a sample twice."""
     if any(one.size <= 0 for one in taken):  # or two of them elsewhere could make up for each other
         return None
-    rest: list[Span] = []
+    rest: list[SampleSpan] = []
     cuts = sorted(taken)
     for span in joined(spans):
         at = span.first
-        begin = bisect_left(cuts, Span(span.epoch, span.first, 0))
-        end = bisect_left(cuts, Span(span.epoch, span.last, 0))
+        begin = bisect_left(cuts, SampleSpan(span.epoch, span.first, 0))
+        end = bisect_left(cuts, SampleSpan(span.epoch, span.last, 0))
         for cut in cuts[begin:end]:
             if not at <= cut.first < cut.last <= span.last:
                 return None
-            rest.append(Span(span.epoch, at, cut.first))
+            rest.append(SampleSpan(span.epoch, at, cut.first))
             at = cut.last
-        rest.append(Span(span.epoch, at, span.last))
+        rest.append(SampleSpan(span.epoch, at, span.last))
     total = sum(one.size for one in (*rest, *taken))
     return rest if total == sum(one.size for one in spans) else None
 
 
-def has_samples(pool: Pool, course: Course) -> bool:
+def has_samples(pool: SamplePool, course: HubDataOrder) -> bool:
     return bool(pool.returned) or pool.cursor < course.samples * course.epochs

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from barnraise.core.errors import HubRefused
-from barnraise.hub.protocol.messages import Course, Span, Terms
-from barnraise.hub.rounds.leases import Delivered, Lent, can_be_compared, rest_of
-from barnraise.hub.rounds.persistent_map import Book, Lending
+from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig, SampleSpan
+from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate, can_be_compared, rest_of
+from barnraise.hub.rounds.persistent_map import LeaseTable, PersistentMap
 from barnraise.hub.rounds.portions import LONGEST, fitting, middle_but, rounded, seconds_for
-from barnraise.hub.rounds.sample_pool import Pool, give_back, has_samples, take
+from barnraise.hub.rounds.sample_pool import SamplePool, give_back, has_samples, take
 
-Kept = TypeVar("Kept", bound=Book[Any, Any])
+Kept = TypeVar("Kept", bound=PersistentMap[Any, Any])
 _UPLOAD_S = 180.0  # between two pieces, which may wait for a busy hub
 LEAST_BYTES_S = 8192  # an upload that moves slower does not keep its lease beyond the time that was told
 
@@ -33,23 +33,29 @@ def _new(kind: type[Kept]) -> Kept:
     return made
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    terms: Terms
-    course: Course | None = None
+class RoundState(msgspec.Struct, frozen=True, kw_only=True):
+    terms: RoundConfig
+    course: HubDataOrder | None = None
     version: int | None = None
-    pool: Pool = Pool()
-    lent: Lending = _new(Lending)
-    waiting: Book[str, Delivered] = _new(Book)
-    closing: tuple[Delivered, ...] = ()  # that are being merged
-    delivered: Book[str, str] = _new(Book)  # whose updates wait or are being merged
+    pool: SamplePool = SamplePool()
+    lent: LeaseTable = _new(LeaseTable)
+    waiting: PersistentMap[str, PendingUpdate] = _new(PersistentMap)
+    closing: tuple[PendingUpdate, ...] = ()  # that are being merged
+    delivered: PersistentMap[str, str] = _new(PersistentMap)  # whose updates wait or are being merged
     quorum_at: float | None = None
     since: float = 0.0  # when the round began
-    asked: Book[str, float] = _new(Book)  # when each member last asked for a lease, also in vain
-    awaited: Book[str, float] = _new(Book)  # who asked before this round began and has no lease of it yet
-    usual: Book[str, int] = _new(Book)  # the samples of each member's last delivered lease
+    asked: PersistentMap[str, float] = _new(
+        PersistentMap
+    )  # when each member last asked for a lease, also in vain
+    awaited: PersistentMap[str, float] = _new(
+        PersistentMap
+    )  # who asked before this round began and has no lease of it yet
+    usual: PersistentMap[str, int] = _new(PersistentMap)  # the samples of each member's last delivered lease
     standing: tuple[int, ...] = ()  # those of all who were around when the round began, in their order
     is_region: bool = False  # its samples come from a parent, who also says when it is over
-    wishes: Book[str, int] = _new(Book)  # samples that would fit for each who asked since it was supplied
+    wishes: PersistentMap[str, int] = _new(
+        PersistentMap
+    )  # samples that would fit for each who asked since it was supplied
     known: int = 0  # norms that say how large an update usually is
     part: float = 1.0  # of a wish that a region's members get, so that there is something for all
 
@@ -60,50 +66,50 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Events.
-class Founded(NamedTuple):
+class RunFounded(NamedTuple):
     """The owner's base is version 0."""
 
-    course: Course
+    course: HubDataOrder
 
 
-class Asked(NamedTuple):
+class LeaseRequested(NamedTuple):
     node: str
     lease: str  # the id of a new lease, if there will be one
     version: int
     samples_per_s: float
 
 
-class Arrived(NamedTuple):
+class UpdateAccepted(NamedTuple):
     """An update that passed admission, and how many norms are known by it."""
 
-    update: Delivered
+    update: PendingUpdate
     known: int = 1
 
 
-class Heard(NamedTuple):
+class UploadProgressed(NamedTuple):
     """A piece of the update for a lease arrived."""
 
     lease: str
     arrived: int = 0  # bytes of it, in all
 
 
-class GaveUp(NamedTuple):
+class LeaseAbandoned(NamedTuple):
     """A lease's update was refused for good, or its member left."""
 
     node: str
 
 
-class Ticked(NamedTuple):
+class ClockTick(NamedTuple):
     pass
 
 
-class Dropped(NamedTuple):
+class UpdateDropped(NamedTuple):
     """Spans of the round that is merged do not count after all."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[SampleSpan, ...]
 
 
-class Committed(NamedTuple):
+class RoundCommitted(NamedTuple):
     version: int
     known: int = 0  # norms more
 
@@ -111,55 +117,65 @@ class Committed(NamedTuple):
 class MergeFailed(NamedTuple):
     """The merge of these came to nothing."""
 
-    updates: tuple[Delivered, ...]
+    updates: tuple[PendingUpdate, ...]
 
 
-class Ended(NamedTuple):
+class ParentFinished(NamedTuple):
     """A regional hub's parent has no samples left."""
 
 
-class Supplied(NamedTuple):
+class SamplesSupplied(NamedTuple):
     """A regional hub's own lease: its members get these samples, and what they held before is over."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[SampleSpan, ...]
 
 
 Event = (
-    Founded | Supplied | Ended | Asked | Arrived | Heard | GaveUp | Ticked | Dropped | Committed | MergeFailed
+    RunFounded
+    | SamplesSupplied
+    | ParentFinished
+    | LeaseRequested
+    | UpdateAccepted
+    | UploadProgressed
+    | LeaseAbandoned
+    | ClockTick
+    | UpdateDropped
+    | RoundCommitted
+    | MergeFailed
 )
 
 
 # Effects.
-class Lend(NamedTuple):
-    lease: Lent
+class GrantLease(NamedTuple):
+    lease: ActiveLease
 
 
-class Return(NamedTuple):
+class ReleaseLease(NamedTuple):
     """A lease is over without an update."""
 
     lease: str
 
 
-class Count(NamedTuple):
+class QueueUpdate(NamedTuple):
     """An update waits for its round, and its lease is over."""
 
-    update: Delivered
+    update: PendingUpdate
     behind: int
 
 
-class Discard(NamedTuple):
+class DropUpdate(NamedTuple):
     """An update that waited will not count."""
 
     update: str
 
 
-class Close(NamedTuple):
+class MergeRound(NamedTuple):
     """Merge these into the next version."""
 
-    updates: tuple[Delivered, ...]
+    updates: tuple[PendingUpdate, ...]
 
 
-class Refuse(NamedTuple):
+class RefuseRequest(NamedTuple):
     kind: str
     message: str
     hint: str
@@ -170,53 +186,57 @@ class Refuse(NamedTuple):
         return HubRefused(409, self.kind, self.message, hint=self.hint, retry_s=self.retry_s)
 
 
-Effect = Lend | Return | Count | Discard | Close | Refuse
+Effect = GrantLease | ReleaseLease | QueueUpdate | DropUpdate | MergeRound | RefuseRequest
 
 _WAIT = "Ask again in some seconds."
 _NEXT = "Wait for the next version: GET /v1/head."
 BEGIN_AGAIN = "Pull the head, take a new lease and begin again."
-NO_BASE = Refuse("no-base", "the owner has not pushed the base yet", _WAIT, 2.0)
-BASE_THERE = Refuse("base-there", "the run has its base already", "Pull it: GET /v1/head.")
+NO_BASE = RefuseRequest("no-base", "the owner has not pushed the base yet", _WAIT, 2.0)
+BASE_THERE = RefuseRequest("base-there", "the run has its base already", "Pull it: GET /v1/head.")
 
 
-class Decision(NamedTuple):
-    state: State
+class RoundDecision(NamedTuple):
+    state: RoundState
     effects: tuple[Effect, ...]
     reason: str
 
 
-def decide(state: State, event: Event, now: float) -> Decision:
+def decide(state: RoundState, event: Event, now: float) -> RoundDecision:
     """What happens next. Leases that are void return first, whatever the event is."""
     gone = _expired(state, now)
     state = gone.state
-    if isinstance(event, Founded):
+    if isinstance(event, RunFounded):
         found = _found(state, event.course)
-    elif isinstance(event, Ended):
-        found = Decision(_replace(state, is_region=False), (), "the run is over")
-    elif isinstance(event, Supplied):
+    elif isinstance(event, ParentFinished):
+        found = RoundDecision(_replace(state, is_region=False), (), "the run is over")
+    elif isinstance(event, SamplesSupplied):
         found = _supply(state, event.spans, now)
-    elif isinstance(event, Asked):
+    elif isinstance(event, LeaseRequested):
         found = _ask(state, event, now)
-    elif isinstance(event, Arrived):
+    elif isinstance(event, UpdateAccepted):
         found = _arrive(state, event)
-    elif isinstance(event, Heard):
+    elif isinstance(event, UploadProgressed):
         found = _hear(state, event, now)
-    elif isinstance(event, GaveUp):
+    elif isinstance(event, LeaseAbandoned):
         own, node = state.lent.of(event.node), (event.node,)
         gone_away = _replace(state, asked=state.asked.without(node), awaited=state.awaited.without(node))
         found = _give_back(gone_away, () if own is None else (own,), "its member gave it up")
-    elif isinstance(event, Dropped):
-        found = Decision(_replace(state, pool=give_back(state.pool, event.spans)), (), "")
-    elif isinstance(event, Committed):
+    elif isinstance(event, UpdateDropped):
+        found = RoundDecision(_replace(state, pool=give_back(state.pool, event.spans)), (), "")
+    elif isinstance(event, RoundCommitted):
         found = _commit(_replace(state, known=state.known + event.known), event.version, now)
     elif isinstance(event, MergeFailed) and event.updates == state.closing:
-        again = Book({one.id: one for one in state.closing} | dict(state.waiting))
-        found = Decision(_replace(state, closing=(), waiting=again), (), "the merge failed and is repeated")
+        again = PersistentMap({one.id: one for one in state.closing} | dict(state.waiting))
+        found = RoundDecision(
+            _replace(state, closing=(), waiting=again), (), "the merge failed and is repeated"
+        )
     else:
-        found = Decision(state, (), "")
+        found = RoundDecision(state, (), "")
     closed_now = _close(found.state, now)
     reasons = [one for one in (gone.reason, found.reason, closed_now.reason) if one]
-    return Decision(closed_now.state, gone.effects + found.effects + closed_now.effects, "; ".join(reasons))
+    return RoundDecision(
+        closed_now.state, gone.effects + found.effects + closed_now.effects, "; ".join(reasons)
+    )
 
 
 def weight_of(behind: int) -> float:
@@ -224,7 +244,7 @@ def weight_of(behind: int) -> float:
     return 1.0 / math.sqrt(1.0 + behind)
 
 
-def next_moment(state: State, now: float) -> float:
+def next_moment(state: RoundState, now: float) -> float:
     """When to tick again although nothing happens."""
     next_lease = state.lent.next_moment(now)
     moments = [] if next_lease is None else [next_lease]
@@ -235,10 +255,10 @@ def next_moment(state: State, now: float) -> float:
     return min(moments, default=now + 60.0)
 
 
-def _ask(state: State, event: Asked, now: float) -> Decision:
+def _ask(state: RoundState, event: LeaseRequested, now: float) -> RoundDecision:
     course, version = state.course, state.version
     if course is None or version is None:
-        return Decision(state, (NO_BASE,), NO_BASE.message)
+        return RoundDecision(state, (NO_BASE,), NO_BASE.message)
     was_around = event.node in state.asked
     state = _replace(state, asked=state.asked.put(event.node, now))
     if event.version != version:
@@ -253,7 +273,7 @@ def _ask(state: State, event: Asked, now: float) -> Decision:
         state = _replace(state, wishes=state.wishes.put(event.node, wish))
     own = state.lent.of(event.node)
     if own is not None and own.version == version:  # or whoever asks often enough is waited for for ever
-        return Decision(state, (Lend(own),), f"the lease of {own.samples} samples again")
+        return RoundDecision(state, (GrantLease(own),), f"the lease of {own.samples} samples again")
     if own is not None:  # it begins again: the same samples, from the head
         samples, spans, pool = own.samples, own.spans, state.pool
         name = own.id
@@ -270,25 +290,27 @@ def _ask(state: State, event: Asked, now: float) -> Decision:
         return _refused(state, "all-lent", "others hold all samples that are left", _WAIT, wait)
     seconds = seconds_for(state.terms, samples, event.samples_per_s)
     void = now + seconds * (2 + state.terms.stale_limit)
-    lease = Lent(name, event.node, version, spans, seconds, now + seconds, void, void)
+    lease = ActiveLease(name, event.node, version, spans, seconds, now + seconds, void, void)
     awaited = state.awaited.without((event.node,))
     after = _replace(state, pool=pool, lent=state.lent.put(name, lease), awaited=awaited)
-    return Decision(after, (Lend(lease),), f"{samples} samples from version {version}, {seconds:.1f} s")
+    return RoundDecision(
+        after, (GrantLease(lease),), f"{samples} samples from version {version}, {seconds:.1f} s"
+    )
 
 
-def behind(state: State, version: int) -> int:
+def behind(state: RoundState, version: int) -> int:
     """How many versions an update from this one would be behind if it were merged next."""
     assert state.version is not None
     return state.version + (1 if state.closing else 0) - version
 
 
-def _found(state: State, course: Course) -> Decision:
-    pool = Pool(course.samples * course.epochs) if state.is_region else state.pool
+def _found(state: RoundState, course: HubDataOrder) -> RoundDecision:
+    pool = SamplePool(course.samples * course.epochs) if state.is_region else state.pool
     after = _replace(state, course=course, version=0, pool=pool)
-    return Decision(after, (), "the owner's base is version 0")
+    return RoundDecision(after, (), "the owner's base is version 0")
 
 
-def _commit(state: State, version: int, now: float) -> Decision:
+def _commit(state: RoundState, version: int, now: float) -> RoundDecision:
     around = _around(state, now)
     here = _nodes_of(state.waiting.values())
     # What a region has left is its parent's again: whoever trained on it would do so in vain.
@@ -296,72 +318,72 @@ def _commit(state: State, version: int, now: float) -> Decision:
     after = _replace(
         state,
         version=version,
-        pool=Pool(state.pool.cursor) if is_over else state.pool,
+        pool=SamplePool(state.pool.cursor) if is_over else state.pool,
         closing=(),
         delivered=here,
         quorum_at=None,
         since=now,
-        asked=Book(around),
-        awaited=Book(
+        asked=PersistentMap(around),
+        awaited=PersistentMap(
             {node: when for node, when in around.items() if node not in here and not state.lent.of(node)}
         ),
         standing=tuple(sorted(state.usual[node] for node in around if node in state.usual)),
     )
-    return Decision(after, (), f"version {version} is committed")
+    return RoundDecision(after, (), f"version {version} is committed")
 
 
-def _nodes_of(updates: Iterable[Delivered]) -> Book[str, str]:
-    return Book({one.node: one.id for one in updates})
+def _nodes_of(updates: Iterable[PendingUpdate]) -> PersistentMap[str, str]:
+    return PersistentMap({one.node: one.id for one in updates})
 
 
-def _supply(state: State, spans: tuple[Span, ...], now: float) -> Decision:
+def _supply(state: RoundState, spans: tuple[SampleSpan, ...], now: float) -> RoundDecision:
     assert state.course is not None
     effects: tuple[Effect, ...] = (
-        *(Return(name) for name in state.lent),
-        *(Discard(name) for name in state.waiting),
+        *(ReleaseLease(name) for name in state.lent),
+        *(DropUpdate(name) for name in state.waiting),
     )
-    pool = Pool(state.course.samples * state.course.epochs, spans)
+    pool = SamplePool(state.course.samples * state.course.epochs, spans)
     supply, wished = sum(span.size for span in spans), sum(state.wishes.values())
     part = min(1.0, supply / wished) if wished else 1.0
     after = _replace(
         state,
         pool=pool,
-        lent=Lending(),
-        waiting=Book(),
+        lent=LeaseTable(),
+        waiting=PersistentMap(),
         delivered=_nodes_of(state.closing),
-        awaited=Book(_around(state, now)),
+        awaited=PersistentMap(_around(state, now)),
         quorum_at=None,
         since=now,
-        wishes=Book(),
+        wishes=PersistentMap(),
         part=part,
     )
-    return Decision(after, effects, f"{supply} samples to deal out, of {wished} that members wish for")
+    return RoundDecision(after, effects, f"{supply} samples to deal out, of {wished} that members wish for")
 
 
-def lease_for(state: State, update: Delivered) -> Lent | Refuse:
+def lease_for(state: RoundState, update: PendingUpdate) -> ActiveLease | RefuseRequest:
     """The lease that an update is for, or why there is none."""
     lease = state.lent.get(update.lease)
     if lease is None or lease.node != update.node:
-        return Refuse("lease-over", "the lease of this update is over", BEGIN_AGAIN)
+        return RefuseRequest("lease-over", "the lease of this update is over", BEGIN_AGAIN)
     if update.version != lease.version or not 0 < update.samples <= lease.samples:
         said = f"the lease is for {lease.samples} samples from version {lease.version}"
-        return Refuse("lease-differs", said, BEGIN_AGAIN)
+        return RefuseRequest("lease-differs", said, BEGIN_AGAIN)
     if rest_of(lease, update) is None:
-        return Refuse("lease-differs", "it is not about samples of its lease", BEGIN_AGAIN)
+        return RefuseRequest("lease-differs", "it is not about samples of its lease", BEGIN_AGAIN)
     return lease
 
 
-def _arrive(state: State, event: Arrived) -> Decision:
+def _arrive(state: RoundState, event: UpdateAccepted) -> RoundDecision:
     update = event.update
     lease = lease_for(state, update)
-    if isinstance(lease, Refuse):
-        return Decision(state, (lease,), lease.message)
+    if isinstance(lease, RefuseRequest):
+        return RoundDecision(state, (lease,), lease.message)
     late = behind(state, update.version)
     if late > state.terms.stale_limit:
         returned = _give_back(state, (lease,), "its update is too far behind")
         said = f"the update is {late} versions behind, {state.terms.stale_limit} are possible"
-        refuse = Refuse("stale", said, BEGIN_AGAIN)
-        return Decision(returned.state, (*returned.effects, refuse), returned.reason)
+        refuse = RefuseRequest("stale", said, BEGIN_AGAIN)
+        return RoundDecision(returned.state, (*returned.effects, refuse), returned.reason)
     after = _replace(
         state,
         lent=state.lent.without((lease.id,)),
@@ -371,40 +393,42 @@ def _arrive(state: State, event: Arrived) -> Decision:
         usual=state.usual.put(update.node, update.samples),
         known=state.known + event.known,
     )
-    return Decision(after, (Count(update, late),), f"an update of {update.samples} samples, {late} behind")
+    return RoundDecision(
+        after, (QueueUpdate(update, late),), f"an update of {update.samples} samples, {late} behind"
+    )
 
 
-def _hear(state: State, event: Heard, now: float) -> Decision:
+def _hear(state: RoundState, event: UploadProgressed, now: float) -> RoundDecision:
     """An upload that moves keeps its lease, as long as its update could still count: its bytes buy time."""
     lease = state.lent.get(event.lease)
     if lease is None or behind(state, lease.version) > state.terms.stale_limit:
-        return Decision(state, (), "")
+        return RoundDecision(state, (), "")
     until = now + state.terms.grace * state.terms.round_s + state.terms.slack_s
     overdue = max(lease.overdue, min(until, lease.patience))
     void = max(lease.void, min(now + _UPLOAD_S, lease.patience + event.arrived / LEAST_BYTES_S))
     kept = msgspec.structs.replace(lease, overdue=overdue, void=void)
-    return Decision(_replace(state, lent=state.lent.put(lease.id, kept)), (), "")
+    return RoundDecision(_replace(state, lent=state.lent.put(lease.id, kept)), (), "")
 
 
-def _expired(state: State, now: float) -> Decision:
+def _expired(state: RoundState, now: float) -> RoundDecision:
     gone = tuple(state.lent.expired(now))
-    return _give_back(state, gone, "nobody delivered it") if gone else Decision(state, (), "")
+    return _give_back(state, gone, "nobody delivered it") if gone else RoundDecision(state, (), "")
 
 
-def _give_back(state: State, leases: tuple[Lent, ...], why: str) -> Decision:
+def _give_back(state: RoundState, leases: tuple[ActiveLease, ...], why: str) -> RoundDecision:
     pool = give_back(state.pool, [span for one in leases for span in one.spans])
     after = _replace(state, pool=pool, lent=state.lent.without(one.id for one in leases))
     reason = "; ".join(f"{one.samples} samples of {one.node[:9]} return: {why}" for one in leases)
-    return Decision(after, tuple(Return(one.id) for one in leases), reason)
+    return RoundDecision(after, tuple(ReleaseLease(one.id) for one in leases), reason)
 
 
-def _around(state: State, now: float) -> dict[str, float]:
+def _around(state: RoundState, now: float) -> dict[str, float]:
     """Members that asked for a lease in the time of the last rounds, and when."""
     longest = LONGEST * state.terms.round_s + state.terms.slack_s
     return {node: when for node, when in state.asked.items() if now - when <= longest}
 
 
-def _absent(state: State, now: float) -> int:
+def _absent(state: RoundState, now: float) -> int:
     """Who still fetches the version that just came, as far as one knows: whoever trains in no time at all
     does not make the next ones alone meanwhile."""
     is_late = now >= state.since + state.terms.grace * state.terms.round_s
@@ -413,28 +437,32 @@ def _absent(state: State, now: float) -> int:
     return len(state.awaited)
 
 
-def _close(state: State, now: float) -> Decision:
+def _close(state: RoundState, now: float) -> RoundDecision:
     if not state.waiting or state.closing or not can_be_compared(state.waiting.values(), state.known):
-        return Decision(state, (), "")
+        return RoundDecision(state, (), "")
     here, out = len(state.waiting), state.lent.expected(now) + _absent(state, now)
     if not out:
         why = f"all {here} updates that were expected are here"
     elif here < math.ceil(state.terms.quorum * (here + out)):
-        return Decision(_replace(state, quorum_at=None) if state.quorum_at is not None else state, (), "")
+        return RoundDecision(
+            _replace(state, quorum_at=None) if state.quorum_at is not None else state, (), ""
+        )
     elif state.quorum_at is None:
-        return Decision(_replace(state, quorum_at=now), (), f"the quorum is there: {here} of {here + out}")
+        return RoundDecision(
+            _replace(state, quorum_at=now), (), f"the quorum is there: {here} of {here + out}"
+        )
     elif now < state.quorum_at + state.terms.grace * state.terms.round_s:
-        return Decision(state, (), "")
+        return RoundDecision(state, (), "")
     else:
         why = f"{here} of {here + out} updates are here and the grace window has passed"
     updates = tuple(sorted(state.waiting.values()))
-    after = _replace(state, waiting=Book(), closing=updates, quorum_at=None)
-    return Decision(after, (Close(updates),), why)
+    after = _replace(state, waiting=PersistentMap(), closing=updates, quorum_at=None)
+    return RoundDecision(after, (MergeRound(updates),), why)
 
 
-def _refused(state: State, kind: str, message: str, hint: str, retry_s: float = 0.0) -> Decision:
-    return Decision(state, (Refuse(kind, message, hint, retry_s),), message)
+def _refused(state: RoundState, kind: str, message: str, hint: str, retry_s: float = 0.0) -> RoundDecision:
+    return RoundDecision(state, (RefuseRequest(kind, message, hint, retry_s),), message)
 
 
-def _replace(state: State, **changes: object) -> State:
+def _replace(state: RoundState, **changes: object) -> RoundState:
     return msgspec.structs.replace(state, **changes)

@@ -23,30 +23,30 @@ from starlette.routing import Route
 
 from barnraise.core.errors import HubRefused, ProtocolError
 from barnraise.hub.aggregation.quarantine import expel, pardon
-from barnraise.hub.aggregation.update_checks import Allowance
+from barnraise.hub.aggregation.update_checks import RequestRateLimit
 from barnraise.hub.object_store.redirects import STORE_HEADER
-from barnraise.hub.object_store.uploader import Stock
+from barnraise.hub.object_store.uploader import BucketUploader
 from barnraise.hub.protocol.clock import SignatureClock
 from barnraise.hub.protocol.invites import read_invite
 from barnraise.hub.protocol.messages import (
     MOST_MESSAGE_BYTES,
     PIECE_BYTES,
-    Declaration,
-    Join,
+    CodeOffer,
+    JoinRequest,
     LeaseRequest,
-    Offer,
     Problem,
+    UpdateDeclaration,
     decode_message,
     encode_message,
 )
-from barnraise.hub.protocol.signatures import Nonces, Signed, verify_request
+from barnraise.hub.protocol.signatures import NonceCache, SignedMessage, verify_request
 from barnraise.hub.region.placement import Regions, opened_to, with_offer
 from barnraise.hub.server.answering import problem_of, signed_answer
 from barnraise.hub.server.connection_limits import place_of
-from barnraise.hub.server.health import Trouble
+from barnraise.hub.server.health import HealthWarning
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.server.upload_slots import Places
-from barnraise.hub.server.uploads import Intake
+from barnraise.hub.server.uploads import UploadService
 from barnraise.hub.web.metrics import HubMetrics
 from barnraise.hub.web.openapi import describe
 from barnraise.hub.web.status_page import POLICY, render
@@ -64,31 +64,33 @@ _UPLOAD = re.compile("[0-9a-f]{32}")
 _IMMUTABLE = "public, max-age=31536000, immutable"
 
 
-class Said(NamedTuple):
+class VerifiedRequest(NamedTuple):
     """A request that was verified as far as its body: who says it, and the body."""
 
     node: str
     body: bytes
 
 
-Handler = Callable[[Request, Said], Awaitable[msgspec.Struct]]
+Handler = Callable[[Request, VerifiedRequest], Awaitable[msgspec.Struct]]
 
 
-class Reception:
+class HubApp:
     """Routes of one hub."""
 
-    def __init__(self, hub: Hub, intake: Intake, key: NodeKey, stock: Stock | None = None) -> None:
+    def __init__(
+        self, hub: Hub, intake: UploadService, key: NodeKey, stock: BucketUploader | None = None
+    ) -> None:
         self._hub, self._intake, self._key, self._stock = hub, intake, key, stock
         self._metrics = HubMetrics(hub, stock)
-        self._measured = _Kept(self._metrics.text, hub.now)
-        self._rendered = _Kept(lambda: render(hub), hub.now)
+        self._measured = _CachedText(self._metrics.text, hub.now)
+        self._rendered = _CachedText(lambda: render(hub), hub.now)
         hub.on_commit = self._metrics.note_version
         self._time = SignatureClock(hub.clock, hub.now, hub.signed.time)
-        self._nonces = Nonces(self._time())
+        self._nonces = NonceCache(self._time())
         self._places = Places()
-        self._requests = Allowance(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
-        self._strangers = Allowance(_STRANGERS_PER_S, _STRANGERS_AT_ONCE)
-        self._joins = Allowance(_JOINS_PER_S, _JOINS_AT_ONCE)
+        self._requests = RequestRateLimit(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
+        self._strangers = RequestRateLimit(_STRANGERS_PER_S, _STRANGERS_AT_ONCE)
+        self._joins = RequestRateLimit(_JOINS_PER_S, _JOINS_AT_ONCE)
         self._regions: Regions = {}
 
     def routes(self) -> list[Route]:
@@ -136,7 +138,7 @@ class Reception:
                 status, body = 200, encode_message(await handler(request, said))
         except HubRefused as error:
             if error.kind == "disk":
-                trouble = Trouble(error.message, error.hint, self._hub.now() + _SHOWN_S)
+                trouble = HealthWarning(error.message, error.hint, self._hub.now() + _SHOWN_S)
                 self._hub.troubles.tell("full", trouble)
             status, body = error.status, encode_message(problem_of(error, self._time()))
         except ProtocolError as error:
@@ -152,9 +154,9 @@ class Reception:
 
     async def _verified(
         self, request: Request, most: int, is_open: bool, held: contextlib.AsyncExitStack
-    ) -> Said:
+    ) -> VerifiedRequest:
         if is_open and "signature" not in request.headers:
-            return Said("", b"")
+            return VerifiedRequest("", b"")
         path = request.scope["raw_path"].decode("latin-1")
         query = request.scope["query_string"].decode("latin-1")
         signed = verify_request(request.method, path, query, request.headers, self._hub.id)
@@ -172,16 +174,16 @@ class Reception:
             self._limit(self._requests, node)
         if node != self._hub.founding.owner:  # who alone sends a layout
             most = min(most, PIECE_BYTES)
-        return Said(node, await self._body(request, signed, most, held))
+        return VerifiedRequest(node, await self._body(request, signed, most, held))
 
-    def _limit(self, allowance: Allowance, name: str) -> None:
+    def _limit(self, allowance: RequestRateLimit, name: str) -> None:
         wait = allowance.take(name, self._hub.now())
         if wait > 0:
             said = "too many requests came from this machine"
             raise HubRefused(429, "rate", said, hint=_LATER, retry_s=wait)
 
     async def _body(
-        self, request: Request, signed: Signed, most: int, held: contextlib.AsyncExitStack
+        self, request: Request, signed: SignedMessage, most: int, held: contextlib.AsyncExitStack
     ) -> bytes:
         """Of the signed digest, no longer than the route takes. A large one has its place until answered."""
         length = request.headers.get("content-length", "0")
@@ -207,16 +209,16 @@ class Reception:
 
     # The routes.
 
-    async def _run(self, request: Request, said: Said) -> msgspec.Struct:
+    async def _run(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         return self._hub.description()
 
-    async def _head(self, request: Request, said: Said) -> msgspec.Struct:
+    async def _head(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         after = _number(request, "after", 1 << 40)
         wait = _number(request, "wait", _LONGEST_WAIT_S) or 0.0
         return await self._hub.head(None if after is None else int(after), wait)
 
-    async def _join(self, request: Request, said: Said) -> msgspec.Struct:
-        message = decode_message(Join, said.body)
+    async def _join(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
+        message = decode_message(JoinRequest, said.body)
         if self._hub.has_invited(message.token):  # an invented one costs those who are invited nothing
             self._limit(self._joins, "all")
         joined = await self._hub.join(said.node, message)
@@ -227,48 +229,48 @@ class Reception:
         self._regions, regions = opened_to(standing, said.node, joined.role, self._hub.now())
         return msgspec.structs.replace(joined, regions=regions)
 
-    async def _offer(self, request: Request, said: Said) -> msgspec.Struct:
+    async def _offer(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         if self._hub.member(said.node).role != "region":
             raise HubRefused(403, "role", "it joined with an invite that is not for a region", hint=_REGION)
-        offer = decode_message(Offer, said.body)
+        offer = decode_message(CodeOffer, said.body)
         for text in (*offer.friends, *offer.strangers):
             read_invite(text)
         self._regions = with_offer(self._regions, said.node, offer, self._hub.now())
         return self._hub.description()
 
-    async def _pardon(self, request: Request, said: Said) -> msgspec.Struct:
+    async def _pardon(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         self._check_owner(said)
         await pardon(self._hub, str(request.path_params["node"]))
         return self._hub.description()
 
-    async def _expel(self, request: Request, said: Said) -> msgspec.Struct:
+    async def _expel(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         self._check_owner(said)
         await expel(self._hub, str(request.path_params["node"]))
         return self._hub.description()
 
-    def _check_owner(self, said: Said) -> None:
+    def _check_owner(self, said: VerifiedRequest) -> None:
         # Whoever keeps the hub has its key: at a region, and after a take-over, nobody else can be asked.
         if said.node not in (self._hub.founding.owner, str(self._hub.id)):
             raise HubRefused(403, "role", "only the owner may do this", hint="Ask the owner of the hub.")
 
-    async def _replica(self, request: Request, said: Said) -> msgspec.Struct:
+    async def _replica(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         after = _number(request, "after", 1 << 40)
         return self._hub.replica(said.node, None if after is None else int(after))
 
-    async def _leave(self, request: Request, said: Said) -> msgspec.Struct:
+    async def _leave(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         await self._hub.leave(said.node)
         return self._hub.description()
 
-    async def _lease(self, request: Request, said: Said) -> msgspec.Struct:
+    async def _lease(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         return await self._hub.lease(said.node, decode_message(LeaseRequest, said.body))
 
-    async def _declare(self, request: Request, said: Said) -> msgspec.Struct:
-        return await self._intake.declare(said.node, decode_message(Declaration, said.body))
+    async def _declare(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
+        return await self._intake.declare(said.node, decode_message(UpdateDeclaration, said.body))
 
-    async def _progress(self, request: Request, said: Said) -> msgspec.Struct:
+    async def _progress(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         return self._intake.progress(said.node, _upload_name(request))
 
-    async def _append(self, request: Request, said: Said) -> msgspec.Struct:
+    async def _append(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         offset = _number(request, "offset", 1 << 44)
         if offset is None:
             raise HubRefused(422, "message", "a piece says its offset", hint="PATCH .../{id}?offset=N")
@@ -313,7 +315,7 @@ class Reception:
         return Response(self._measured(), media_type="text/plain; version=0.0.4")
 
 
-class _Kept:
+class _CachedText:
     """A text that is made anew once a second at most, however many ask for it."""
 
     def __init__(self, make: Callable[[], str | bytes], now: Callable[[], float]) -> None:
@@ -327,7 +329,7 @@ class _Kept:
         return self._made[1]
 
 
-def make_app(reception: Reception) -> Starlette:
+def make_app(reception: HubApp) -> Starlette:
     def plainly(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         problem = Problem(kind="route", message="there is nothing like this here", hint=_SEE)

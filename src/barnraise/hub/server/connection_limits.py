@@ -23,7 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from barnraise.core.errors import HubRefused
 from barnraise.hub.protocol.messages import encode_message
 from barnraise.hub.server.answering import problem_of, signed_answer
-from barnraise.hub.server.health import Trouble, Troubles
+from barnraise.hub.server.health import HealthStatus, HealthWarning
 from barnraise.identity.keys import NodeKey
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _PAUSE_S, _SHOWN_S = 0.5, 60.0  # after the system refused to accept
 Verdict = Literal["in", "crowded", "full", "out"]
 
 
-class Doors:
+class ConnectionLimiter:
     """Who is in. Pure."""
 
     def __init__(self, most: int, of_one: int | None = None) -> None:
@@ -86,7 +86,7 @@ def place_of(address: str) -> str:
     return str(found) if found.version == 4 else str(ipaddress.ip_network((found, 64), strict=False))
 
 
-class Impatient(H11Protocol):
+class SlowClientProtocol(H11Protocol):
     """h11, whatever else is installed; and whoever connects, or begins a request, asks for something soon,
     and takes what it asked for."""
 
@@ -142,14 +142,14 @@ class Impatient(H11Protocol):
             self.on_lost()
 
 
-class Server(uvicorn.Server):
+class LimitedServer(uvicorn.Server):
     """uvicorn, with a door of our own. For sockets that listen."""
 
     def __init__(
         self,
         config: uvicorn.Config,
-        doors: Doors,
-        troubles: Troubles,
+        doors: ConnectionLimiter,
+        troubles: HealthStatus,
         key: NodeKey,
         clock: Callable[[], float],
     ) -> None:
@@ -178,7 +178,7 @@ class Server(uvicorn.Server):
             except OSError as error:  # no more files, or no more memory
                 until = loop.time() + _SHOWN_S
                 words = f"connections cannot be accepted: {error.strerror or error}"
-                self._troubles.tell("accepting", Trouble(words, _FEWER, until))
+                self._troubles.tell("accepting", HealthWarning(words, _FEWER, until))
                 await asyncio.sleep(_PAUSE_S)
                 continue
             verdict = self._doors.enter(str(peer[0]))
@@ -192,7 +192,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0)  # whoever connects without end keeps nobody else waiting
 
     async def _welcome(self, line: socket.socket, address: str, verdict: Verdict) -> None:
-        protocol = Impatient(self.config, self.server_state, self.lifespan.state)
+        protocol = SlowClientProtocol(self.config, self.server_state, self.lifespan.state)
         if verdict != "in":
             protocol.app = self._telling(verdict)
         protocol.on_lost = lambda: self._doors.leave(address, verdict)
@@ -212,7 +212,7 @@ class Server(uvicorn.Server):
     def _tell(self, verdict: Verdict) -> None:
         if verdict == "full":
             words = f"all {self._doors.most} connections that this hub may have are taken"
-            self._troubles.tell("connections", Trouble(words, _FEWER))
+            self._troubles.tell("connections", HealthWarning(words, _FEWER))
         elif self._doors.is_roomy:
             self._troubles.over("connections", "there is room for connections again")
 

@@ -10,7 +10,7 @@ _STUCK_S = 5.0  # a single commit that takes so long is enough
 _SLOW_ONES, _QUICK_ONES = 3, 5  # one after the other, before it is called slow, and well again
 
 
-class Disk:
+class DiskLatency:
     """The thread that writes says when a commit begins and ends; anybody may ask."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from barnraise.core.units import format_duration
-from barnraise.hub.protocol.clock import Jumps, way
-from barnraise.hub.server.disk import Disk
+from barnraise.hub.protocol.clock import ClockJumps, way
+from barnraise.hub.server.disk import DiskLatency
 
 logger = logging.getLogger(__name__)
 _LOOK_S = 1.0
@@ -28,20 +28,20 @@ _SET_CLOCK = (
 )
 
 
-class Trouble(NamedTuple):
+class HealthWarning(NamedTuple):
     words: str
     hint: str
     until: float | None = None  # by the monotonic clock; without it, until it is over
 
 
-class Troubles:
+class HealthStatus:
     """Those of now, by kind."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._known: dict[str, Trouble] = {}
+        self._known: dict[str, HealthWarning] = {}
 
-    def tell(self, kind: str, trouble: Trouble, *, again: bool = False) -> None:
+    def tell(self, kind: str, trouble: HealthWarning, *, again: bool = False) -> None:
         """Once while it lasts, unless it is something new each time (``again``)."""
         if again or not self._lasts(self._known.get(kind)):
             logger.warning("%s. %s", trouble.words, trouble.hint)
@@ -51,21 +51,21 @@ class Troubles:
         if self._known.pop(kind, None) is not None:
             logger.info("%s", words)
 
-    def shown(self) -> list[Trouble]:
+    def shown(self) -> list[HealthWarning]:
         return [one for one in self._known.values() if self._lasts(one)]
 
-    def _lasts(self, trouble: Trouble | None) -> bool:
+    def _lasts(self, trouble: HealthWarning | None) -> bool:
         return trouble is not None and (trouble.until is None or self._now() < trouble.until)
 
 
-class Lookout:
+class HealthMonitor:
     """Looks at the disk and the clock of a hub's machine."""
 
     def __init__(
-        self, troubles: Troubles, disk: Disk, clock: Callable[[], float], now: Callable[[], float]
+        self, troubles: HealthStatus, disk: DiskLatency, clock: Callable[[], float], now: Callable[[], float]
     ) -> None:
         self._troubles, self._disk, self._clock, self._now = troubles, disk, clock, now
-        self._jumps = Jumps(clock(), now())
+        self._jumps = ClockJumps(clock(), now())
 
     async def turn(self) -> bool:
         """One of many: it is never the last."""
@@ -79,10 +79,10 @@ class Lookout:
             self._troubles.over("disk", "the hub's disk is as fast as usual again")
         else:
             words = f"the hub's disk is slow: a commit of its log takes {format_duration(slow)}"
-            self._troubles.tell("disk", Trouble(words, _FASTER_DISK))
+            self._troubles.tell("disk", HealthWarning(words, _FASTER_DISK))
         now = self._now()
         jumped = self._jumps.seen(self._clock(), now)
         if jumped:
             slept = ", or it slept" if jumped > 0 else ""
             words = f"this machine's clock jumped {way(jumped)}{slept}"
-            self._troubles.tell("clock", Trouble(words, _SET_CLOCK, now + _CLOCK_SHOWN_S), again=True)
+            self._troubles.tell("clock", HealthWarning(words, _SET_CLOCK, now + _CLOCK_SHOWN_S), again=True)

@@ -14,43 +14,52 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 from barnraise.core.errors import HubError, HubRefused
-from barnraise.core.flow.events import News
+from barnraise.core.flow.events import ChangeEvent
 from barnraise.core.flow.supervised_task import until_over
 from barnraise.hub.aggregation import update_checks
-from barnraise.hub.aggregation.aggregator import Closed, Finisher, Merged
+from barnraise.hub.aggregation.aggregator import Aggregator, ClosedRound, RoundResult
 from barnraise.hub.protocol.invites import hash_token, use_grant
 from barnraise.hub.protocol.messages import (
-    Course,
-    Description,
-    Head,
-    Join,
-    Joined,
-    Layout,
+    HubDataOrder,
+    JoinRequest,
+    JoinResponse,
     Lease,
     LeaseRequest,
-    Terms,
+    RoundConfig,
+    RunDescription,
+    VectorLayout,
+    VersionHead,
 )
 from barnraise.hub.protocol.replay_guard import LatestSigned
 from barnraise.hub.rounds import state_machine
 from barnraise.hub.rounds.restore import covered_by, recalled
-from barnraise.hub.rounds.state_machine import Close, Decision, Discard, Event, Lend, Refuse, State, decide
-from barnraise.hub.server.disk import Disk
-from barnraise.hub.server.health import Lookout, Troubles
+from barnraise.hub.rounds.state_machine import (
+    DropUpdate,
+    Event,
+    GrantLease,
+    MergeRound,
+    RefuseRequest,
+    RoundDecision,
+    RoundState,
+    decide,
+)
+from barnraise.hub.server.disk import DiskLatency
+from barnraise.hub.server.health import HealthMonitor, HealthStatus
 from barnraise.hub.server.status import described
-from barnraise.hub.server.waits import Waits
-from barnraise.hub.storage.blobs import Blobs
-from barnraise.hub.storage.create import FOLLOWS, SUCCEEDS, Founding, hub_blobs
+from barnraise.hub.server.waits import RoundWaits
+from barnraise.hub.storage.blobs import BlobStore
+from barnraise.hub.storage.create import FOLLOWS, SUCCEEDS, HubFounding, hub_blobs
 from barnraise.hub.storage.log import (
     MOST_REFUSALS,
-    Arrival,
+    AcceptedUpdate,
     Changes,
-    Committed,
-    Log,
-    Member,
-    Refusal,
-    Replica,
-    Seen,
-    Writer,
+    CommittedRound,
+    HubLog,
+    HubLogWriter,
+    LogReplica,
+    MemberRecord,
+    RefusedUpdate,
+    UpdateFingerprint,
     change,
     changes_of,
     read_fact,
@@ -61,21 +70,21 @@ from barnraise.identity.node_id import NodeId
 logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _NOTED_EVERY_S = 60.0  # of a member what does not count: nobody fills the page alone
-MakeFinisher = Callable[[Blobs, Terms, Layout], Finisher]
+MakeFinisher = Callable[[BlobStore, RoundConfig, VectorLayout], Aggregator]
 
 
 class Hub:
     """Of one run."""
 
-    founding: Founding
+    founding: HubFounding
     is_mirror: bool
-    layout: Layout | None
-    versions: list[Committed]
-    members: dict[str, Member]
-    arrivals: dict[str, Arrival]
-    refusals: list[Refusal]
-    seen: list[Seen]
-    state: State
+    layout: VectorLayout | None
+    versions: list[CommittedRound]
+    members: dict[str, MemberRecord]
+    arrivals: dict[str, AcceptedUpdate]
+    refusals: list[RefusedUpdate]
+    seen: list[UpdateFingerprint]
+    state: RoundState
     covered: int  # samples that the chain has behind it
     store: str | None = None  # the origin where members find blobs, too
 
@@ -90,23 +99,23 @@ class Hub:
     ) -> None:
         self.directory, self.id, self.clock, self.now = directory, hub, clock, now
         self.blobs = hub_blobs(directory)
-        self.signed, self.troubles, self.disk = LatestSigned(), Troubles(now), Disk(now)
+        self.signed, self.troubles, self.disk = LatestSigned(), HealthStatus(now), DiskLatency(now)
         self._make_finisher, self._is_region = make_finisher, is_region
-        self._log = Log(directory)
-        self._reader = Log(directory)
-        self._writer: Writer | None = None
-        self._finisher: asyncio.Task[Finisher] | None = None
-        self._changed = News()
+        self._log = HubLog(directory)
+        self._reader = HubLog(directory)
+        self._writer: HubLogWriter | None = None
+        self._finisher: asyncio.Task[Aggregator] | None = None
+        self._changed = ChangeEvent()
         self._tasks: set[asyncio.Task[None]] = set()
         self._discarded: set[str] = set()  # blobs that go with the next commit
         self._epoch = 0  # of the state: a merge that began before it was read anew does not count
         self._reloading = asyncio.Lock()
         self._joining = asyncio.Lock()
         self._pause = _FIRST_PAUSE_S
-        self._notes = update_checks.Allowance(1 / _NOTED_EVERY_S, 1.0)
-        self.waits = Waits()
+        self._notes = update_checks.RequestRateLimit(1 / _NOTED_EVERY_S, 1.0)
+        self.waits = RoundWaits()
         self._wake = asyncio.Event()
-        self.on_commit: Callable[[Committed], None] = lambda _: None
+        self.on_commit: Callable[[CommittedRound], None] = lambda _: None
 
     async def start(self) -> None:
         self.read()
@@ -115,18 +124,18 @@ class Hub:
                 f"{self.directory} is a mirror of another hub",
                 hint="Follow on with `--follow`, or let its owner sign that it takes over.",
             )
-        self._writer = Writer(self._log, self.disk)
+        self._writer = HubLogWriter(self._log, self.disk)
         self._prepare()
         founding = self.founding
         if founding.owner not in self.members:
-            owner = Member(node=founding.owner, name="owner", role="owner", since=self.clock())
+            owner = MemberRecord(node=founding.owner, name="owner", role="owner", since=self.clock())
             self.members[owner.node] = owner
-            await self.write([change(Log.put_member, owner)])
+            await self.write([change(HubLog.put_member, owner)])
         swept = await asyncio.to_thread(self.blobs.sweep, self.needed_blobs())
         head = "no base yet" if not self.versions else f"version {self.versions[-1].number}"
         logger.info("the hub of %s begins with %s; %d orphans were swept", founding.name, head, swept)
         self._spawn(self._tick())
-        lookout = Lookout(self.troubles, self.disk, self.clock, self.now)
+        lookout = HealthMonitor(self.troubles, self.disk, self.clock, self.now)
         self._spawn(until_over(lookout.turn, "the hub could not look after its machine", 5.0))
 
     async def close(self) -> None:
@@ -146,17 +155,19 @@ class Hub:
     def version(self) -> int | None:
         return self.state.version
 
-    def description(self) -> Description:
+    def description(self) -> RunDescription:
         return described(self.id, self.founding, self.layout, self.state, self.store)
 
-    async def head(self, after: int | None, wait: float) -> Head:
+    async def head(self, after: int | None, wait: float) -> VersionHead:
         """At once if there is something newer than ``after``; otherwise when there is, or when time is up."""
         await self.until(lambda: self._has_news(after), wait)
         if self.version is None:
             raise state_machine.NO_BASE.error()
         steps = steps_after(self.versions, after)
         waits = "" if steps else self.waits.said(self.state, self.members, self.now())
-        return Head(version=self.version, steps=steps, waits_for=waits, finished=self.state.is_finished)
+        return VersionHead(
+            version=self.version, steps=steps, waits_for=waits, finished=self.state.is_finished
+        )
 
     async def until(self, holds: Callable[[], bool], wait: float) -> None:
         """Asks again at every version, for so many seconds at most."""
@@ -169,22 +180,22 @@ class Hub:
 
     # What members ask for.
 
-    async def join(self, node: str, message: Join) -> Joined:
+    async def join(self, node: str, message: JoinRequest) -> JoinResponse:
         async with self._joining:  # or one use is read by many before the first has used it up
             grant = use_grant(self._reader.grant(hash_token(message.token)), node, self.clock())
             member = self.members.get(node)
             if member is None:
-                member = Member(node=node, name=message.name, role=grant.role, since=self.clock())
+                member = MemberRecord(node=node, name=message.name, role=grant.role, since=self.clock())
                 logger.info("%s (%s) joins as %s", member.name, node[:9], member.role)
             self.members[node] = member
-            await self.write([change(Log.put_grant, grant), change(Log.put_member, member)])
-        return Joined(role=member.role, description=self.description())
+            await self.write([change(HubLog.put_grant, grant), change(HubLog.put_member, member)])
+        return JoinResponse(role=member.role, description=self.description())
 
     def has_invited(self, token: str) -> bool:
         """Whether there is such an invite, used up or not."""
         return self._reader.grant(hash_token(token)) is not None
 
-    def member(self, node: str) -> Member:
+    def member(self, node: str) -> MemberRecord:
         """HubRefused for whoever is none, or is in quarantine."""
         member = self.members.get(node)
         if member is None:
@@ -197,8 +208,10 @@ class Hub:
         if self.member(node).role == "mirror":
             raise HubRefused(403, "role", "a mirror does not train", hint=_JOIN)
         name = secrets.token_hex(16)
-        decision = await self.step(state_machine.Asked(node, name, message.version, message.samples_per_s))
-        lent = next((one.lease for one in decision.effects if isinstance(one, Lend)), None)
+        decision = await self.step(
+            state_machine.LeaseRequested(node, name, message.version, message.samples_per_s)
+        )
+        lent = next((one.lease for one in decision.effects if isinstance(one, GrantLease)), None)
         assert lent is not None
         assert self.state.course is not None
         return Lease(
@@ -215,9 +228,9 @@ class Hub:
     async def leave(self, node: str) -> None:
         """Its lease returns to the pool."""
         self.member(node)
-        await self.step(state_machine.GaveUp(node))
+        await self.step(state_machine.LeaseAbandoned(node))
 
-    def replica(self, node: str, after: int | None) -> Replica:
+    def replica(self, node: str, after: int | None) -> LogReplica:
         """For a mirror, or for the owner."""
         if self.member(node).role not in ("mirror", "owner"):
             raise HubRefused(403, "role", "only a mirror may copy the hub", hint=_JOIN)
@@ -240,29 +253,29 @@ class Hub:
         elif blob not in self.needed_blobs():
             self.blobs.remove(blob)
 
-    async def finisher(self) -> Finisher:
+    async def finisher(self) -> Aggregator:
         if self._finisher is None:
             raise state_machine.NO_BASE.error()
         return await asyncio.shield(self._finisher)
 
-    async def step(self, event: Event, changes: Changes | None = None) -> Decision:
+    async def step(self, event: Event, changes: Changes | None = None) -> RoundDecision:
         """Decide, write, perform. ``changes`` are written along, unless it is refused: HubRefused (409)."""
         before = self.state.pool
         decision = decide(self.state, event, self.now())
         self.state = decision.state
-        refusal = next((one for one in decision.effects if isinstance(one, Refuse)), None)
+        refusal = next((one for one in decision.effects if isinstance(one, RefuseRequest)), None)
         todo: Changes = [] if refusal else list(changes or [])
         todo += changes_of(decision.effects)
         for effect in decision.effects:
-            if isinstance(effect, Discard) and effect.update in self.arrivals:
+            if isinstance(effect, DropUpdate) and effect.update in self.arrivals:
                 self._discarded.add(self.arrivals.pop(effect.update).sha256)
         if self.state.pool != before:
-            todo.append(change(Log.put_pool, self.state.pool))
+            todo.append(change(HubLog.put_pool, self.state.pool))
         if decision.reason:
             logger.debug("%s", decision.reason)
         await self.write(todo)
         for effect in decision.effects:
-            if isinstance(effect, Close):
+            if isinstance(effect, MergeRound):
                 self._spawn(self._finish(effect))
         self._wake.set()
         if refusal is not None:
@@ -285,22 +298,24 @@ class Hub:
                     self._wake.set()
             raise HubRefused(503, "disk", error.message, hint=error.hint, retry_s=5.0) from error
 
-    async def found(self, base: Committed, layout: Layout, course: Course) -> None:
+    async def found(self, base: CommittedRound, layout: VectorLayout, course: HubDataOrder) -> None:
         """The owner's base is there."""
         if self.version is not None:
             raise state_machine.BASE_THERE.error()
         await self.adopt([base], layout, course)
 
-    async def adopt(self, versions: Sequence[Committed], layout: Layout, course: Course) -> None:
+    async def adopt(
+        self, versions: Sequence[CommittedRound], layout: VectorLayout, course: HubDataOrder
+    ) -> None:
         """Versions of the chain that another hub made; their blobs are here."""
-        facts = [change(Log.set_fact, "layout", layout), change(Log.set_fact, "course", course)]
-        await self.write([*facts, *(change(Log.put_version, one) for one in versions)])
+        facts = [change(HubLog.set_fact, "layout", layout), change(HubLog.set_fact, "course", course)]
+        await self.write([*facts, *(change(HubLog.put_version, one) for one in versions)])
         before = named_blobs(self.versions)
         self.versions += versions
         self.layout = layout
         if self.state.course is None:
-            await self.step(state_machine.Founded(course))
-        await self.step(state_machine.Committed(self.versions[-1].number))
+            await self.step(state_machine.RunFounded(course))
+        await self.step(state_machine.RoundCommitted(self.versions[-1].number))
         self._prepare()
         self._changed.announce()
         await asyncio.to_thread(self.blobs.remove_all, before - self.needed_blobs())
@@ -309,26 +324,26 @@ class Hub:
         """A refusal, for the page; some kinds count, and bring their sender into quarantine."""
         if kind not in update_checks.COUNTED and self._notes.take(node, self.now()) > 0:
             return
-        refusal = Refusal(node=node, kind=kind, reason=reason, time=self.clock())
+        refusal = RefusedUpdate(node=node, kind=kind, reason=reason, time=self.clock())
         self.refusals = [*self.refusals, refusal][-MOST_REFUSALS:]
-        changes = [change(Log.put_refusal, refusal)]
+        changes = [change(HubLog.put_refusal, refusal)]
         member = self.members.get(node)
         logger.warning("refused (%s) of %s: %s", kind, member.name if member else node[:9], reason)
         if member is not None:
             after = update_checks.after_refusal(member, kind, reason, self.founding.terms)
             self.members[node] = after
-            changes.append(change(Log.put_member, after))
+            changes.append(change(HubLog.put_member, after))
         await self.write(changes)
 
     async def refuse(self, node: str, kind: str, reason: str) -> bool:
         """Note it and take the member's lease back; whether it is in quarantine now."""
         await self.note(node, kind, reason)
-        await self.step(state_machine.GaveUp(node))
+        await self.step(state_machine.LeaseAbandoned(node))
         return node in self.members and bool(self.members[node].quarantine)
 
     # How a round ends.
 
-    async def _finish(self, close: Close) -> None:
+    async def _finish(self, close: MergeRound) -> None:
         epoch = self._epoch
         try:
             finisher = await self.finisher()
@@ -342,30 +357,32 @@ class Hub:
             await asyncio.sleep(self._pause)
             self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
             await self._tick_once(
-                state_machine.MergeFailed(close.updates) if self._epoch == epoch else state_machine.Ticked()
+                state_machine.MergeFailed(close.updates)
+                if self._epoch == epoch
+                else state_machine.ClockTick()
             )
 
-    def _closed(self, arrivals: tuple[Arrival, ...]) -> Closed:
+    def _closed(self, arrivals: tuple[AcceptedUpdate, ...]) -> ClosedRound:
         chain = tuple(self.versions[last_base(self.versions) :])
         strangers, seen = update_checks.strangers_of(self.members), tuple(self.seen)
-        return Closed(arrivals, strangers, self.versions[-1], chain, self.clock(), seen)
+        return ClosedRound(arrivals, strangers, self.versions[-1], chain, self.clock(), seen)
 
-    async def _commit(self, arrivals: tuple[Arrival, ...], merged: Merged) -> None:
+    async def _commit(self, arrivals: tuple[AcceptedUpdate, ...], merged: RoundResult) -> None:
         """One transaction: the version, its contributors, and the end of their updates."""
         versions, refused = merged.versions, merged.refused
         spans = tuple(span for one in arrivals if one.update.id in refused for span in one.spans)
-        decision = decide(self.state, state_machine.Dropped(spans), self.now())
+        decision = decide(self.state, state_machine.UpdateDropped(spans), self.now())
         self.state = decision.state
         changes = changes_of(decision.effects)  # of leases that end at this very moment
-        changes += [change(Log.end_arrival, one.update.id) for one in arrivals]
-        changes.append(change(Log.put_pool, self.state.pool))
+        changes += [change(HubLog.end_arrival, one.update.id) for one in arrivals]
+        changes.append(change(HubLog.put_pool, self.state.pool))
         norms = update_checks.confirmed_norms(
             arrivals, merged.contributions, update_checks.strangers_of(self.members)
         )
-        changes += [change(Log.put_norms, norms)] if norms else []
+        changes += [change(HubLog.put_norms, norms)] if norms else []
         for place, version in enumerate(versions):
             parts = merged.contributions if place == 0 else ()
-            changes.append(change(Log.put_version, version, parts))
+            changes.append(change(HubLog.put_version, version, parts))
         await self.write(changes)  # nobody sees the version before this
         before = named_blobs(self.versions)
         self.versions += versions
@@ -374,7 +391,7 @@ class Hub:
         number = self.versions[-1].number
         for one in arrivals:
             del self.arrivals[one.update.id]
-        await self.step(state_machine.Committed(number, len(norms)))
+        await self.step(state_machine.RoundCommitted(number, len(norms)))
         self._changed.announce()
         for version in versions:
             self.on_commit(version)
@@ -398,7 +415,7 @@ class Hub:
             except TimeoutError:
                 await self._tick_once()
 
-    async def _tick_once(self, event: Event = state_machine.Ticked()) -> None:  # noqa: B008  # it is immutable
+    async def _tick_once(self, event: Event = state_machine.ClockTick()) -> None:  # noqa: B008  # it is immutable
         try:
             await self.step(event)
         except HubError as error:
@@ -423,13 +440,13 @@ class Hub:
     def read(self) -> None:
         """The state as the log has it. Leases get their whole time again."""
         found = self._reader.read()
-        founding = read_fact(found.facts, "founding", Founding)
+        founding = read_fact(found.facts, "founding", HubFounding)
         if founding is None:
             raise HubError(f"there is no hub in {self.directory}", hint="Found one with `barnraise hub up`.")
         self.founding = founding
         self.signed.recall(found.facts)
         self.is_mirror = FOLLOWS in found.facts and SUCCEEDS not in found.facts
-        self.layout = read_fact(found.facts, "layout", Layout)
+        self.layout = read_fact(found.facts, "layout", VectorLayout)
         self.versions = list(found.versions)
         self.members = dict(found.members)
         self.arrivals = {one.update.id: one for one in found.arrivals}

@@ -18,34 +18,34 @@ import uvicorn
 from starlette.applications import Starlette
 
 from barnraise.artifacts import folder_limits
-from barnraise.core.config import Contributing, load_settings
+from barnraise.core.config import ContributorSettings, load_settings
 from barnraise.core.errors import HubError, HubRefused
 from barnraise.core.flow.supervised_task import until_over
-from barnraise.hub.aggregation.aggregator import Finisher
-from barnraise.hub.client.bandwidth_policy import A_BETTER_TIME, Courtesy, Pace, manners_of
+from barnraise.hub.aggregation.aggregator import Aggregator
+from barnraise.hub.client.bandwidth_policy import A_BETTER_TIME, PolicyGate, UplinkLimiter, manners_of
 from barnraise.hub.client.client import HubClient
-from barnraise.hub.mirror.mirror import Mirror
-from barnraise.hub.object_store.s3 import Bucket, Place
-from barnraise.hub.object_store.uploader import Stock
+from barnraise.hub.mirror.mirror import HubMirror
+from barnraise.hub.object_store.s3 import BucketUrl, S3Bucket
+from barnraise.hub.object_store.uploader import BucketUploader
 from barnraise.hub.protocol.invites import Invite, invite_text
 from barnraise.hub.protocol.messages import (
     MOST_OFFERED,
-    Description,
-    Join,
-    Joined,
-    Layout,
-    Offer,
+    CodeOffer,
+    JoinRequest,
+    JoinResponse,
     Role,
-    Terms,
+    RoundConfig,
+    RunDescription,
+    VectorLayout,
 )
 from barnraise.hub.protocol.tls import server_context
 from barnraise.hub.region.placement import REPEATED_S
-from barnraise.hub.server.app import Reception, make_app
-from barnraise.hub.server.connection_limits import MOST, Doors, Impatient, Server
+from barnraise.hub.server.app import HubApp, make_app
+from barnraise.hub.server.connection_limits import MOST, ConnectionLimiter, LimitedServer, SlowClientProtocol
 from barnraise.hub.server.hub import Hub, MakeFinisher
 from barnraise.hub.server.open_files import connections_within, raise_limit
-from barnraise.hub.server.uploads import HeldOut, Intake
-from barnraise.hub.storage.blobs import Blobs
+from barnraise.hub.server.uploads import HeldOut, UploadService
+from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.create import has_hub, hub_blobs, hub_key, invite_to, still_open
 from barnraise.hub.storage.directory_lock import check_hub, check_mirror, check_region, facts_in, held
 from barnraise.identity.keys import NodeKey
@@ -62,14 +62,14 @@ _OFFERED_S = 86400.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-class Seats(NamedTuple):
+class MemberSeats(NamedTuple):
     """How many of those who join its parent a region takes in, and how they reach it."""
 
     most: int
     addresses: tuple[str, ...]
 
 
-class Listening(NamedTuple):
+class ListenOptions(NamedTuple):
     """Where a hub listens, and until when. TLS, unless it is for a proxy on the same machine that speaks it
     itself (``plain``)."""
 
@@ -79,7 +79,7 @@ class Listening(NamedTuple):
     with_parent: bool = False  # until standard input ends
 
 
-def outer_step(blobs: Blobs, terms: Terms, layout: Layout) -> Finisher:
+def outer_step(blobs: BlobStore, terms: RoundConfig, layout: VectorLayout) -> Aggregator:
     from barnraise.hub.aggregation.outer_step import OuterStep  # torch, which takes a while
 
     return OuterStep(blobs, terms, layout)
@@ -92,7 +92,7 @@ async def running(
     held_out: Path | None = None,
     make_finisher: MakeFinisher = outer_step,
     is_region: bool = False,
-    store: Place | None = None,
+    store: BucketUrl | None = None,
 ) -> AsyncIterator[tuple[Hub, Starlette]]:
     """A hub that works, and its application. ``held_out``: the owner's file that tries updates."""
     key = hub_key(directory)
@@ -100,18 +100,18 @@ async def running(
     try:
         await hub.start()
         async with _stocked(hub, store) as stock, _trying(hub, held_out) as check:
-            yield hub, make_app(Reception(hub, Intake(hub, check), key, stock))
+            yield hub, make_app(HubApp(hub, UploadService(hub, check), key, stock))
     finally:
         await hub.close()
 
 
 @contextlib.asynccontextmanager
-async def _stocked(hub: Hub, store: Place | None) -> AsyncIterator[Stock | None]:
+async def _stocked(hub: Hub, store: BucketUrl | None) -> AsyncIterator[BucketUploader | None]:
     """The hub's blobs in the store, if there is to be one, for as long as this lasts."""
     if store is None:
         yield None
         return
-    stock = Stock(hub, await asyncio.to_thread(Bucket, store, str(hub.id)))
+    stock = BucketUploader(hub, await asyncio.to_thread(S3Bucket, store, str(hub.id)))
     hub.store = stock.origin
     keeping = asyncio.create_task(stock.keep())
     try:
@@ -135,7 +135,7 @@ async def _trying(hub: Hub, held_out: Path | None) -> AsyncIterator[HeldOut | No
 
 
 async def serve(
-    directory: Path, listening: Listening, store: Place | None = None, held_out: Path | None = None
+    directory: Path, listening: ListenOptions, store: BucketUrl | None = None, held_out: Path | None = None
 ) -> None:
     """Until SIGINT or SIGTERM. HubError if the port is taken."""
     with _bound(listening) as listener:
@@ -144,18 +144,18 @@ async def serve(
             await _serve(directory, hub, app, listening, listener)
 
 
-async def serve_mirror(directory: Path, invite: Invite, listening: Listening) -> None:
+async def serve_mirror(directory: Path, invite: Invite, listening: ListenOptions) -> None:
     """Follow a hub, and serve what was mirrored to anybody, until SIGINT or SIGTERM. A mirror that has some
     state of the hub does not wait for it: the hub may be away just now."""
     with _bound(listening) as listener:
         check_mirror(facts_in(directory), directory, invite.hub_id)
         key = hub_key(directory)
         client = HubClient(invite.addresses, invite.hub_id, key)
-        mirror = Mirror(directory, client, invite.hub_id, folder_limits(load_settings()))
-        joined = Join(token=invite.token_text, name="mirror")
+        mirror = HubMirror(directory, client, invite.hub_id, folder_limits(load_settings()))
+        joined = JoinRequest(token=invite.token_text, name="mirror")
 
         def join(patience_s: float | None = 0.0) -> None:
-            answer = client.patiently("POST", "/v1/members", Joined, joined, patience_s=patience_s)
+            answer = client.patiently("POST", "/v1/members", JoinResponse, joined, patience_s=patience_s)
             client.accept_store(answer.description.store)
 
         is_new = not has_hub(directory)
@@ -166,7 +166,7 @@ async def serve_mirror(directory: Path, invite: Invite, listening: Listening) ->
         hub.read()
         following = asyncio.create_task(keep_following(mirror, hub, join=None if is_new else join))
         try:
-            app = make_app(Reception(hub, Intake(hub), key))
+            app = make_app(HubApp(hub, UploadService(hub), key))
             await _serve(directory, hub, app, listening, listener)
         finally:
             following.cancel()
@@ -174,7 +174,7 @@ async def serve_mirror(directory: Path, invite: Invite, listening: Listening) ->
 
 
 async def keep_following(
-    mirror: Mirror,
+    mirror: HubMirror,
     hub: Hub,
     pause_s: float = _MIRROR_PAUSE_S,
     join: Callable[[], None] | None = None,
@@ -197,7 +197,11 @@ async def keep_following(
 
 
 async def serve_region(
-    directory: Path, invite: Invite, listening: Listening, seats: Seats | None, store: Place | None = None
+    directory: Path,
+    invite: Invite,
+    listening: ListenOptions,
+    seats: MemberSeats | None,
+    store: BucketUrl | None = None,
 ) -> None:
     """A member of the invite's hub that has members of its own, until SIGINT or SIGTERM."""
     with _bound(listening) as listener:
@@ -208,35 +212,35 @@ async def serve_region(
 async def _serve_region(
     directory: Path,
     invite: Invite,
-    listening: Listening,
+    listening: ListenOptions,
     listener: socket.socket,
-    seats: Seats | None,
-    store: Place | None,
+    seats: MemberSeats | None,
+    store: BucketUrl | None,
 ) -> None:
     from barnraise.hub.region.region import (  # torch, which takes a while
-        Parent,
-        PassUp,
+        ParentHub,
+        RegionAggregator,
         found_region,
         run_region,
     )
 
     key, blobs, settings = hub_key(directory), hub_blobs(directory), load_settings()
     client = polite_client(invite, key, settings.contributing)
-    parent = Parent(client, blobs, directory / "uploads", folder_limits(settings))
-    message = Join(token=invite.token_text, name="region")
-    joined = await asyncio.to_thread(client.patiently, "POST", "/v1/members", Joined, message)
+    parent = ParentHub(client, blobs, directory / "uploads", folder_limits(settings))
+    message = JoinRequest(token=invite.token_text, name="region")
+    joined = await asyncio.to_thread(client.patiently, "POST", "/v1/members", JoinResponse, message)
     client.accept_store(joined.description.store)
     if not has_hub(directory):
         await asyncio.to_thread(found_region, directory, parent, joined.description, key.id, invite.hub_id)
 
-    def pass_up(blobs: Blobs, terms: Terms, layout: Layout) -> Finisher:
-        return PassUp(blobs, terms, layout, parent)
+    def pass_up(blobs: BlobStore, terms: RoundConfig, layout: VectorLayout) -> Aggregator:
+        return RegionAggregator(blobs, terms, layout, parent)
 
     async with running(directory, make_finisher=pass_up, is_region=True, store=store) as (hub, app):
         working = [asyncio.create_task(run_region(hub, parent))]
         if joined.role == "region" and seats is not None:
             above = HubClient(invite.addresses, invite.hub_id, key)  # for a thread of its own
-            working.append(asyncio.create_task(keep_offering(hub, above, Offering(directory, seats))))
+            working.append(asyncio.create_task(keep_offering(hub, above, OfferOptions(directory, seats))))
         try:
             await _serve(directory, hub, app, listening, listener)
         finally:
@@ -245,35 +249,35 @@ async def _serve_region(
             client.close()
 
 
-def polite_client(invite: Invite, key: NodeKey, wishes: Contributing) -> HubClient:
+def polite_client(invite: Invite, key: NodeKey, wishes: ContributorSettings) -> HubClient:
     """To the hub above, as the owner of this machine wants its line to be used."""
     manners = manners_of(wishes)
-    courtesy = Courtesy(manners)
-    client = HubClient(invite.addresses, invite.hub_id, key, pace=Pace(manners.uplink_bytes_s))
+    courtesy = PolicyGate(manners)
+    client = HubClient(invite.addresses, invite.hub_id, key, pace=UplinkLimiter(manners.uplink_bytes_s))
     client.wait_politely = lambda: courtesy.wait(client.waiting(A_BETTER_TIME))
     return client
 
 
-class Offering:
+class OfferOptions:
     """Invites of a region for who joins its parent, each for one: for each role as many as seats are left."""
 
-    def __init__(self, directory: Path, seats: Seats) -> None:
+    def __init__(self, directory: Path, seats: MemberSeats) -> None:
         self._directory, self._seats = directory, seats
         self._open: dict[Role, list[Invite]] = {"friend": [], "stranger": []}
 
-    def offer(self, taken: int, clock: float) -> Offer:
+    def offer(self, taken: int, clock: float) -> CodeOffer:
         """Those that are still to be used, and new ones. Blocks."""
         for role, known in self._open.items():
             known[:] = still_open(self._directory, known, clock)
             for _ in range(min(MOST_OFFERED, self._seats.most - taken) - len(known)):
                 known.append(invite_to(self._directory, self._seats.addresses, role=role, valid_s=_OFFERED_S))
-        return Offer(
+        return CodeOffer(
             friends=tuple(invite_text(one) for one in self._open["friend"]),
             strangers=tuple(invite_text(one) for one in self._open["stranger"]),
         )
 
 
-async def keep_offering(hub: Hub, above: HubClient, offering: Offering) -> None:
+async def keep_offering(hub: Hub, above: HubClient, offering: OfferOptions) -> None:
     """For as long as the region has a model to give."""
 
     async def turn() -> bool:
@@ -282,7 +286,7 @@ async def keep_offering(hub: Hub, above: HubClient, offering: Offering) -> None:
             return False
         taken = sum(member.role != "owner" for member in hub.members.values())
         offer = await asyncio.to_thread(offering.offer, taken, hub.clock())
-        await asyncio.to_thread(above.patiently, "POST", "/v1/regions", Description, offer)
+        await asyncio.to_thread(above.patiently, "POST", "/v1/regions", RunDescription, offer)
         await asyncio.sleep(REPEATED_S)
         return False
 
@@ -293,11 +297,11 @@ async def keep_offering(hub: Hub, above: HubClient, offering: Offering) -> None:
 
 
 async def _serve(
-    directory: Path, hub: Hub, app: Starlette, listening: Listening, listener: socket.socket
+    directory: Path, hub: Hub, app: Starlette, listening: ListenOptions, listener: socket.socket
 ) -> None:
     config = uvicorn.Config(
         app,
-        http=Impatient,
+        http=SlowClientProtocol,
         ws="none",
         log_level="warning",
         access_log=False,
@@ -315,13 +319,13 @@ async def _serve(
         asyncio.constants.FLOW_CONTROL_HIGH_WATER_SSL_WRITE = _TLS_BUFFER >> 10  # type: ignore[misc]
         context = server_context(directory, hub_key(directory))
         config.ssl_context_factory = lambda *_: context
-    doors = Doors(connections_within(raise_limit(), MOST))
+    doors = ConnectionLimiter(connections_within(raise_limit(), MOST))
     if doors.most < _FEW:
         logger.warning(
             "this process may open so few files that %d connections are possible: raise `ulimit -Hn`",
             doors.most,
         )
-    server = Server(config, doors, hub.troubles, hub_key(directory), hub.clock)
+    server = LimitedServer(config, doors, hub.troubles, hub_key(directory), hub.clock)
     _listen(listening, listener)
     name, bound = hub.founding.name, listener.getsockname()[1]
     logger.info("the hub of %s listens at port %d", name, bound)
@@ -330,7 +334,7 @@ async def _serve(
     await server.serve(sockets=[listener])
 
 
-def _check_plain(listening: Listening) -> None:
+def _check_plain(listening: ListenOptions) -> None:
     if listening.plain and listening.host not in _LOOPBACK:
         raise HubError(
             f"a hub without TLS may not listen at {listening.host}",
@@ -345,7 +349,7 @@ def _stop_with_input(server: uvicorn.Server) -> None:
     server.should_exit = True
 
 
-def _bound(listening: Listening) -> socket.socket:
+def _bound(listening: ListenOptions) -> socket.socket:
     """The port, before anything is begun that would need it; nobody is kept waiting there before `_listen`.
     HubError if it is taken."""
     family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
@@ -362,14 +366,14 @@ def _bound(listening: Listening) -> socket.socket:
     return listener
 
 
-def _listen(listening: Listening, listener: socket.socket) -> None:
+def _listen(listening: ListenOptions, listener: socket.socket) -> None:
     try:
         listener.listen(_BACKLOG)
     except OSError as error:  # somebody else bound it, too, and listened first
         raise _taken(listening, error) from error
 
 
-def _taken(listening: Listening, error: OSError) -> HubError:
+def _taken(listening: ListenOptions, error: OSError) -> HubError:
     return HubError(
         f"the hub cannot listen at {listening.host} port {listening.port}: {error.strerror or error}",
         hint="Stop what uses the port, or give another one with `--port`.",
@@ -378,12 +382,12 @@ def _taken(listening: Listening, error: OSError) -> HubError:
 
 def run(
     directory: Path,
-    listening: Listening,
+    listening: ListenOptions,
     *,
     follow: Invite | None = None,
     parent: Invite | None = None,
-    seats: Seats | None = None,
-    store: Place | None = None,
+    seats: MemberSeats | None = None,
+    store: BucketUrl | None = None,
     held_out: Path | None = None,
 ) -> None:
     """HubError if another process is in this directory, or the port is taken: before anything is touched."""

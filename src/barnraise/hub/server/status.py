@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from barnraise.hub.protocol.messages import PROTOCOL, Description, Layout
-from barnraise.hub.rounds.state_machine import State
-from barnraise.hub.storage.create import Founding
+from barnraise.hub.protocol.messages import PROTOCOL, RunDescription, VectorLayout
+from barnraise.hub.rounds.state_machine import RoundState
+from barnraise.hub.storage.create import HubFounding
 from barnraise.identity.node_id import NodeId
 
 
 def described(
-    hub: NodeId, founding: Founding, layout: Layout | None, state: State, store: str | None
-) -> Description:
-    return Description(
+    hub: NodeId, founding: HubFounding, layout: VectorLayout | None, state: RoundState, store: str | None
+) -> RunDescription:
+    return RunDescription(
         protocol=PROTOCOL,
         hub=str(hub),
         name=founding.name,

@@ -19,9 +19,9 @@ import msgspec
 
 from barnraise.core.errors import HubError, HubRefused, ProtocolError
 from barnraise.core.files import sync
-from barnraise.hub.aggregation.aggregator import Figures
+from barnraise.hub.aggregation.aggregator import RoundFigures
 from barnraise.hub.aggregation.update_checks import (
-    Verdict,
+    UpdateVerdict,
     after_acceptance,
     believed_merged,
     fitting_scale,
@@ -29,14 +29,28 @@ from barnraise.hub.aggregation.update_checks import (
     remembered_norm,
     usual_norm,
 )
-from barnraise.hub.protocol.messages import PIECE_BYTES, Declaration, Layout, Progress, Step, check_layout
+from barnraise.hub.protocol.messages import (
+    PIECE_BYTES,
+    HubProgress,
+    UpdateDeclaration,
+    UploadStep,
+    VectorLayout,
+    check_layout,
+)
 from barnraise.hub.rounds import state_machine
-from barnraise.hub.rounds.leases import Delivered
+from barnraise.hub.rounds.leases import PendingUpdate
 from barnraise.hub.rounds.sample_pool import trained
-from barnraise.hub.rounds.state_machine import BASE_THERE, BEGIN_AGAIN, Refuse, behind, lease_for, weight_of
+from barnraise.hub.rounds.state_machine import (
+    BASE_THERE,
+    BEGIN_AGAIN,
+    RefuseRequest,
+    behind,
+    lease_for,
+    weight_of,
+)
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.storage.blobs import FREE_SPACE_HINT, hash_file
-from barnraise.hub.storage.log import MOST_SEEN, Arrival, Log, Seen, change
+from barnraise.hub.storage.log import MOST_SEEN, AcceptedUpdate, HubLog, UpdateFingerprint, change
 
 logger = logging.getLogger(__name__)
 _MOST_BASE_BYTES = 1 << 42
@@ -44,23 +58,23 @@ _ABANDONED_S = 86_400.0
 _FRESH_S = 40.0  # after a piece began: whoever sends it goes on
 _OWNED = 16  # characters of a file's name that say whose it is
 # The optional check of an update that is about to count: the file, the version it begins from, its scale.
-HeldOut = Callable[[Path, int, float], Verdict]
+HeldOut = Callable[[Path, int, float], UpdateVerdict]
 
 
 class _Upload:
     """``heard``: when it was declared, or its last piece began."""
 
-    def __init__(self, node: str, declared: Declaration, path: Path, now: float) -> None:
+    def __init__(self, node: str, declared: UpdateDeclaration, path: Path, now: float) -> None:
         self.node, self.declared, self.path = node, declared, path
         self.lock = asyncio.Lock()
-        self.done: Progress | None = None
+        self.done: HubProgress | None = None
         self.heard = now
 
     def offset(self) -> int:
         return self.path.stat().st_size if self.path.exists() else 0
 
 
-class Intake:
+class UploadService:
     """Of one hub."""
 
     def __init__(self, hub: Hub, held_out: HeldOut | None = None) -> None:
@@ -78,14 +92,14 @@ class Intake:
         self._declaring = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by member
         self._latest: dict[str, str] = {}  # the name of each member's upload
 
-    async def declare(self, node: str, declared: Declaration) -> Progress:
+    async def declare(self, node: str, declared: UpdateDeclaration) -> HubProgress:
         name = _name(node, declared)
         found = self._uploads.get(name)
         if found is not None and found.done is not None:
             return found.done
         if any(one.lease == declared.lease and one.sha256 == declared.sha256 for one in self._hub.seen):
             # It counts already: the answer was lost, and the hub began anew since.
-            return Progress(id=name, offset=declared.size, size=declared.size, accepted=True)
+            return HubProgress(id=name, offset=declared.size, size=declared.size, accepted=True)
         if declared.kind == "base":
             self._check_base(node, declared)
         else:
@@ -96,17 +110,17 @@ class Intake:
                 self._uploads[name] = _Upload(node, declared, self._directory / name, self._hub.now())
             upload = self._uploads[name]
             if declared.lease is not None:
-                await self._hub.step(state_machine.Heard(declared.lease, upload.offset()))
+                await self._hub.step(state_machine.UploadProgressed(declared.lease, upload.offset()))
         return _progress(name, upload)
 
     def begin_piece(self, node: str, name: str) -> None:
         """HubRefused if there is no such upload."""
         self._find(node, name).heard = self._hub.now()
 
-    def progress(self, node: str, name: str) -> Progress:
+    def progress(self, node: str, name: str) -> HubProgress:
         return _progress(name, self._find(node, name))
 
-    async def append(self, node: str, name: str, offset: int, data: bytes) -> Progress:
+    async def append(self, node: str, name: str, offset: int, data: bytes) -> HubProgress:
         """A piece. Again after a lost answer is harmless; a wrong place is refused with the right one."""
         upload = self._find(node, name)
         async with upload.lock:
@@ -120,7 +134,7 @@ class Intake:
                 raise HubRefused(409, "offset", said, hint="Go on at the offset that is given.", offset=here)
             if upload.declared.lease is not None:
                 arrived = max(here, offset + len(data))
-                await self._hub.step(state_machine.Heard(upload.declared.lease, arrived))
+                await self._hub.step(state_machine.UploadProgressed(upload.declared.lease, arrived))
             fresh = data[here - offset :]
             try:
                 await asyncio.to_thread(_append, upload.path, fresh, offset + len(data) == size)
@@ -151,7 +165,7 @@ class Intake:
         except HubError as error:
             raise HubRefused(503, "disk", error.message, hint=error.hint, retry_s=5.0) from error
 
-    async def _take_base(self, name: str, upload: _Upload) -> Progress:
+    async def _take_base(self, name: str, upload: _Upload) -> HubProgress:
         declared, hub = upload.declared, self._hub
         assert declared.layout is not None
         assert declared.course is not None
@@ -162,11 +176,11 @@ class Intake:
         await asyncio.to_thread(hub.blobs.adopt, upload.path, declared.sha256)
         from barnraise.hub.aggregation.outer_step import first_version
 
-        step = Step("base", 0, declared.sha256, declared.size, hub.founding.terms.base_codec)
+        step = UploadStep("base", 0, declared.sha256, declared.size, hub.founding.terms.base_codec)
         await hub.found(first_version(step, hub.clock()), declared.layout, declared.course)
-        return Progress(id=name, offset=declared.size, size=declared.size, accepted=True)
+        return HubProgress(id=name, offset=declared.size, size=declared.size, accepted=True)
 
-    async def _take_update(self, name: str, upload: _Upload) -> Progress:
+    async def _take_update(self, name: str, upload: _Upload) -> HubProgress:
         declared, hub, node = upload.declared, self._hub, upload.node
         figures = await self._measured(node, upload.path, declared.version)
         role = hub.member(node).role
@@ -184,12 +198,12 @@ class Intake:
             await self._refuse(node, verdict.kind, verdict.reason)
         update = msgspec.structs.replace(_delivered(node, declared), of_stranger=role == "stranger")
         lent = lease_for(hub.state, update)
-        if isinstance(lent, Refuse):
+        if isinstance(lent, RefuseRequest):
             raise lent.error()
         usual = usual_norm(hub.seen, merged)
         scale = fitting_scale(norm, usual, terms)
         await asyncio.to_thread(hub.blobs.adopt, upload.path, declared.sha256)
-        seen = Seen(
+        seen = UpdateFingerprint(
             node=node,
             lease=lent.id,
             sha256=declared.sha256,
@@ -197,7 +211,7 @@ class Intake:
             sketch=figures.sketch,
             merged=merged,
         )
-        arrival = Arrival(
+        arrival = AcceptedUpdate(
             update=update,
             sha256=declared.sha256,
             size=declared.size,
@@ -214,11 +228,11 @@ class Intake:
             after = after_acceptance(hub.member(node), declared.samples)
             hub.arrivals[name] = arrival
             changes = [
-                change(Log.put_arrival, arrival),
-                change(Log.put_member, after),
-                change(Log.put_seen, seen),
+                change(HubLog.put_arrival, arrival),
+                change(HubLog.put_member, after),
+                change(HubLog.put_seen, seen),
             ]
-            await hub.step(state_machine.Arrived(update, int(seen.norm > 0)), changes)
+            await hub.step(state_machine.UpdateAccepted(update, int(seen.norm > 0)), changes)
         except HubRefused:
             hub.arrivals.pop(name, None)
             hub.let_go(declared.sha256)
@@ -226,9 +240,9 @@ class Intake:
         hub.members[node] = after_acceptance(hub.members[node], declared.samples)
         hub.seen = [*hub.seen, seen][-MOST_SEEN:]
         size = declared.size
-        return Progress(id=name, offset=size, size=size, accepted=True, weight=weight, clipped=scale)
+        return HubProgress(id=name, offset=size, size=size, accepted=True, weight=weight, clipped=scale)
 
-    async def _measured(self, node: str, path: Path, version: int) -> Figures:
+    async def _measured(self, node: str, path: Path, version: int) -> RoundFigures:
         finisher = await self._hub.finisher()
         try:
             return await asyncio.to_thread(finisher.measure, path, version)
@@ -242,7 +256,7 @@ class Intake:
             reason += "; this machine is in quarantine now"
         raise HubRefused(status, kind, f"the update was refused: {reason}", hint=BEGIN_AGAIN)
 
-    def _check_base(self, node: str, declared: Declaration) -> None:
+    def _check_base(self, node: str, declared: UpdateDeclaration) -> None:
         if self._hub.member(node).role != "owner":
             raise HubRefused(403, "role", "only the owner may push the base", hint="Ask the owner to start.")
         if self._hub.version is not None:
@@ -254,7 +268,7 @@ class Intake:
         except HubError as error:
             raise HubRefused(422, "schema", error.message, hint=error.hint) from error
 
-    async def _check_update(self, node: str, declared: Declaration) -> None:
+    async def _check_update(self, node: str, declared: UpdateDeclaration) -> None:
         self._hub.member(node)
         if declared.layout is not None or declared.course is not None:
             raise HubRefused(422, "schema", "an update has no layout and no course", hint=_SAME_VERSION)
@@ -262,7 +276,7 @@ class Intake:
         if named is not None and named.node != node:
             await self._refuse(node, "forged", "it was sent for another member's lease", 403)
         lent = lease_for(self._hub.state, _delivered(node, declared))
-        if isinstance(lent, Refuse):
+        if isinstance(lent, RefuseRequest):
             await self._hub.note(node, lent.kind, lent.message)
             raise lent.error()
         if declared.sha256 in self._hub.own_blobs():
@@ -299,7 +313,7 @@ class Intake:
             (self._directory / one).unlink(missing_ok=True)
 
 
-def _name(node: str, declared: Declaration) -> str:
+def _name(node: str, declared: UpdateDeclaration) -> str:
     told = f"{declared.kind} {declared.lease} {declared.sha256} {declared.size}"
     return _owned(node) + hashlib.sha256(told.encode()).hexdigest()[:16]
 
@@ -313,16 +327,16 @@ def _owned(node: str) -> str:
     return hashlib.sha256(node.encode()).hexdigest()[:_OWNED]
 
 
-def _delivered(node: str, declared: Declaration) -> Delivered:
+def _delivered(node: str, declared: UpdateDeclaration) -> PendingUpdate:
     """What it would be for its round."""
     lease, name = declared.lease or "", _name(node, declared)
-    return Delivered(name, node, lease, declared.version, declared.samples, declared.trained)
+    return PendingUpdate(name, node, lease, declared.version, declared.samples, declared.trained)
 
 
-def _progress(name: str, upload: _Upload) -> Progress:
+def _progress(name: str, upload: _Upload) -> HubProgress:
     if upload.done is not None:
         return upload.done
-    return Progress(id=name, offset=upload.offset(), size=upload.declared.size)
+    return HubProgress(id=name, offset=upload.offset(), size=upload.declared.size)
 
 
 def _append(path: Path, data: bytes, is_last: bool) -> None:
@@ -337,7 +351,7 @@ def _append(path: Path, data: bytes, is_last: bool) -> None:
         os.close(descriptor)
 
 
-def _check_state(path: Path, layout: Layout, hub: Hub) -> None:
+def _check_state(path: Path, layout: VectorLayout, hub: Hub) -> None:
     from barnraise.hub.aggregation.outer_step import check_base
 
     check_base(path, layout, hub.founding.terms)

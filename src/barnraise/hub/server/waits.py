@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from barnraise.core.units import counted, format_duration
 from barnraise.hub.aggregation.update_checks import names_of
 from barnraise.hub.rounds.leases import LEAST_NORMS, can_be_compared, held_s
-from barnraise.hub.rounds.state_machine import State
-from barnraise.hub.storage.log import Member
+from barnraise.hub.rounds.state_machine import RoundState
+from barnraise.hub.storage.log import MemberRecord
 
 _AGAIN_S = 1.0
 
 
-def waits_for(state: State, names: Mapping[str, str], now: float) -> str:
+def waits_for(state: RoundState, names: Mapping[str, str], now: float) -> str:
     """For whom the round waits, and how long at most: a sentence."""
     if state.version is None:
         return "waits for the owner's base"
@@ -43,13 +43,13 @@ def waits_for(state: State, names: Mapping[str, str], now: float) -> str:
     return f"{counted(len(state.waiting), 'update')} here; waits for {some}{more}, {until} at most"
 
 
-class Waits:
+class RoundWaits:
     """The sentence, anew once a second: it looks at everybody's lease, and everybody who waits asks."""
 
     def __init__(self) -> None:
         self._said, self._at = "", -math.inf
 
-    def said(self, state: State, members: Mapping[str, Member], now: float) -> str:
+    def said(self, state: RoundState, members: Mapping[str, MemberRecord], now: float) -> str:
         if now - self._at >= _AGAIN_S:
             self._said, self._at = waits_for(state, names_of(members), now), now
         return self._said

@@ -22,7 +22,7 @@ _READ = 1 << 20
 FREE_SPACE_HINT = "Free space on the hub's disk: nothing that was committed is lost, and it goes on."
 
 
-class Draft:
+class PartialBlob:
     """A blob that is being written."""
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class Draft:
         self.path.unlink(missing_ok=True)
 
 
-class Blobs:
+class BlobStore:
     """Of one hub."""
 
     def __init__(self, directory: Path) -> None:
@@ -76,11 +76,11 @@ class Blobs:
             return self.keep(draft)
 
     @contextlib.contextmanager
-    def drafted(self) -> Iterator[Draft]:
+    def drafted(self) -> Iterator[PartialBlob]:
         """A file to write; `keep` makes it a blob, otherwise it vanishes. HubError if the disk is full."""
-        draft: Draft | None = None
+        draft: PartialBlob | None = None
         try:
-            draft = Draft(self._drafts / secrets.token_hex(8))
+            draft = PartialBlob(self._drafts / secrets.token_hex(8))
             yield draft
         except OSError as error:
             raise _failed(error) from error
@@ -88,7 +88,7 @@ class Blobs:
             if draft is not None:
                 draft.discard()
 
-    def keep(self, draft: Draft) -> str:
+    def keep(self, draft: PartialBlob) -> str:
         name = draft.finish()
         self.adopt(draft.path, name)
         return name

@@ -10,9 +10,9 @@ import msgspec
 
 from barnraise.core.errors import HubError
 from barnraise.hub.protocol.invites import Invite, hash_token, make_invite
-from barnraise.hub.protocol.messages import Name, NodeText, Role, Sha256, Terms
-from barnraise.hub.storage.blobs import Blobs
-from barnraise.hub.storage.log import Log, change, read_fact
+from barnraise.hub.protocol.messages import Name, NodeText, Role, RoundConfig, Sha256
+from barnraise.hub.storage.blobs import BlobStore
+from barnraise.hub.storage.log import HubLog, change, read_fact
 from barnraise.identity.keys import NodeKey
 from barnraise.identity.node_id import NodeId
 from barnraise.identity.private_file import private_directory
@@ -24,12 +24,12 @@ PARENT = "parent"  # fact of a region: the hub that it belongs to
 _LOSSLESS = ("fp32", "fp32+zlib")
 
 
-class Founding(msgspec.Struct, frozen=True, kw_only=True):
+class HubFounding(msgspec.Struct, frozen=True, kw_only=True):
     """What never changes."""
 
     name: Name
     owner: NodeText
-    terms: Terms = Terms()
+    terms: RoundConfig = RoundConfig()
     code: Sha256 | None = None
     kept: tuple[Sha256, ...] = ()  # blobs that belong to the code
 
@@ -42,28 +42,28 @@ def found_hub(
     directory: Path,
     name: str,
     owner: NodeId,
-    terms: Terms,
+    terms: RoundConfig,
     *,
     code: str | None = None,
     kept: Sequence[str] = (),
     parent: NodeId | None = None,
 ) -> None:
-    """Put the code's blobs there first (`Blobs.put`). HubError if there is a hub already."""
+    """Put the code's blobs there first (`BlobStore.put`). HubError if there is a hub already."""
     if terms.base_codec not in _LOSSLESS:
         raise HubError(
             f"a base in {terms.base_codec} would differ from the chain", hint="Use fp32 for `base_codec`."
         )
     private_directory(directory)
-    log = Log(directory)
+    log = HubLog(directory)
     try:
         if is_founded(log):
             raise HubError(
                 f"there is a hub in {directory} already", hint="Start it as it is, or name another directory."
             )
-        founding = Founding(name=name, owner=str(owner), terms=terms, code=code, kept=tuple(kept))
-        checked = msgspec.convert(msgspec.to_builtins(founding), Founding)
-        above = [] if parent is None else [change(Log.set_fact, PARENT, parent.raw)]
-        log.transact([change(Log.set_fact, FOUNDING, checked), *above])
+        founding = HubFounding(name=name, owner=str(owner), terms=terms, code=code, kept=tuple(kept))
+        checked = msgspec.convert(msgspec.to_builtins(founding), HubFounding)
+        above = [] if parent is None else [change(HubLog.set_fact, PARENT, parent.raw)]
+        log.transact([change(HubLog.set_fact, FOUNDING, checked), *above])
     except msgspec.ValidationError as error:
         raise HubError(
             f"a hub cannot be founded like this: {error}", hint="Correct what the sentence names."
@@ -72,12 +72,12 @@ def found_hub(
         log.close()
 
 
-def is_founded(log: Log) -> bool:
-    return read_fact(log.read().facts, FOUNDING, Founding) is not None
+def is_founded(log: HubLog) -> bool:
+    return read_fact(log.read().facts, FOUNDING, HubFounding) is not None
 
 
 def has_hub(directory: Path) -> bool:
-    log = Log(private_directory(directory))
+    log = HubLog(private_directory(directory))
     try:
         return is_founded(log)
     finally:
@@ -86,7 +86,7 @@ def has_hub(directory: Path) -> bool:
 
 def owner_of(directory: Path) -> str:
     """Of the run whose hub, or whose mirror, is in this directory."""
-    log = Log(directory)
+    log = HubLog(directory)
     try:
         return _founding(log, directory).owner
     finally:
@@ -94,7 +94,7 @@ def owner_of(directory: Path) -> str:
 
 
 def is_mirror(directory: Path) -> bool:
-    log = Log(directory)
+    log = HubLog(directory)
     try:
         facts = log.read().facts
     finally:
@@ -107,8 +107,8 @@ def hub_key(directory: Path) -> NodeKey:
     return NodeKey.load_or_create(private_directory(directory) / KEY_FILE)
 
 
-def hub_blobs(directory: Path) -> Blobs:
-    return Blobs(directory / "blobs")
+def hub_blobs(directory: Path) -> BlobStore:
+    return BlobStore(directory / "blobs")
 
 
 def invite_to(
@@ -120,14 +120,14 @@ def invite_to(
     valid_s: float = 7 * 86400,
 ) -> Invite:
     """A new invite to the hub in this directory; it may be running."""
-    log = Log(directory)
+    log = HubLog(directory)
     try:
         founding = _founding(log, directory)
         expires = int(time.time() + valid_s)
         invite, grant = make_invite(
             tuple(addresses), hub_key(directory).id, founding.name, role=role, uses=uses, expires=expires
         )
-        log.transact([change(Log.put_grant, grant)])
+        log.transact([change(HubLog.put_grant, grant)])
         return invite
     finally:
         log.close()
@@ -135,7 +135,7 @@ def invite_to(
 
 def still_open(directory: Path, invites: Sequence[Invite], clock: float) -> list[Invite]:
     """Those of them that somebody can use, for an hour more at least."""
-    log = Log(directory)
+    log = HubLog(directory)
     try:
         grants = [log.grant(hash_token(one.token_text)) for one in invites]
     finally:
@@ -144,8 +144,8 @@ def still_open(directory: Path, invites: Sequence[Invite], clock: float) -> list
     return [one for one, grant in pairs if grant and grant.uses and grant.expires > clock + 3600.0]
 
 
-def _founding(log: Log, directory: Path) -> Founding:
-    founding = read_fact(log.read().facts, FOUNDING, Founding)
+def _founding(log: HubLog, directory: Path) -> HubFounding:
+    founding = read_fact(log.read().facts, FOUNDING, HubFounding)
     if founding is None:
         raise HubError(f"there is no hub in {directory}", hint="Found one with `barnraise hub up`.")
     return founding

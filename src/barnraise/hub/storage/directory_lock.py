@@ -13,7 +13,7 @@ from pathlib import Path
 from barnraise.core.errors import HubError
 from barnraise.core.file_lock import FileLock
 from barnraise.hub.storage.create import FOLLOWS, FOUNDING, PARENT, SUCCEEDS
-from barnraise.hub.storage.log import Log
+from barnraise.hub.storage.log import HubLog
 from barnraise.identity.node_id import NodeId
 from barnraise.identity.private_file import private_directory
 
@@ -34,7 +34,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def facts_in(directory: Path) -> dict[str, bytes]:
-    log = Log(private_directory(directory))
+    log = HubLog(private_directory(directory))
     try:
         return log.read().facts
     finally:

@@ -9,11 +9,11 @@ import torch
 
 from barnraise.checkpoint.files import write_model
 from barnraise.core.errors import HubError
-from barnraise.hub.protocol.messages import Layout, Terms
-from barnraise.hub.protocol.vector_file import Form, add_vector
-from barnraise.hub.storage.blobs import Blobs
-from barnraise.hub.storage.create import FOUNDING, Founding, hub_blobs
-from barnraise.hub.storage.log import Committed, Everything, Log, read_fact
+from barnraise.hub.protocol.messages import RoundConfig, VectorLayout
+from barnraise.hub.protocol.vector_file import VectorForm, add_vector
+from barnraise.hub.storage.blobs import BlobStore
+from barnraise.hub.storage.create import FOUNDING, HubFounding, hub_blobs
+from barnraise.hub.storage.log import CommittedRound, HubLog, HubSnapshot, read_fact
 from barnraise.hub.storage.versions import steps_after
 
 FILE_NAME = "model.safetensors"
@@ -25,8 +25,8 @@ def export_model(directory: Path, target: Path) -> int:
     for _ in range(_TRIES):
         found = _read(directory)
         founding, layout = (
-            read_fact(found.facts, FOUNDING, Founding),
-            read_fact(found.facts, "layout", Layout),
+            read_fact(found.facts, FOUNDING, HubFounding),
+            read_fact(found.facts, "layout", VectorLayout),
         )
         if founding is None or layout is None or not found.versions:
             raise HubError(
@@ -46,24 +46,26 @@ def export_model(directory: Path, target: Path) -> int:
     )
 
 
-def _read(directory: Path) -> Everything:
-    log = Log(directory)
+def _read(directory: Path) -> HubSnapshot:
+    log = HubLog(directory)
     try:
         return log.read()
     finally:
         log.close()
 
 
-def newest_state(blobs: Blobs, versions: Sequence[Committed], terms: Terms, layout: Layout) -> torch.Tensor:
+def newest_state(
+    blobs: BlobStore, versions: Sequence[CommittedRound], terms: RoundConfig, layout: VectorLayout
+) -> torch.Tensor:
     """The same bits that every member has. FileNotFoundError if what it is made of was dropped meanwhile."""
     flat = torch.zeros(layout.numel)
     for step in steps_after(versions, None):
-        form = Form(layout.numel, terms.chunk, step.codec, step.version)
+        form = VectorForm(layout.numel, terms.chunk, step.codec, step.version)
         add_vector(blobs.path(step.sha256), form, flat, is_base=step.kind == "base")
     return flat
 
 
-def write_state(layout: Layout, flat: torch.Tensor, target: Path, facts: dict[str, str]) -> None:
+def write_state(layout: VectorLayout, flat: torch.Tensor, target: Path, facts: dict[str, str]) -> None:
     """As ``model.safetensors`` in the folder ``target``."""
     pieces = torch.split(flat, [entry.numel for entry in layout.entries])
     tensors = {

@@ -20,12 +20,12 @@ import msgspec
 
 from barnraise.core.database import open_database
 from barnraise.core.errors import HubError
-from barnraise.hub.protocol.invites import Grant
-from barnraise.hub.protocol.messages import Role, Span, Step
-from barnraise.hub.rounds.leases import Delivered, Lent
-from barnraise.hub.rounds.sample_pool import Pool
-from barnraise.hub.rounds.state_machine import Count, Discard, Effect, Lend, Return
-from barnraise.hub.server.disk import Disk
+from barnraise.hub.protocol.invites import InviteGrant
+from barnraise.hub.protocol.messages import Role, SampleSpan, UploadStep
+from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate
+from barnraise.hub.rounds.sample_pool import SamplePool
+from barnraise.hub.rounds.state_machine import DropUpdate, Effect, GrantLease, QueueUpdate, ReleaseLease
+from barnraise.hub.server.disk import DiskLatency
 from barnraise.hub.storage.blobs import FREE_SPACE_HINT
 
 FILE_NAME = "hub.db"
@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS seen (place INTEGER PRIMARY KEY AUTOINCREMENT, record
 """
 
 
-class Member(msgspec.Struct, frozen=True, kw_only=True):
+class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     name: str
     role: Role
@@ -59,13 +59,13 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     quarantine: str = ""  # why
 
 
-class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+class AcceptedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """An admitted update: a blob that waits for its round."""
 
-    update: Delivered
+    update: PendingUpdate
     sha256: str
     size: int
-    spans: tuple[Span, ...]
+    spans: tuple[SampleSpan, ...]
     norm: float
     scale: float  # what it is multiplied with if it is compared with those before it alone
     sketch: bytes
@@ -79,7 +79,7 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     lease: str
     samples: int
-    spans: tuple[Span, ...]
+    spans: tuple[SampleSpan, ...]
     behind: int
     weight: float
     scale: float
@@ -88,12 +88,12 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
     merged: int = 1  # updates that a region made this one of
 
 
-class Committed(msgspec.Struct, frozen=True, kw_only=True):
+class CommittedRound(msgspec.Struct, frozen=True, kw_only=True):
     """A version of the chain."""
 
     number: int
-    step: Step
-    base: Step | None = None  # a whole state of the same version, now and then
+    step: UploadStep
+    base: UploadStep | None = None  # a whole state of the same version, now and then
     momentum: str | None = None  # blobs of the hub's own: the outer optimizer's and the error feedback's
     feedback: str | None = None
     time: float = 0.0
@@ -103,14 +103,14 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None  # as the members said it
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+class RefusedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     kind: str
     reason: str
     time: float
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class UpdateFingerprint(msgspec.Struct, frozen=True, kw_only=True):
     """The content of an accepted update, to recognise copies and to know what norms are usual."""
 
     node: str
@@ -121,34 +121,34 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     merged: int = 1
 
 
-class Everything(msgspec.Struct, frozen=True, kw_only=True):
+class HubSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All that a hub starts from."""
 
     facts: dict[str, bytes]
-    members: dict[str, Member]
-    leases: tuple[Lent, ...]
-    arrivals: tuple[Arrival, ...]
-    versions: tuple[Committed, ...]
-    refusals: tuple[Refusal, ...]
-    seen: tuple[Seen, ...]
+    members: dict[str, MemberRecord]
+    leases: tuple[ActiveLease, ...]
+    arrivals: tuple[AcceptedUpdate, ...]
+    versions: tuple[CommittedRound, ...]
+    refusals: tuple[RefusedUpdate, ...]
+    seen: tuple[UpdateFingerprint, ...]
 
 
-class Replica(msgspec.Struct, frozen=True, kw_only=True):
+class LogReplica(msgspec.Struct, frozen=True, kw_only=True):
     """What a mirror takes over: `GET /v1/replica?after=V`, for mirrors and the owner."""
 
     facts: dict[str, bytes]
-    members: tuple[Member, ...]
-    grants: tuple[Grant, ...]
-    leases: tuple[Lent, ...]  # also of updates that wait: their samples return if nobody delivers them
-    versions: tuple[Committed, ...]  # after V, as far back as their blobs are kept
-    seen: tuple[Seen, ...]
+    members: tuple[MemberRecord, ...]
+    grants: tuple[InviteGrant, ...]
+    leases: tuple[ActiveLease, ...]  # also of updates that wait: their samples return if nobody delivers them
+    versions: tuple[CommittedRound, ...]  # after V, as far back as their blobs are kept
+    seen: tuple[UpdateFingerprint, ...]
 
 
 _encoder = msgspec.msgpack.Encoder()
 T = TypeVar("T")
 
 
-class Log:
+class HubLog:
     """One connection, of one thread."""
 
     def __init__(self, directory: Path) -> None:
@@ -163,7 +163,7 @@ class Log:
     def close(self) -> None:
         self._base.close()
 
-    def transact(self, changes: Iterable[Callable[[Log], None]]) -> None:
+    def transact(self, changes: Iterable[Callable[[HubLog], None]]) -> None:
         """All of them or none. HubError if the disk does not take it."""
         try:
             self._base.execute("BEGIN IMMEDIATE")
@@ -187,22 +187,22 @@ class Log:
             if self._base.in_transaction:
                 self._base.execute("ROLLBACK")  # nothing was written
 
-    def read(self) -> Everything:
+    def read(self) -> HubSnapshot:
         return self.read_with_grants()[0]
 
-    def read_with_grants(self) -> tuple[Everything, tuple[Grant, ...]]:
+    def read_with_grants(self) -> tuple[HubSnapshot, tuple[InviteGrant, ...]]:
         try:
             with self._unchanging():
-                found = Everything(
+                found = HubSnapshot(
                     facts=dict(self._base.execute("SELECT name, record FROM fact").fetchall()),
-                    members={one.node: one for one in self._all("member", "name", Member)},
-                    leases=self._all("lease", "name", Lent),
-                    arrivals=self._all("arrived", "name", Arrival),
-                    versions=self._all("version", "number", Committed),
-                    refusals=self._all("refusal", "place", Refusal),
-                    seen=self._all("seen", "place", Seen),
+                    members={one.node: one for one in self._all("member", "name", MemberRecord)},
+                    leases=self._all("lease", "name", ActiveLease),
+                    arrivals=self._all("arrived", "name", AcceptedUpdate),
+                    versions=self._all("version", "number", CommittedRound),
+                    refusals=self._all("refusal", "place", RefusedUpdate),
+                    seen=self._all("seen", "place", UpdateFingerprint),
                 )
-                return found, self._all("grants", "name", Grant)
+                return found, self._all("grants", "name", InviteGrant)
         except (sqlite3.Error, msgspec.DecodeError) as error:
             raise broken(error) from error
 
@@ -210,28 +210,28 @@ class Log:
         record = value if isinstance(value, bytes) else _encoder.encode(value)
         self._put("fact", name, record)
 
-    def put_pool(self, pool: Pool) -> None:
+    def put_pool(self, pool: SamplePool) -> None:
         self.set_fact("pool", pool)
 
-    def put_grant(self, grant: Grant) -> None:
+    def put_grant(self, grant: InviteGrant) -> None:
         self._put("grants", grant.token_hash, _encoder.encode(grant))
 
-    def put_member(self, member: Member) -> None:
+    def put_member(self, member: MemberRecord) -> None:
         self._put("member", member.node, _encoder.encode(member))
 
-    def put_lease(self, lease: Lent) -> None:
+    def put_lease(self, lease: ActiveLease) -> None:
         self._put("lease", lease.id, _encoder.encode(lease))
 
     def end_lease(self, name: str) -> None:
         self._base.execute("DELETE FROM lease WHERE name = ?", (name,))
 
-    def put_arrival(self, arrival: Arrival) -> None:
+    def put_arrival(self, arrival: AcceptedUpdate) -> None:
         self._put("arrived", arrival.update.id, _encoder.encode(arrival))
 
     def end_arrival(self, name: str) -> None:
         self._base.execute("DELETE FROM arrived WHERE name = ?", (name,))
 
-    def put_version(self, version: Committed, parts: Sequence[Contribution] = ()) -> None:
+    def put_version(self, version: CommittedRound, parts: Sequence[Contribution] = ()) -> None:
         """Fails if the number is taken: no round is committed twice."""
         record = _encoder.encode(version)
         self._base.execute("INSERT INTO version VALUES (?, ?)", (version.number, record))
@@ -249,20 +249,20 @@ class Log:
         for table in ("member", "grants", "lease", "arrived", "seen"):
             self._base.execute(f"DELETE FROM {table}")
 
-    def grant(self, token_hash: str) -> Grant | None:
+    def grant(self, token_hash: str) -> InviteGrant | None:
         row = self._base.execute("SELECT record FROM grants WHERE name = ?", (token_hash,)).fetchone()
-        return None if row is None else msgspec.msgpack.decode(row[0], type=Grant)
+        return None if row is None else msgspec.msgpack.decode(row[0], type=InviteGrant)
 
-    def put_refusal(self, refusal: Refusal) -> None:
+    def put_refusal(self, refusal: RefusedUpdate) -> None:
         self._append("refusal", refusal, MOST_REFUSALS)
 
-    def put_seen(self, seen: Seen) -> None:
+    def put_seen(self, seen: UpdateFingerprint) -> None:
         self._append("seen", seen, MOST_SEEN)
 
     def put_norms(self, norms: Mapping[str, float]) -> None:
         """Of what was seen, by hash."""
         for place, record in self._base.execute("SELECT place, record FROM seen").fetchall():
-            seen = msgspec.msgpack.decode(record, type=Seen)
+            seen = msgspec.msgpack.decode(record, type=UpdateFingerprint)
             if seen.sha256 in norms:
                 learned = msgspec.structs.replace(seen, norm=norms[seen.sha256])
                 self._base.execute(
@@ -293,14 +293,14 @@ def broken(error: Exception) -> HubError:
     return HubError(f"the hub's log failed: {error}", hint=FREE_SPACE_HINT)
 
 
-Changes = list[Callable[[Log], None]]
+Changes = list[Callable[[HubLog], None]]
 _Waiting = tuple[Changes, "asyncio.Future[None]"]
 
 
-class Writer:
+class HubLogWriter:
     """The thread that writes, for a hub that runs in an event loop."""
 
-    def __init__(self, log: Log, disk: Disk) -> None:
+    def __init__(self, log: HubLog, disk: DiskLatency) -> None:
         self._log, self._disk = log, disk
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
@@ -359,8 +359,8 @@ def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
         done.set_exception(error)
 
 
-def change(method: Callable[..., None], *arguments: Any) -> Callable[[Log], None]:
-    """A change for a `Writer`: ``change(Log.put_lease, lease)``."""
+def change(method: Callable[..., None], *arguments: Any) -> Callable[[HubLog], None]:
+    """A change for a `HubLogWriter`: ``change(Log.put_lease, lease)``."""
     return lambda log: method(log, *arguments)
 
 
@@ -368,12 +368,12 @@ def changes_of(effects: Iterable[Effect]) -> Changes:
     """What a decision of the rounds changes, without its pool."""
     found: Changes = []
     for effect in effects:
-        if isinstance(effect, Lend):
-            found.append(change(Log.put_lease, effect.lease))
-        elif isinstance(effect, Return):
-            found.append(change(Log.end_lease, effect.lease))
-        elif isinstance(effect, Discard):
-            found.append(change(Log.end_arrival, effect.update))
-        elif isinstance(effect, Count):
-            found.append(change(Log.end_lease, effect.update.lease))
+        if isinstance(effect, GrantLease):
+            found.append(change(HubLog.put_lease, effect.lease))
+        elif isinstance(effect, ReleaseLease):
+            found.append(change(HubLog.end_lease, effect.lease))
+        elif isinstance(effect, DropUpdate):
+            found.append(change(HubLog.end_arrival, effect.update))
+        elif isinstance(effect, QueueUpdate):
+            found.append(change(HubLog.end_lease, effect.update.lease))
     return found

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 
-from barnraise.hub.protocol.messages import Step
-from barnraise.hub.rounds.leases import Lent
-from barnraise.hub.storage.log import Committed, Log, Replica
+from barnraise.hub.protocol.messages import UploadStep
+from barnraise.hub.rounds.leases import ActiveLease
+from barnraise.hub.storage.log import CommittedRound, HubLog, LogReplica
 
 _REPLICATED = ("founding", "layout", "course", "pool")
 
 
-def last_base(versions: Sequence[Committed]) -> int:
+def last_base(versions: Sequence[CommittedRound]) -> int:
     """Its place in the sequence."""
     return next(_bases(versions))
 
 
-def kept_from(versions: Sequence[Committed]) -> int:
+def kept_from(versions: Sequence[CommittedRound]) -> int:
     """The place from which on blobs are kept: the base before the last one, so that those who are a little
     behind need no whole state."""
     bases = _bases(versions)
@@ -24,12 +24,12 @@ def kept_from(versions: Sequence[Committed]) -> int:
     return next(bases, last)
 
 
-def _bases(versions: Sequence[Committed]) -> Iterator[int]:
+def _bases(versions: Sequence[CommittedRound]) -> Iterator[int]:
     """Their places, the last one first: nobody looks through all versions of a year for each question."""
     return (place for place in reversed(range(len(versions))) if versions[place].base is not None)
 
 
-def steps_after(versions: Sequence[Committed], after: int | None) -> tuple[Step, ...]:
+def steps_after(versions: Sequence[CommittedRound], after: int | None) -> tuple[UploadStep, ...]:
     """From a version, or from nothing. Deltas if they are there and no larger than a whole state."""
     head = versions[-1].number
     if after == head:
@@ -46,7 +46,7 @@ def steps_after(versions: Sequence[Committed], after: int | None) -> tuple[Step,
     return deltas if sum(one.size for one in deltas) <= sum(one.size for one in anew) else anew
 
 
-def named_blobs(versions: Sequence[Committed]) -> set[str]:
+def named_blobs(versions: Sequence[CommittedRound]) -> set[str]:
     """What the chain still needs."""
     names: set[str] = set()
     if versions:
@@ -57,7 +57,7 @@ def named_blobs(versions: Sequence[Committed]) -> set[str]:
     return names
 
 
-def shared_blobs(versions: Sequence[Committed], code: Set[str]) -> list[str]:
+def shared_blobs(versions: Sequence[CommittedRound], code: Set[str]) -> list[str]:
     """What members fetch, the newest first. What the outer optimizer remembers is for mirrors alone."""
     names = []
     if versions:
@@ -66,15 +66,15 @@ def shared_blobs(versions: Sequence[Committed], code: Set[str]) -> list[str]:
     return list(dict.fromkeys([*names, *sorted(code)]))
 
 
-def replica_of(log: Log, after: int | None) -> Replica:
+def replica_of(log: HubLog, after: int | None) -> LogReplica:
     """What a mirror takes over. Updates that wait become leases, so that their samples return."""
     found, grants = log.read_with_grants()
     first = kept_from(found.versions) if found.versions else 0
     waiting = [
-        Lent(one.update.lease, one.update.node, one.update.version, one.spans, 1.0, 0.0, 0.0)
+        ActiveLease(one.update.lease, one.update.node, one.update.version, one.spans, 1.0, 0.0, 0.0)
         for one in found.arrivals
     ]
-    return Replica(
+    return LogReplica(
         facts={name: found.facts[name] for name in _REPLICATED if name in found.facts},
         members=tuple(found.members.values()),
         grants=grants,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from barnraise.hub.object_store.uploader import Stock
+from barnraise.hub.object_store.uploader import BucketUploader
 from barnraise.hub.server.hub import Hub
-from barnraise.hub.storage.log import Committed
+from barnraise.hub.storage.log import CommittedRound
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -14,7 +14,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 class HubMetrics:
     """Of one hub; a registry of its own."""
 
-    def __init__(self, hub: Hub, stock: Stock | None = None) -> None:
+    def __init__(self, hub: Hub, stock: BucketUploader | None = None) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=True)
         self._answers = Counter(
             "barnraise_hub_answers", "Answers by route and status.", ("route", "status"), registry=registry
@@ -62,7 +62,7 @@ class HubMetrics:
         self._seconds.labels(route).observe(seconds)
         self._received.inc(received)
 
-    def note_version(self, version: Committed) -> None:
+    def note_version(self, version: CommittedRound) -> None:
         self._updates.inc(version.members)
         self._samples.inc(version.samples)
 

@@ -9,18 +9,18 @@ import msgspec
 
 from barnraise.hub.protocol.messages import (
     PROTOCOL,
-    Declaration,
-    Description,
-    Head,
-    Join,
-    Joined,
+    CodeOffer,
+    HubProgress,
+    JoinRequest,
+    JoinResponse,
     Lease,
     LeaseRequest,
-    Offer,
     Problem,
-    Progress,
+    RunDescription,
+    UpdateDeclaration,
+    VersionHead,
 )
-from barnraise.hub.storage.log import Replica
+from barnraise.hub.storage.log import LogReplica
 
 _SHA256 = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _NAMES: Mapping[str, Mapping[str, Any]] = {
@@ -31,7 +31,7 @@ _NAMES: Mapping[str, Mapping[str, Any]] = {
 _NUMBER = {"type": "number", "minimum": 0}
 
 
-class Operation(NamedTuple):
+class ApiOperation(NamedTuple):
     method: str
     path: str
     says: str
@@ -42,19 +42,25 @@ class Operation(NamedTuple):
 
 
 OPERATIONS = (
-    Operation("get", "/v1/run", "What the run is.", Description),
-    Operation("get", "/v1/head", "The blobs from a version to the newest.", Head, query=("after", "wait")),
-    Operation("get", "/v1/blobs/{name}", "A blob, whole or a range of it.", None, is_bytes=True),
-    Operation("post", "/v1/members", "Join with an invite's token.", Joined, Join),
-    Operation("post", "/v1/regions", "As a region, take in who joins from now on.", Description, Offer),
-    Operation("post", "/v1/members/{node}/pardon", "Let a member out of quarantine.", Description),
-    Operation("post", "/v1/members/{node}/expel", "Send a member away.", Description),
-    Operation("get", "/v1/replica", "What a mirror takes over.", Replica, query=("after",)),
-    Operation("post", "/v1/leave", "Give the lease back.", Description),
-    Operation("post", "/v1/leases", "Take samples to train on.", Lease, LeaseRequest),
-    Operation("post", "/v1/uploads", "Say what will be uploaded.", Progress, Declaration),
-    Operation("get", "/v1/uploads/{upload}", "How much has arrived.", Progress),
-    Operation("patch", "/v1/uploads/{upload}", "The next piece.", Progress, is_bytes=True, query=("offset",)),
+    ApiOperation("get", "/v1/run", "What the run is.", RunDescription),
+    ApiOperation(
+        "get", "/v1/head", "The blobs from a version to the newest.", VersionHead, query=("after", "wait")
+    ),
+    ApiOperation("get", "/v1/blobs/{name}", "A blob, whole or a range of it.", None, is_bytes=True),
+    ApiOperation("post", "/v1/members", "Join with an invite's token.", JoinResponse, JoinRequest),
+    ApiOperation(
+        "post", "/v1/regions", "As a region, take in who joins from now on.", RunDescription, CodeOffer
+    ),
+    ApiOperation("post", "/v1/members/{node}/pardon", "Let a member out of quarantine.", RunDescription),
+    ApiOperation("post", "/v1/members/{node}/expel", "Send a member away.", RunDescription),
+    ApiOperation("get", "/v1/replica", "What a mirror takes over.", LogReplica, query=("after",)),
+    ApiOperation("post", "/v1/leave", "Give the lease back.", RunDescription),
+    ApiOperation("post", "/v1/leases", "Take samples to train on.", Lease, LeaseRequest),
+    ApiOperation("post", "/v1/uploads", "Say what will be uploaded.", HubProgress, UpdateDeclaration),
+    ApiOperation("get", "/v1/uploads/{upload}", "How much has arrived.", HubProgress),
+    ApiOperation(
+        "patch", "/v1/uploads/{upload}", "The next piece.", HubProgress, is_bytes=True, query=("offset",)
+    ),
 )
 _ELSEWHERE = "It is in the object store that the request's `barnraise-store` names."
 _STATUSES = {
@@ -86,7 +92,7 @@ def describe() -> dict[str, Any]:
     }
 
 
-def _operation(one: Operation) -> dict[str, Any]:
+def _operation(one: ApiOperation) -> dict[str, Any]:
     names = [name for name in _NAMES if f"{{{name}}}" in one.path]
     places = [{"name": name, "in": "path", "required": True, "schema": _NAMES[name]} for name in names]
     places += [{"name": name, "in": "query", "required": False, "schema": _NUMBER} for name in one.query]

@@ -12,9 +12,9 @@ from html import escape
 from barnraise.core.units import counted, format_duration
 from barnraise.hub.aggregation.update_checks import names_of
 from barnraise.hub.protocol.clock import JUMP_S
-from barnraise.hub.server.health import Trouble
+from barnraise.hub.server.health import HealthWarning
 from barnraise.hub.server.hub import Hub
-from barnraise.hub.storage.log import Committed, Member
+from barnraise.hub.storage.log import CommittedRound, MemberRecord
 from barnraise.hub.web.world import drawn
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -56,11 +56,11 @@ def render(hub: Hub) -> str:
     return "\n".join(parts)
 
 
-def _trouble(trouble: Trouble) -> str:
+def _trouble(trouble: HealthWarning) -> str:
     return f"<p class=bad>{escape(trouble.words)}.<br><small>{escape(trouble.hint)}</small></p>"
 
 
-def _chart(versions: Sequence[Committed]) -> str:
+def _chart(versions: Sequence[CommittedRound]) -> str:
     """The loss that members said, by version."""
     points = [(one.number, one.loss) for one in versions if one.loss is not None]
     if len(points) < 2:
@@ -93,7 +93,7 @@ def _world(hub: Hub, active: set[str]) -> str:
     return f"<h2>Who trains it</h2>{drawn(members, active)}{said}"
 
 
-def _largest(hub: Hub) -> list[Member]:
+def _largest(hub: Hub) -> list[MemberRecord]:
     return sorted(hub.members.values(), key=lambda one: -one.samples)[:_MEMBERS_SHOWN]
 
 
@@ -111,7 +111,7 @@ def _members(hub: Hub, active: set[str]) -> str:
     return f"<h2>Contributors</h2><table>{head}{''.join(rows)}</table>"
 
 
-def _versions(versions: Sequence[Committed], now: float) -> str:
+def _versions(versions: Sequence[CommittedRound], now: float) -> str:
     rows = [
         f"<tr><td class=n>{one.number}<td>{_ago(one.time, now)}<td class=n>{one.members}"
         f"<td class=n>{one.samples:,}"

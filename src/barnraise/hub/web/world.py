@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Sequence
 from html import escape
 
-from barnraise.hub.storage.log import Member
+from barnraise.hub.storage.log import MemberRecord
 
 _WIDTH, _HEIGHT = 720, 340
 _ACROSS, _UP = 250.0, 120.0  # from the hub to a member
@@ -19,7 +19,7 @@ _LONGEST_NAME = 40
 _SMALLEST, _LARGEST = 1.5, 26.0
 
 
-def drawn(members: Sequence[Member], active: Collection[str]) -> str:
+def drawn(members: Sequence[MemberRecord], active: Collection[str]) -> str:
     """An SVG; the members in the order in which they are given, from the top on."""
     whole = sum(one.samples for one in members)
     room = math.pi * _UP / max(1, len(members))  # half of the way to the next one

@@ -11,7 +11,7 @@ from itertools import combinations, pairwise
 import numpy
 
 from barnraise.planning.cost.rings import Costs
-from barnraise.planning.inputs.cluster import Cluster
+from barnraise.planning.inputs.cluster import PlanCluster
 
 _BYTES_PER_MBIT = 1e6 / 8
 # Between the links of a site and those that leave it, there is at least such a step of rate or latency.
@@ -19,10 +19,10 @@ STEP = 4.0
 _SHORT_S = 0.002
 
 
-class Wires:
+class LinkMatrix:
     """Rate and latency from each member to each other, by number; without a path 0 and infinite."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: PlanCluster) -> None:
         self.names = tuple(member.name for member in cluster.members)
         count = len(self.names)
         numbers = {name: number for number, name in enumerate(self.names)}
@@ -56,7 +56,7 @@ class Wires:
         return min(self.rate[a][b], self.rate[b][a])
 
 
-def sites_of(cluster: Cluster, wires: Wires) -> tuple[tuple[int, ...], ...]:
+def sites_of(cluster: PlanCluster, wires: LinkMatrix) -> tuple[tuple[int, ...], ...]:
     """Members by site, in order. Machines with a word for their site are where it says."""
     count = len(wires.names)
     pairs = [(a, b) for a in range(count) for b in range(a + 1, count)]
@@ -77,7 +77,7 @@ def sites_of(cluster: Cluster, wires: Wires) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted(found))
 
 
-def are_apart(sites: Sequence[Sequence[int]], wires: Wires) -> bool:
+def are_apart(sites: Sequence[Sequence[int]], wires: LinkMatrix) -> bool:
     """Whether all links inside of sites are much faster than those between: then sums go through sites.
 
     A longer way alone is no reason: then a ring through all of them uses every port evenly.
@@ -87,7 +87,7 @@ def are_apart(sites: Sequence[Sequence[int]], wires: Wires) -> bool:
     return bool(inside and between) and min(inside) >= STEP * max(between)
 
 
-def _far(wires: Wires, a: int, b: int) -> float:
+def _far(wires: LinkMatrix, a: int, b: int) -> float:
     return max(_SHORT_S, wires.latency[a][b], wires.latency[b][a])
 
 

@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from barnraise.planning.cost.local_sgd_period import (
+    RoundWorkers,
     Times,
-    Workers,
     busy_times,
     needed_period,
     round_of,
     smallest_period,
 )
 from barnraise.planning.cost.quality_model import LONGEST_PERIOD, local_quality, period_limit
-from barnraise.planning.cost.route_search import Router
-from barnraise.planning.cost.step_cost import Price, fits, memory_needed, price_alone, price_step, score
+from barnraise.planning.cost.route_search import RouteSearch
+from barnraise.planning.cost.step_cost import StepCost, fits, memory_needed, price_alone, price_step, score
 from barnraise.planning.cost.traffic_model import Route, Way, round_seconds
-from barnraise.planning.inputs.codecs import Codec, ladder
+from barnraise.planning.inputs.codecs import PlanCodec, ladder
 from barnraise.planning.inputs.levels import AUTO
-from barnraise.planning.inputs.problem import Group, Question
+from barnraise.planning.inputs.problem import Group, PlanProblem
 
 
 class _Case(NamedTuple):
@@ -34,16 +34,16 @@ class _Case(NamedTuple):
 
     group: Group
     way: Way
-    inner: tuple[Price, ...]
+    inner: tuple[StepCost, ...]
     busy: Times
     inner_batch: int
     fixed: int | None
     raw: float
 
 
-def local_prices(question: Question, router: Router, group: Group) -> list[Price]:
+def local_prices(question: PlanProblem, router: RouteSearch, group: Group) -> list[StepCost]:
     """Every step of the ladder, overlapped and not; those that the rules do not take say why."""
-    found: list[Price] = []
+    found: list[StepCost] = []
     levels = question.options.levels
     for way in _ways(question, router, group):
         level = levels.across if way == "sites" else levels.inside
@@ -68,7 +68,7 @@ def local_prices(question: Question, router: Router, group: Group) -> list[Price
     return found
 
 
-def _ways(question: Question, router: Router, group: Group) -> list[Way]:
+def _ways(question: PlanProblem, router: RouteSearch, group: Group) -> list[Way]:
     """Of ring, star and tree the quickest; sites besides, since its workers are others."""
     ways = router.encoded_ways(group)
     flat = [way for way in ways if way != "sites"]
@@ -82,10 +82,10 @@ def _ways(question: Question, router: Router, group: Group) -> list[Way]:
 
 
 def _walk(
-    question: Question, router: Router, case: _Case, codecs: Sequence[Codec], overlapped: bool
-) -> list[Price]:
+    question: PlanProblem, router: RouteSearch, case: _Case, codecs: Sequence[PlanCodec], overlapped: bool
+) -> list[StepCost]:
     """The ladder: the codec whose rounds are worth most, speed and expected loss together, is taken."""
-    found: list[Price] = []
+    found: list[StepCost] = []
     for codec in codecs:
         needed = memory_needed(question, codec, local=True, overlapped=overlapped)
         if not fits(question, case.group, needed):
@@ -109,14 +109,16 @@ def _walk(
     return judged
 
 
-def _price(question: Question, case: _Case, route: Route, codec: Codec, overlapped: bool) -> Price | None:
+def _price(
+    question: PlanProblem, case: _Case, route: Route, codec: PlanCodec, overlapped: bool
+) -> StepCost | None:
     transfer = round_seconds(route, question.wires, question.payload(codec), case.raw)
     if transfer == float("inf"):
         return None
     codec_s, overhead = question.codec_s(codec), question.profile.overhead_s
     factor = question.calibration.factor("local_steps")
     steps = [price.step_s for price in case.inner]
-    workers = Workers(steps, factor * transfer, codec_s + overhead, overlapped)
+    workers = RoundWorkers(steps, factor * transfer, codec_s + overhead, overlapped)
     target = question.options.utilisation
     period = case.fixed or smallest_period(workers, target, case.busy)
     remark = ""
@@ -132,7 +134,7 @@ def _price(question: Question, case: _Case, route: Route, codec: Codec, overlapp
     spare = max(0.0, found.busy_s / period - compute - overhead)
     summed = sum(count * price.communication_s for count, price in zip(found.counts, case.inner, strict=True))
     inside = min(spare, summed / (period * len(steps)))
-    return Price(
+    return StepCost(
         kind="local_steps",
         group=case.group,
         route=route,
@@ -159,14 +161,14 @@ def _price(question: Question, case: _Case, route: Route, codec: Codec, overlapp
 
 
 def _inner_steps(
-    question: Question, router: Router, crews: Sequence[Group], batch: int
-) -> tuple[Price, ...] | None:
+    question: PlanProblem, router: RouteSearch, crews: Sequence[Group], batch: int
+) -> tuple[StepCost, ...] | None:
     """An inner step of each worker; of several machines, by the quickest exact way that they have."""
     found = []
     for crew in crews:
         members = tuple(sorted(crew))
         if len(members) == 1:
-            price: Price | None = price_alone(question, members[0], batch)
+            price: StepCost | None = price_alone(question, members[0], batch)
         else:
             ways = (way for way in router.ways(members) if way != "sites")
             routes = (router.route(members, way, question.exact) for way in ways)

@@ -22,7 +22,7 @@ SHORTEST_PERIOD = 2
 Times = numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.float64]]
 
 
-class Round(NamedTuple):
+class LocalSgdRound(NamedTuple):
     """A round's wall time in parts, and how many inner steps each worker takes."""
 
     counts: list[int]
@@ -36,7 +36,7 @@ class Round(NamedTuple):
         return self.ideal_s / (self.busy_s + self.visible_s + self.rest_s)
 
 
-class Workers(NamedTuple):
+class RoundWorkers(NamedTuple):
     """What a round depends on besides its length. ``transfer_s`` is calibrated, ``rest_s`` never hides."""
 
     step_s: Sequence[float]
@@ -45,7 +45,7 @@ class Workers(NamedTuple):
     overlapped: bool
 
 
-def needed_period(workers: Workers, target: float) -> int:
+def needed_period(workers: RoundWorkers, target: float) -> int:
     """The fewest steps of a round, if steps could be shared without remainder.
 
     Overlapped, half of a round must be enough for the transfer; else computing, transfer and the rest come
@@ -60,7 +60,7 @@ def needed_period(workers: Workers, target: float) -> int:
     return max(1, math.ceil(steps * (1 - 1e-12)))
 
 
-def round_of(workers: Workers, period: int) -> Round | None:
+def round_of(workers: RoundWorkers, period: int) -> LocalSgdRound | None:
     """A round of ``period`` steps for each worker on average; None if somebody would take none at all."""
     speeds = [1 / step for step in workers.step_s]
     counts = deal(period * len(speeds), speeds)
@@ -69,7 +69,7 @@ def round_of(workers: Workers, period: int) -> Round | None:
     busy = max(count * step for count, step in zip(counts, workers.step_s, strict=True))
     hideable = busy / 2 if workers.overlapped else 0.0
     visible = exposed(workers.transfer_s, hideable, 0.0)
-    return Round(counts, busy, period * len(speeds) / sum(speeds), visible, workers.rest_s)
+    return LocalSgdRound(counts, busy, period * len(speeds) / sum(speeds), visible, workers.rest_s)
 
 
 def busy_times(step_s: Sequence[float]) -> Times:
@@ -81,7 +81,7 @@ def busy_times(step_s: Sequence[float]) -> Times:
     return finished
 
 
-def smallest_period(workers: Workers, target: float, busy: Times) -> int | None:
+def smallest_period(workers: RoundWorkers, target: float, busy: Times) -> int | None:
     """The smallest that reaches the target with whole steps; None if none up to the longest does.
 
     ``busy`` are the `busy_times` of these workers.
@@ -98,7 +98,7 @@ def smallest_period(workers: Workers, target: float, busy: Times) -> int | None:
     return None
 
 
-def is_enough(workers: Workers, period: int, target: float) -> bool:
+def is_enough(workers: RoundWorkers, period: int, target: float) -> bool:
     """Whether a round of this length keeps the workers busy; overlapped, nothing may be left to see."""
     found = round_of(workers, period)
     if found is None or found.utilisation < target:

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from barnraise.planning.inputs.codecs import Codec, LossShare
+from barnraise.planning.inputs.codecs import LossShare, PlanCodec
 
 LONGEST_PERIOD = 500
 _LARGE_MODEL = 1_000_000_000
@@ -55,7 +55,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     source: str = "the same mathematics as on one machine"
 
 
-class Outer(msgspec.Struct, frozen=True, kw_only=True):
+class OuterRule(msgspec.Struct, frozen=True, kw_only=True):
     """How the mean change of a round is applied."""
 
     learning_rate: float
@@ -77,7 +77,7 @@ def local_cost(curve: LocalCurve, period: int, parameters: int) -> float:
     return points[-1][1] * scale
 
 
-def local_quality(curve: LocalCurve, codec: Codec, period: int, parameters: int, workers: int) -> Quality:
+def local_quality(curve: LocalCurve, codec: PlanCodec, period: int, parameters: int, workers: int) -> Quality:
     source = curve.source
     if codec.round_cost:
         source += f"; {codec.name}: {codec.source}"
@@ -91,13 +91,13 @@ def period_limit(parameters: int) -> int:
     return 64 if parameters < _LARGE_MODEL else 128
 
 
-def outer_rule(codec: Codec, period: int, *, is_lora: bool) -> Outer:
+def outer_rule(codec: PlanCodec, period: int, *, is_lora: bool) -> OuterRule:
     """Sparse changes are added as they are; others carry momentum. Below 100 steps as we measured it."""
     if codec.gathers:
-        return Outer(learning_rate=1.0, momentum=0.0, error_feedback=0.95)
+        return OuterRule(learning_rate=1.0, momentum=0.0, error_feedback=0.95)
     if is_lora:
-        return Outer(learning_rate=0.7, momentum=0.0)
+        return OuterRule(learning_rate=0.7, momentum=0.0)
     if period >= 100:
-        return Outer(learning_rate=0.7, momentum=0.9)
+        return OuterRule(learning_rate=0.7, momentum=0.9)
     # In short rounds, whose mean comes late all the same, more momentum swings.
-    return Outer(learning_rate=1.0, momentum=0.5 if period < 8 else 0.7 if period < 32 else 0.6)
+    return OuterRule(learning_rate=1.0, momentum=0.5 if period < 8 else 0.7 if period < 32 else 0.6)

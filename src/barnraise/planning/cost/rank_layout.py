@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from barnraise.planning.cost.link_matrix import Wires, are_apart, sites_of
+from barnraise.planning.cost.link_matrix import LinkMatrix, are_apart, sites_of
 from barnraise.planning.cost.rings import ring_order
-from barnraise.planning.inputs.cluster import Cluster, cluster_of
-from barnraise.planning.inputs.inputs import Model
-from barnraise.topology.graph import Graph, build_graph
+from barnraise.planning.inputs.cluster import PlanCluster, cluster_of
+from barnraise.planning.inputs.inputs import ModelSize
+from barnraise.topology.graph import TopologyGraph, build_graph
 
 Sites = tuple[tuple[int, ...], ...]
 
@@ -24,8 +24,8 @@ _WORTH = 0.9  # an order whose slowest hop takes longer than this, of what it ta
 class _Measured(NamedTuple):
     """Machines of which every pair has been measured."""
 
-    cluster: Cluster
-    wires: Wires
+    cluster: PlanCluster
+    wires: LinkMatrix
 
     def around(self, members: Sequence[int]) -> list[int]:
         """In the order of the best ring, if it is clearly better than the given one."""
@@ -39,14 +39,14 @@ class _Measured(NamedTuple):
         return [members[place] for place in best] if is_better else list(members)
 
 
-class Ranks(NamedTuple):
+class RankLayout(NamedTuple):
     """Those of each site along its chain, the leader first. ``are_places``: or is each but one machine?"""
 
     sites: Sites = ()
     are_places: bool = False
 
 
-def ranks_by_site(graph: Graph, nodes: Sequence[str]) -> Ranks:
+def ranks_by_site(graph: TopologyGraph, nodes: Sequence[str]) -> RankLayout:
     """The ranks of each site; sums that go around take them in this order.
 
     ``nodes``: the machine of each rank. Machines of one site, by the measured links; if all are at one, the
@@ -61,18 +61,18 @@ def ranks_by_site(graph: Graph, nodes: Sequence[str]) -> Ranks:
         sites = [[machine] for machine in _around(measured, machines)]
     found = tuple(tuple(rank for machine in site for rank in ranks[machine]) for site in sites)
     if 1 < len(found) < len(nodes):
-        return Ranks(found, are_places)
+        return RankLayout(found, are_places)
     order = tuple(rank for site in found for rank in site)
-    return Ranks() if order == tuple(range(len(nodes))) else Ranks((order,))
+    return RankLayout() if order == tuple(range(len(nodes))) else RankLayout((order,))
 
 
-def _measured(graph: Graph, machines: Sequence[str]) -> _Measured | None:
+def _measured(graph: TopologyGraph, machines: Sequence[str]) -> _Measured | None:
     there = build_graph([facts for facts in graph.nodes if facts.node in machines], graph.links)
     known = [link for link in there.links if link.mbps is not None]
     if len(there.nodes) < len(machines) or len(known) < len(machines) * (len(machines) - 1) // 2:
         return None
-    cluster = cluster_of(there, Model(parameters=1), dict.fromkeys(machines, 1.0))
-    return _Measured(cluster, Wires(cluster))
+    cluster = cluster_of(there, ModelSize(parameters=1), dict.fromkeys(machines, 1.0))
+    return _Measured(cluster, LinkMatrix(cluster))
 
 
 def _around(measured: _Measured | None, machines: Sequence[str]) -> list[str]:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from barnraise.planning.cost.link_matrix import are_apart
 from barnraise.planning.cost.rings import MOST_EXACT
 from barnraise.planning.cost.traffic_model import Route, Way, rooted_seconds, seconds, summed_seconds
-from barnraise.planning.inputs.codecs import Codec
+from barnraise.planning.inputs.codecs import PlanCodec
 from barnraise.planning.inputs.levels import AUTO, SHAPES, Shape, Strategy
-from barnraise.planning.inputs.problem import Group, Question
+from barnraise.planning.inputs.problem import Group, PlanProblem
 
 _FEWEST_IN_TREE = 4
 _ROOTS = 2
@@ -21,10 +21,10 @@ _ROOTS = 2
 Sites = tuple[Group, ...]
 
 
-class Router:
+class RouteSearch:
     """Finds routes for one question, and remembers them."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: PlanProblem) -> None:
         self._question = question
         self._found: dict[tuple[Group, Way], Route] = {}
 
@@ -60,7 +60,7 @@ class Router:
             return ("sites",)
         return self.ways(group)
 
-    def route(self, group: Group, way: Way, codec: Codec) -> Route:
+    def route(self, group: Group, way: Way, codec: PlanCodec) -> Route:
         """The best one found; it takes for ever where a path is missing."""
         if way == "ring":
             return Route("ring", self._question.ring(group, codec))

@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple
 
 from barnraise.planning.cost.quality_model import Quality
 from barnraise.planning.cost.traffic_model import Route, seconds
-from barnraise.planning.inputs.codecs import Codec
-from barnraise.planning.inputs.problem import Group, Question
+from barnraise.planning.inputs.codecs import PlanCodec
+from barnraise.planning.inputs.problem import Group, PlanProblem
 from barnraise.planning.plan.calibration import Traffic, exposed
 
 Kind = Literal["alone", "every_step", "local_steps"]
@@ -15,7 +15,7 @@ Kind = Literal["alone", "every_step", "local_steps"]
 _ERROR_FEEDBACK_BYTES = 4.0
 
 
-class Price(NamedTuple):
+class StepCost(NamedTuple):
     """A plan as figures, before it is written out. Times are of one global batch.
 
     ``counts``: samples of each member in a step, or its worker's inner steps in a round. Communication on the
@@ -26,7 +26,7 @@ class Price(NamedTuple):
     kind: Kind
     group: Group
     route: Route
-    codec: Codec
+    codec: PlanCodec
     counts: tuple[int, ...]
     compute_s: float
     waiting_s: float
@@ -40,7 +40,7 @@ class Price(NamedTuple):
     batch: int
     period: int = 1
     overlapped: bool = False
-    inner: tuple[Price, ...] = ()
+    inner: tuple[StepCost, ...] = ()
     remark: str = ""
     is_proposed: bool = True
     is_fixed: bool = False
@@ -71,13 +71,13 @@ class Price(NamedTuple):
         return "every_step" if self.codec.is_exact else "compressed"
 
 
-def score(price: Price, speed_per_loss: float) -> float:
+def score(price: StepCost, speed_per_loss: float) -> float:
     """Samples per second, less where loss is expected: what plans are ranked by."""
     return price.samples_per_s / (1 + speed_per_loss * price.quality.cost)
 
 
 def memory_needed(
-    question: Question, codec: Codec, *, local: bool = False, overlapped: bool = False
+    question: PlanProblem, codec: PlanCodec, *, local: bool = False, overlapped: bool = False
 ) -> float:
     """Bytes on each device: the model's state and one unit; what codecs and rounds keep besides."""
     model = question.model
@@ -89,14 +89,14 @@ def memory_needed(
     return model.parameters * each + model.activation_bytes_per_sample * question.profile.unit_size
 
 
-def fits(question: Question, group: Group, needed: float) -> bool:
+def fits(question: PlanProblem, group: Group, needed: float) -> bool:
     """Machines whose memory is not known are trusted."""
     memories = (question.cluster.members[one].memory_bytes for one in group)
     return all(memory == 0 or needed <= memory for memory in memories)
 
 
-def price_alone(question: Question, member: int, batch: int) -> Price:
-    return Price(
+def price_alone(question: PlanProblem, member: int, batch: int) -> StepCost:
+    return StepCost(
         kind="alone",
         group=(member,),
         route=Route("none", (member,)),
@@ -115,7 +115,9 @@ def price_alone(question: Question, member: int, batch: int) -> Price:
     )
 
 
-def price_step(question: Question, group: Group, route: Route, codec: Codec, batch: int) -> Price | None:
+def price_step(
+    question: PlanProblem, group: Group, route: Route, codec: PlanCodec, batch: int
+) -> StepCost | None:
     """A group that sums at every step; None if somebody has no unit or no path to go."""
     work = question.work(group, batch)
     transfer = seconds(route, question.wires, question.payload(codec), question.model.gradient_bytes)
@@ -127,7 +129,7 @@ def price_step(question: Question, group: Group, route: Route, codec: Codec, bat
     codec_s = question.codec_s(codec)
     quality = Quality() if codec.is_exact else Quality(cost=codec.step_cost, source=codec.source)
     hideable = work.hideable_s if codec.is_exact else 0.0  # what is encoded leaves when all of it is there
-    return Price(
+    return StepCost(
         kind="every_step",
         group=group,
         route=route,

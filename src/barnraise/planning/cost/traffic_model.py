@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from barnraise.planning.cost.link_matrix import Wires
-from barnraise.planning.inputs.codecs import Payload
+from barnraise.planning.cost.link_matrix import LinkMatrix
+from barnraise.planning.inputs.codecs import PlanPayload
 from barnraise.planning.inputs.levels import Shape
 
 Way = Literal["none", "ring", "tree", "star", "sites"]
@@ -35,7 +35,7 @@ class Route(NamedTuple):
     across: Shape = "ring"
 
 
-class Flow(NamedTuple):
+class RouteFlow(NamedTuple):
     """Bytes that one machine sends to another."""
 
     source: int
@@ -43,7 +43,7 @@ class Flow(NamedTuple):
     size: float
 
 
-def seconds(route: Route, wires: Wires, payload: Payload, raw: float) -> float:
+def seconds(route: Route, wires: LinkMatrix, payload: PlanPayload, raw: float) -> float:
     """Until all have the sum. ``raw``: the bytes of exact gradients, which travel to the leaders of sites."""
     if route.way == "sites":
         inside = [rooted_seconds(site, route.reduce, wires, raw, 0.0) for site in route.sites]
@@ -53,7 +53,7 @@ def seconds(route: Route, wires: Wires, payload: Payload, raw: float) -> float:
     return summed_seconds(route.order, route.way, wires, payload)
 
 
-def flows(route: Route, payload: Payload, raw: float) -> list[Flow]:
+def flows(route: Route, payload: PlanPayload, raw: float) -> list[RouteFlow]:
     """All that is sent for one sum."""
     if route.way == "none":
         return []
@@ -65,7 +65,7 @@ def flows(route: Route, payload: Payload, raw: float) -> list[Flow]:
     return found
 
 
-def round_seconds(route: Route, wires: Wires, payload: Payload, raw: float = 0.0) -> float:
+def round_seconds(route: Route, wires: LinkMatrix, payload: PlanPayload, raw: float = 0.0) -> float:
     """Until all have what a round changed. ``raw``: of each machine's own change, as in `seconds`.
 
     Without it, all machines of a site have the same, so the sum only comes back.
@@ -77,7 +77,7 @@ def round_seconds(route: Route, wires: Wires, payload: Payload, raw: float = 0.0
     return summed_seconds(route.order, route.across, wires, payload) + max(back)
 
 
-def round_flows(route: Route, payload: Payload, raw: float = 0.0) -> list[Flow]:
+def round_flows(route: Route, payload: PlanPayload, raw: float = 0.0) -> list[RouteFlow]:
     if route.way != "sites" or raw:
         return flows(route, payload, raw)
     found = list(_summed_flows(route.order, route.across, payload))
@@ -91,11 +91,11 @@ def ring_seconds(hop_s: float, machines: int, *, gathers: bool) -> float:
     return (machines - 1) * hop_s * (1 if gathers else 2)
 
 
-def ring_piece(payload: Payload, machines: int) -> float:
+def ring_piece(payload: PlanPayload, machines: int) -> float:
     return payload.size if payload.gathers else payload.size / machines
 
 
-def ring_hop_s(order: Sequence[int], wires: Wires, piece: float) -> float:
+def ring_hop_s(order: Sequence[int], wires: LinkMatrix, piece: float) -> float:
     """The slowest hop of an order."""
     slowest = 0.0
     for place, target in enumerate(order):
@@ -107,7 +107,7 @@ def ring_hop_s(order: Sequence[int], wires: Wires, piece: float) -> float:
     return slowest
 
 
-def summed_seconds(order: Sequence[int], shape: str, wires: Wires, payload: Payload) -> float:
+def summed_seconds(order: Sequence[int], shape: str, wires: LinkMatrix, payload: PlanPayload) -> float:
     if len(order) < 2:
         return 0.0
     if shape == "ring":
@@ -117,24 +117,24 @@ def summed_seconds(order: Sequence[int], shape: str, wires: Wires, payload: Payl
     return rooted_seconds(order, shape, wires, up, down)
 
 
-def _summed_flows(order: Sequence[int], shape: str, payload: Payload) -> Iterator[Flow]:
+def _summed_flows(order: Sequence[int], shape: str, payload: PlanPayload) -> Iterator[RouteFlow]:
     if len(order) < 2:
         return
     if shape == "ring":
         size = ring_seconds(ring_piece(payload, len(order)), len(order), gathers=payload.gathers)
         for place, target in enumerate(order):
-            yield Flow(order[place - 1], target, size)
+            yield RouteFlow(order[place - 1], target, size)
         return
     yield from _rooted_flows(order, shape, *_up_and_down(shape, payload, len(order)))
 
 
-def _up_and_down(shape: str, payload: Payload, machines: int) -> tuple[float, float]:
+def _up_and_down(shape: str, payload: PlanPayload, machines: int) -> tuple[float, float]:
     """Along a tree what was merged travels up already; to a star's middle each sends its own."""
     merged = payload.merged(machines)
     return (payload.size if shape == "star" else merged), merged
 
 
-def rooted_seconds(order: Sequence[int], shape: str, wires: Wires, up: float, down: float) -> float:
+def rooted_seconds(order: Sequence[int], shape: str, wires: LinkMatrix, up: float, down: float) -> float:
     """``up`` bytes to the first of ``order`` and ``down`` from it, in pieces one behind the other.
 
     The slowest link or the busiest port sets the pace; the first piece takes the latency of the longest way.
@@ -169,11 +169,11 @@ def rooted_seconds(order: Sequence[int], shape: str, wires: Wires, up: float, do
     return pace + (max(way_up) if up else 0.0) + (max(way_down) if down else 0.0)
 
 
-def _rooted_flows(order: Sequence[int], shape: str, up: float, down: float) -> Iterator[Flow]:
+def _rooted_flows(order: Sequence[int], shape: str, up: float, down: float) -> Iterator[RouteFlow]:
     parent = _PARENTS[shape]
     for place in range(1, len(order)):
         child, root = order[place], order[parent(place)]
         if up:
-            yield Flow(child, root, up)
+            yield RouteFlow(child, root, up)
         if down:
-            yield Flow(root, child, down)
+            yield RouteFlow(root, child, down)

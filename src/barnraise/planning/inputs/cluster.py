@@ -14,9 +14,9 @@ from msgspec import Meta
 
 from barnraise.core.errors import RunError
 from barnraise.core.units import format_rate
-from barnraise.planning.inputs.inputs import Model
+from barnraise.planning.inputs.inputs import ModelSize
 from barnraise.topology.devices import Bytes, Figure, Machine, Word, require_finite
-from barnraise.topology.graph import Graph, Seconds
+from barnraise.topology.graph import Seconds, TopologyGraph
 from barnraise.topology.render import main_device
 
 MOST_MEMBERS = 256
@@ -27,7 +27,7 @@ ASSUMED_MBPS = 100.0
 Speed = Annotated[float, Meta(gt=0, le=1e12)]
 
 
-class Member(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedMachine(msgspec.Struct, frozen=True, kw_only=True):
     """A machine: how many samples of this model it trains in a second, alone, with all its devices.
 
     ``memory_bytes``: of each device (0: not known). ``up_mbps`` and ``down_mbps``: what all its paths share
@@ -49,7 +49,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         require_finite(self.samples_per_s, self.up_mbps, self.down_mbps, self.tflops)
 
 
-class Path(msgspec.Struct, frozen=True, kw_only=True):
+class NetworkPath(msgspec.Struct, frozen=True, kw_only=True):
     """One direction of a link: what one flow gets, and how long a byte is under way."""
 
     source: str
@@ -63,11 +63,11 @@ class Path(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("a path leads from one machine to another")
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+class PlanCluster(msgspec.Struct, frozen=True, kw_only=True):
     """Members by name and paths by their ends; `build_cluster` puts them in order."""
 
-    members: Annotated[tuple[Member, ...], Meta(max_length=MOST_MEMBERS)]
-    paths: tuple[Path, ...] = ()
+    members: Annotated[tuple[PlannedMachine, ...], Meta(max_length=MOST_MEMBERS)]
+    paths: tuple[NetworkPath, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -80,35 +80,38 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_cluster(
-    members: Iterable[Member], paths: Iterable[Path] = (), notes: Iterable[str] = ()
-) -> Cluster:
+    members: Iterable[PlannedMachine], paths: Iterable[NetworkPath] = (), notes: Iterable[str] = ()
+) -> PlanCluster:
     """A cluster in one order, whatever the order of its parts; paths to nobody are left out."""
     known = {member.name: member for member in members}
     ends = {(path.source, path.target): path for path in paths}
-    return Cluster(
+    return PlanCluster(
         members=tuple(known[name] for name in sorted(known)),
         paths=tuple(ends[pair] for pair in sorted(ends) if set(pair) <= set(known)),
         notes=tuple(notes),
     )
 
 
-def both_ways(a: str, b: str, mbps: float, latency_s: float = 0.0) -> tuple[Path, Path]:
+def both_ways(a: str, b: str, mbps: float, latency_s: float = 0.0) -> tuple[NetworkPath, NetworkPath]:
     """A link that is the same in both directions."""
     return (
-        Path(source=a, target=b, mbps=mbps, latency_s=latency_s),
-        Path(source=b, target=a, mbps=mbps, latency_s=latency_s),
+        NetworkPath(source=a, target=b, mbps=mbps, latency_s=latency_s),
+        NetworkPath(source=b, target=a, mbps=mbps, latency_s=latency_s),
     )
 
 
-def without(cluster: Cluster, names: Collection[str]) -> Cluster:
+def without(cluster: PlanCluster, names: Collection[str]) -> PlanCluster:
     """The others, and the paths between them."""
     left = (member for member in cluster.members if member.name not in names)
     return build_cluster(left, cluster.paths, cluster.notes)
 
 
 def cluster_of(
-    graph: Graph, model: Model, speeds: Mapping[str, float] | None = None, assumed_mbps: float = ASSUMED_MBPS
-) -> Cluster:
+    graph: TopologyGraph,
+    model: ModelSize,
+    speeds: Mapping[str, float] | None = None,
+    assumed_mbps: float = ASSUMED_MBPS,
+) -> PlanCluster:
     """The measured graph as a cluster.
 
     ``speeds``: samples per second of this model, measured, by node id. The speed of another machine follows
@@ -131,7 +134,7 @@ def cluster_of(
             notes.append(f"{names[facts.node]} is left out: nothing says how fast it would train this model.")
             continue
         members.append(
-            Member(
+            PlannedMachine(
                 name=names[facts.node],
                 samples_per_s=speed,
                 memory_bytes=_memory(facts.machine),
@@ -140,7 +143,7 @@ def cluster_of(
                 node=facts.node,
             )
         )
-    paths: list[Path] = []
+    paths: list[NetworkPath] = []
     for link in graph.links:
         mbps = link.mbps
         if mbps is None:
@@ -153,7 +156,7 @@ def cluster_of(
     return build_cluster(members, paths, notes)
 
 
-def samples_per_tflop(model: Model, known: Iterable[tuple[float, float | None]]) -> float | None:
+def samples_per_tflop(model: ModelSize, known: Iterable[tuple[float, float | None]]) -> float | None:
     """Samples per second for each TFLOPS: of machines whose two figures are known, else by arithmetic."""
     ratios = [speed / tflops for speed, tflops in known if tflops]
     if ratios:
@@ -161,7 +164,7 @@ def samples_per_tflop(model: Model, known: Iterable[tuple[float, float | None]])
     return None if model.flops_per_sample is None else 1e12 * EFFICIENCY / model.flops_per_sample
 
 
-def require_members(cluster: Cluster) -> None:
+def require_members(cluster: PlanCluster) -> None:
     if not cluster.members:
         raise RunError(
             "there is no machine whose speed is known, so nothing can be planned",
@@ -184,7 +187,7 @@ def _memory(machine: Machine | None) -> int:
     return min(one.memory_bytes for one in machine.devices if one.kind == main.kind)
 
 
-def _names(graph: Graph) -> dict[str, str]:
+def _names(graph: TopologyGraph) -> dict[str, str]:
     """Each node's name, with the beginning of its id where it has none or two are called alike."""
     called = [facts.name for facts in graph.nodes]
     return {

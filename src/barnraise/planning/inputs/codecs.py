@@ -23,7 +23,7 @@ _SPARSE_BYTES = 0.0156 * (2 + 12) / 8
 _MERGED_BYTES = 0.5
 
 
-class Codec(msgspec.Struct, frozen=True, kw_only=True):
+class PlanCodec(msgspec.Struct, frozen=True, kw_only=True):
     """A way to write gradients down.
 
     ``mb_per_s``: of full gradients, written and read again; None: no work. ``gathers``: what two machines
@@ -44,7 +44,7 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
         return self.name == EXACT
 
 
-class Payload(NamedTuple):
+class PlanPayload(NamedTuple):
     """What one machine sends of its gradients, in bytes."""
 
     size: float
@@ -56,32 +56,32 @@ class Payload(NamedTuple):
         return min(machines * self.size, max(self.largest, self.size)) if self.gathers else self.size
 
 
-def payload(codec: Codec, parameters: int) -> Payload:
+def payload(codec: PlanCodec, parameters: int) -> PlanPayload:
     size = codec.bytes_per_parameter * parameters
-    return Payload(size, codec.gathers, _MERGED_BYTES * parameters if codec.gathers else 0.0)
+    return PlanPayload(size, codec.gathers, _MERGED_BYTES * parameters if codec.gathers else 0.0)
 
 
-def exact_codec(wire_bytes: float) -> Codec:
+def exact_codec(wire_bytes: float) -> PlanCodec:
     """Gradients as they are."""
-    return Codec(name=EXACT, bytes_per_parameter=wire_bytes, source="nothing is changed")
+    return PlanCodec(name=EXACT, bytes_per_parameter=wire_bytes, source="nothing is changed")
 
 
-LOSSY: tuple[Codec, ...] = (
-    Codec(
+LOSSY: tuple[PlanCodec, ...] = (
+    PlanCodec(
         name="fp16",
         bytes_per_parameter=2.0,
         mb_per_s=1000.0,
         step_cost=0.001,
         source="an assumption: rounded once a step, and sums may leave its range",
     ),
-    Codec(
+    PlanCodec(
         name="bf16",
         bytes_per_parameter=2.0,
         mb_per_s=1000.0,
         step_cost=0.001,
         source="an assumption: rounded once a step; the usual form of gradients in large trainings",
     ),
-    Codec(
+    PlanCodec(
         name="int8",
         bytes_per_parameter=1.0,
         mb_per_s=1200.0,
@@ -89,7 +89,7 @@ LOSSY: tuple[Codec, ...] = (
         source="no cost was seen for what local steps changed at 10 billion parameters (arXiv 2412.01152); "
         "at every step none that we could measure",
     ),
-    Codec(
+    PlanCodec(
         name="int4",
         bytes_per_parameter=0.5,
         mb_per_s=800.0,
@@ -98,7 +98,7 @@ LOSSY: tuple[Codec, ...] = (
         source="no cost was seen for what local steps changed up to 4 billion parameters (arXiv 2501.18512), "
         "0.1 % in a small model of ours; at every step 1.8 % there",
     ),
-    Codec(
+    PlanCodec(
         name="topk",
         bytes_per_parameter=_SPARSE_BYTES,
         mb_per_s=400.0,
@@ -109,7 +109,7 @@ LOSSY: tuple[Codec, ...] = (
         "small vision models (arXiv 1712.01887); in a short training of a small transformer of ours 11 % "
         "both ways",
     ),
-    Codec(
+    PlanCodec(
         name="powersgd",
         bytes_per_parameter=0.008,
         mb_per_s=500.0,
@@ -124,6 +124,6 @@ CHOOSABLE = tuple(codec for codec in LOSSY if codec.name != "powersgd")
 LADDER = ("bf16", "int8", "int4", "topk")
 
 
-def ladder(codecs: Sequence[Codec]) -> tuple[Codec, ...]:
+def ladder(codecs: Sequence[PlanCodec]) -> tuple[PlanCodec, ...]:
     known = {codec.name: codec for codec in codecs}
     return tuple(known[name] for name in LADDER if name in known)

@@ -14,8 +14,14 @@ import msgspec
 
 from barnraise.core.errors import ConfigError
 from barnraise.core.units import parse_rate
-from barnraise.planning.inputs.cluster import Cluster, Member, Path, build_cluster, samples_per_tflop
-from barnraise.planning.inputs.inputs import Model
+from barnraise.planning.inputs.cluster import (
+    NetworkPath,
+    PlanCluster,
+    PlannedMachine,
+    build_cluster,
+    samples_per_tflop,
+)
+from barnraise.planning.inputs.inputs import ModelSize
 
 _GIB = 1 << 30
 _SPEC = re.compile(r"(?:([1-9][0-9]?)x)?([a-z0-9-]+)@(.+)")
@@ -25,7 +31,7 @@ _WIRED_S = 0.0002
 _PEAK_SHARE = 0.7
 
 
-class Line(NamedTuple):
+class HypotheticalLink(NamedTuple):
     """How a machine is connected. ``is_remote``: it is at another place."""
 
     up_mbps: float
@@ -70,26 +76,26 @@ PROCESSORS: Mapping[str, tuple[float, float]] = {
     "pi5": (0.03, 8),
     "pi4": (0.01, 4),
 }
-LINES: Mapping[str, Line] = {
-    "wifi": Line(200.0, 200.0, 0.003),
-    "wifi6": Line(600.0, 600.0, 0.003),
-    "thunderbolt": Line(10_000.0, 10_000.0, 0.0002),
-    "dsl": Line(20.0, 100.0, 0.015, is_remote=True),
-    "cable": Line(40.0, 400.0, 0.015, is_remote=True),
-    "fibre": Line(500.0, 500.0, 0.010, is_remote=True),
+LINES: Mapping[str, HypotheticalLink] = {
+    "wifi": HypotheticalLink(200.0, 200.0, 0.003),
+    "wifi6": HypotheticalLink(600.0, 600.0, 0.003),
+    "thunderbolt": HypotheticalLink(10_000.0, 10_000.0, 0.0002),
+    "dsl": HypotheticalLink(20.0, 100.0, 0.015, is_remote=True),
+    "cable": HypotheticalLink(40.0, 400.0, 0.015, is_remote=True),
+    "fibre": HypotheticalLink(500.0, 500.0, 0.010, is_remote=True),
 }
 
 
-class Imagined(msgspec.Struct, frozen=True, kw_only=True):
+class HypotheticalMachine(msgspec.Struct, frozen=True, kw_only=True):
     """A machine that does not exist here; ``tflops`` of all its devices together."""
 
     name: str
     tflops: float
     memory_bytes: int
-    line: Line
+    line: HypotheticalLink
 
 
-def imagine(text: str) -> Imagined:
+def imagine(text: str) -> HypotheticalMachine:
     """What ``text`` describes; ConfigError lists what there is."""
     spec = text.strip().lower()
     match = _SPEC.fullmatch(spec)
@@ -109,19 +115,21 @@ def imagine(text: str) -> Imagined:
             f"{text!r} names the device {match[2]!r}, of which no speed is known here",
             hint=f"Use one that is nearly as fast: {known}.",
         )
-    return Imagined(
+    return HypotheticalMachine(
         name=spec, tflops=count * tflops, memory_bytes=round(memory * _GIB), line=_line(text, match[3])
     )
 
 
-def with_imagined(cluster: Cluster, machines: Iterable[Imagined], model: Model) -> Cluster:
+def with_imagined(
+    cluster: PlanCluster, machines: Iterable[HypotheticalMachine], model: ModelSize
+) -> PlanCluster:
     """The cluster with these machines in it, each linked with all others as fast as both ends allow."""
     for machine in machines:
         cluster = _with_one(cluster, machine, model)
     return cluster
 
 
-def _with_one(cluster: Cluster, machine: Imagined, model: Model) -> Cluster:
+def _with_one(cluster: PlanCluster, machine: HypotheticalMachine, model: ModelSize) -> PlanCluster:
     known = ((member.samples_per_s, member.tflops) for member in cluster.members)
     per_tflop = samples_per_tflop(model, known)
     if per_tflop is None:
@@ -135,7 +143,7 @@ def _with_one(cluster: Cluster, machine: Imagined, model: Model) -> Cluster:
     # Somebody far away is a site by himself.
     sites = [member.site for member in cluster.members if member.site not in ("", member.name)]
     line = machine.line
-    member = Member(
+    member = PlannedMachine(
         name=name,
         samples_per_s=machine.tflops * per_tflop,
         memory_bytes=machine.memory_bytes,
@@ -152,13 +160,13 @@ def _with_one(cluster: Cluster, machine: Imagined, model: Model) -> Cluster:
         latency = max(line.latency_s, min((path.latency_s for path in out), default=0.0))
         up = min(line.up_mbps, other.down_mbps or max(into, default=line.up_mbps))
         down = min(line.down_mbps, other.up_mbps or max((path.mbps for path in out), default=line.down_mbps))
-        paths.append(Path(source=name, target=other.name, mbps=up, latency_s=latency))
-        paths.append(Path(source=other.name, target=name, mbps=down, latency_s=latency))
+        paths.append(NetworkPath(source=name, target=other.name, mbps=up, latency_s=latency))
+        paths.append(NetworkPath(source=other.name, target=name, mbps=down, latency_s=latency))
     note = f"{name} does not exist here; its figures are rough public ones."
     return build_cluster((*cluster.members, member), paths, (*cluster.notes, note))
 
 
-def _line(text: str, link: str) -> Line:
+def _line(text: str, link: str) -> HypotheticalLink:
     if link in LINES:
         return LINES[link]
     try:
@@ -170,4 +178,4 @@ def _line(text: str, link: str) -> Line:
         ) from error
     if rate <= 0:
         raise ConfigError(f"{text!r} has a link that carries nothing", hint="Use a rate such as 1gbit.")
-    return Line(rate * _WIRED_SHARE, rate * _WIRED_SHARE, _WIRED_S)
+    return HypotheticalLink(rate * _WIRED_SHARE, rate * _WIRED_SHARE, _WIRED_S)

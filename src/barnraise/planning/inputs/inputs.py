@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.planning.cost.quality_model import LocalCurve
-from barnraise.planning.inputs.codecs import EXACT, LOSSY, Codec
+from barnraise.planning.inputs.codecs import EXACT, LOSSY, PlanCodec
 from barnraise.planning.inputs.levels import Levels, Sync
 
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -16,7 +16,7 @@ Amount = Annotated[float, Meta(ge=0, le=1e18)]
 Positive = Annotated[int, Meta(ge=1, le=1 << 50)]
 
 
-class Model(msgspec.Struct, frozen=True, kw_only=True):
+class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
     """What is trained.
 
     ``state_bytes`` per parameter: weights, gradient and two moments of an optimizer (16), and the two sums of
@@ -35,7 +35,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         return self.parameters * self.wire_bytes
 
 
-class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """How a step runs: one global ``batch``, dealt in units of ``unit`` samples (0: an eighth of it).
 
     Gradients travel while backward runs: that of a member's last unit, as the session does it, or with
@@ -55,7 +55,7 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.batch, self.unit or max(1, self.batch // 8))
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan may do, and what it aims at.
 
     ``speed_per_loss``: how much faster a plan has to be to be worth its expected loss. 10: a plan that costs
@@ -68,7 +68,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     sync: Sync = "exact"
     utilisation: Annotated[float, Meta(gt=0, lt=1)] = 0.92
-    codecs: Annotated[tuple[Codec, ...], Meta(max_length=32)] = LOSSY
+    codecs: Annotated[tuple[PlanCodec, ...], Meta(max_length=32)] = LOSSY
     local_steps: bool = True
     local_curve: LocalCurve = LocalCurve()
     levels: Levels = Levels()

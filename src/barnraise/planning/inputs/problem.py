@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy
 
-from barnraise.planning.cost.link_matrix import Wires, sites_of
+from barnraise.planning.cost.link_matrix import LinkMatrix, sites_of
 from barnraise.planning.cost.rings import MOST_EXACT, RingTable, ring_order
 from barnraise.planning.cost.traffic_model import ring_piece
 from barnraise.planning.cost.work_split import deal_samples
-from barnraise.planning.inputs.cluster import Cluster
-from barnraise.planning.inputs.codecs import Codec, Payload, exact_codec, payload
-from barnraise.planning.inputs.inputs import Model, Options, StepProfile
+from barnraise.planning.inputs.cluster import PlanCluster
+from barnraise.planning.inputs.codecs import PlanCodec, PlanPayload, exact_codec, payload
+from barnraise.planning.inputs.inputs import ModelSize, PlanLimits, StepTimes
 from barnraise.planning.plan.calibration import Calibration
 
 # Of so many machines all subsets are tried.
@@ -21,7 +21,7 @@ MOST_SUBSETS = 8
 Group = tuple[int, ...]
 
 
-class Work(NamedTuple):
+class StepWork(NamedTuple):
     """A step's computing in a group: samples and seconds of each, and how long gradients may hide in it."""
 
     samples: list[int]
@@ -30,15 +30,15 @@ class Work(NamedTuple):
     hideable_s: float
 
 
-class Question:
+class PlanProblem:
     """Members are known by number, in the order of their names."""
 
     def __init__(
         self,
-        cluster: Cluster,
-        model: Model,
-        profile: StepProfile,
-        options: Options,
+        cluster: PlanCluster,
+        model: ModelSize,
+        profile: StepTimes,
+        options: PlanLimits,
         calibration: Calibration,
     ) -> None:
         self.cluster = cluster
@@ -50,19 +50,19 @@ class Question:
         self.everybody: Group = tuple(range(self.count))
         self.names = tuple(member.name for member in cluster.members)
         self.speeds = [member.samples_per_s / calibration.compute for member in cluster.members]
-        self.wires = Wires(cluster)
+        self.wires = LinkMatrix(cluster)
         self.sites = sites_of(cluster, self.wires)
         self.exact = exact_codec(model.wire_bytes)
-        self.codecs: tuple[Codec, ...] = (self.exact, *options.codecs)
+        self.codecs: tuple[PlanCodec, ...] = (self.exact, *options.codecs)
         self._payloads = {codec.name: payload(codec, model.parameters) for codec in self.codecs}
         self._rings: dict[tuple[Group, str], Group] = {}
         self._tables: dict[Group, RingTable] = {}
-        self._work: dict[tuple[Group, int], Work | None] = {}
+        self._work: dict[tuple[Group, int], StepWork | None] = {}
 
-    def payload(self, codec: Codec) -> Payload:
+    def payload(self, codec: PlanCodec) -> PlanPayload:
         return self._payloads[codec.name]
 
-    def codec_s(self, codec: Codec) -> float:
+    def codec_s(self, codec: PlanCodec) -> float:
         """The work of writing gradients down and reading them, which nothing hides."""
         return 0.0 if codec.mb_per_s is None else self.model.gradient_bytes / (codec.mb_per_s * 1e6)
 
@@ -70,14 +70,14 @@ class Question:
         """Samples per second if nobody ever waited."""
         return sum(self.speeds[one] for one in group)
 
-    def work(self, group: Group, batch: int) -> Work | None:
+    def work(self, group: Group, batch: int) -> StepWork | None:
         """None if somebody would have nothing to do, unless the group is given: then he only adds."""
         key = (group, batch)
         if key not in self._work:
             self._work[key] = self._dealt(group, batch)
         return self._work[key]
 
-    def _dealt(self, group: Group, batch: int) -> Work | None:
+    def _dealt(self, group: Group, batch: int) -> StepWork | None:
         profile = self.profile
         unit = min(profile.unit_size, batch)
         speeds = [self.speeds[one] for one in group]
@@ -91,16 +91,16 @@ class Question:
             last = busy if profile.travels == "step" else min(unit, count) / speed
             begins = max(begins, busy - profile.backward_share * last)
         longest = max(seconds)
-        return Work(samples, seconds, longest, longest - begins)
+        return StepWork(samples, seconds, longest, longest - begins)
 
-    def ring(self, group: Group, codec: Codec) -> Group:
+    def ring(self, group: Group, codec: PlanCodec) -> Group:
         """The order of the group's ring for what this codec sends."""
         key = (group, codec.name if len(group) <= MOST_EXACT else "")
         if key not in self._rings:
             self._rings[key] = self._ordered(group, codec)
         return self._rings[key]
 
-    def _ordered(self, group: Group, codec: Codec) -> Group:
+    def _ordered(self, group: Group, codec: PlanCodec) -> Group:
         if len(group) > MOST_EXACT:
             piece = ring_piece(self.payload(self.exact), len(group))
             return tuple(group[place] for place in ring_order(self.wires.hop_costs(group, piece)))

@@ -10,11 +10,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from barnraise.planning.inputs.cluster import Cluster, Member, both_ways, build_cluster
-from barnraise.planning.inputs.inputs import Model, Options, StepProfile
+from barnraise.planning.inputs.cluster import PlanCluster, PlannedMachine, both_ways, build_cluster
+from barnraise.planning.inputs.inputs import ModelSize, PlanLimits, StepTimes
 from barnraise.planning.plan.calibration import Calibration
 from barnraise.planning.plan.planner import make_plans
-from barnraise.planning.plan.plans import Ranking, listed
+from barnraise.planning.plan.plans import PlanRanking, listed
 
 What = Literal["switch", "cable", "leave_out", "sync", "batch", "units", "machine"]
 
@@ -30,7 +30,7 @@ _FINE_UNITS = 64
 _WAITING = 0.05
 
 
-class Advice(msgspec.Struct, frozen=True, kw_only=True):
+class PlanAdvice(msgspec.Struct, frozen=True, kw_only=True):
     """``times``: how many times as fast it would be, in samples per second."""
 
     what: What
@@ -39,25 +39,25 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Case(NamedTuple):
-    cluster: Cluster
-    model: Model
-    profile: StepProfile
-    options: Options
+    cluster: PlanCluster
+    model: ModelSize
+    profile: StepTimes
+    options: PlanLimits
     calibration: Calibration
 
-    def plans(self) -> Ranking:
+    def plans(self) -> PlanRanking:
         return make_plans(*self)
 
 
 def advise(
-    cluster: Cluster,
-    model: Model,
-    profile: StepProfile,
-    options: Options | None = None,
+    cluster: PlanCluster,
+    model: ModelSize,
+    profile: StepTimes,
+    options: PlanLimits | None = None,
     calibration: Calibration | None = None,
-) -> tuple[Advice, ...]:
+) -> tuple[PlanAdvice, ...]:
     """What would make it at least 5 % faster, the most helpful first."""
-    case = _Case(cluster, model, profile, options or Options(), calibration or Calibration())
+    case = _Case(cluster, model, profile, options or PlanLimits(), calibration or Calibration())
     now = case.plans()
     found = [*_left_out(now)]
     for change in (*_networks(case), *_more_machines(case), *_settings(case, now)):
@@ -67,7 +67,7 @@ def advise(
             sentence = f"{change.means} would make this {times:.1f} times as fast{change.but}"
             if plan.quality.cost > now.chosen.quality.cost:
                 sentence += f", at an expected cost of {plan.quality.cost:.1%} of the loss"
-            found.append(Advice(what=change.what, times=times, sentence=f"{sentence}."))
+            found.append(PlanAdvice(what=change.what, times=times, sentence=f"{sentence}."))
     return tuple(sorted(found, key=lambda advice: (-advice.times, advice.sentence)))
 
 
@@ -123,7 +123,7 @@ def _more_machines(case: _Case) -> Iterator[_Change]:
     yield _Change("machine", case._replace(cluster=changed), f"Another machine like {fastest.name}")
 
 
-def _settings(case: _Case, now: Ranking) -> Iterator[_Change]:
+def _settings(case: _Case, now: PlanRanking) -> Iterator[_Change]:
     options, profile = case.options, case.profile
     if options.sync == "exact":
         allowed = msgspec.structs.replace(options, sync="auto")
@@ -149,7 +149,7 @@ def _settings(case: _Case, now: Ranking) -> Iterator[_Change]:
         )
 
 
-def _left_out(now: Ranking) -> Iterator[Advice]:
+def _left_out(now: PlanRanking) -> Iterator[PlanAdvice]:
     """What leaving machines out is worth, against training with everybody in the same exact way."""
     everybody = max((plan for plan in now.plans if plan.is_exact), key=lambda plan: len(plan.parts))
     used = {part.name for part in now.chosen.parts}
@@ -157,17 +157,17 @@ def _left_out(now: Ranking) -> Iterator[Advice]:
     times = now.chosen.samples_per_s / everybody.samples_per_s
     if idle and now.chosen.is_exact and times >= _LEAST_GAIN:
         sentence = f"Without {listed(idle)} it is {times:.1f} times as fast as with them; this plan does so."
-        yield Advice(what="leave_out", times=times, sentence=sentence)
+        yield PlanAdvice(what="leave_out", times=times, sentence=sentence)
 
 
-def _raised(cluster: Cluster, rates: Mapping[tuple[str, str], float]) -> Cluster:
+def _raised(cluster: PlanCluster, rates: Mapping[tuple[str, str], float]) -> PlanCluster:
     """The cluster with these paths as fast as that, where it is more and they are of a LAN; ports follow."""
     paths = []
     for path in cluster.paths:
         mbps = max(path.mbps, rates.get((path.source, path.target), 0.0))
         paths.append(msgspec.structs.replace(path, mbps=mbps) if path.latency_s <= _LAN_S else path)
 
-    def widened(member: Member) -> Member:
+    def widened(member: PlannedMachine) -> PlannedMachine:
         out = max((path.mbps for path in paths if path.source == member.name), default=0.0)
         into = max((path.mbps for path in paths if path.target == member.name), default=0.0)
         up = None if member.up_mbps is None else max(member.up_mbps, out)

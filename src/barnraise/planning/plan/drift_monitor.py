@@ -22,7 +22,7 @@ LONGEST_REST_S = 6 * 3600.0
 WORTH = 1.10
 
 
-class Watch(msgspec.Struct, frozen=True, kw_only=True):
+class DriftMonitor(msgspec.Struct, frozen=True, kw_only=True):
     """What steps are compared with, and those that have been off one after the other."""
 
     expected_s: float
@@ -43,11 +43,11 @@ class Replan(msgspec.Struct, frozen=True, kw_only=True):
     commits: int
 
 
-def begin_watch(plan: Plan) -> Watch:
-    return Watch(expected_s=plan.step_s)
+def begin_watch(plan: Plan) -> DriftMonitor:
+    return DriftMonitor(expected_s=plan.step_s)
 
 
-def watch(state: Watch, measured_step_s: float, now: float) -> tuple[Watch, Replan | None, str]:
+def watch(state: DriftMonitor, measured_step_s: float, now: float) -> tuple[DriftMonitor, Replan | None, str]:
     """One more commit. After a proposal, what was measured is what later steps are compared with."""
     if not (math.isfinite(measured_step_s) and measured_step_s > 0):
         return state, None, "this is not a time of a step"
@@ -78,7 +78,7 @@ def watch(state: Watch, measured_step_s: float, now: float) -> tuple[Watch, Repl
     return rested, proposal, f"{seen} than the {was} that were predicted: {format_duration(mean)} on average"
 
 
-def adopt(state: Watch, plan: Plan) -> Watch:
+def adopt(state: DriftMonitor, plan: Plan) -> DriftMonitor:
     """Another plan was taken: its prediction is what counts now. The rest goes on."""
     return msgspec.structs.replace(_calm(state), expected_s=plan.step_s)
 
@@ -107,5 +107,5 @@ def is_same(one: Plan, other: Plan) -> bool:
     )
 
 
-def _calm(state: Watch) -> Watch:
+def _calm(state: DriftMonitor) -> DriftMonitor:
     return msgspec.structs.replace(state, count=0, total_s=0.0, since=0.0)

@@ -12,13 +12,13 @@ import numpy
 
 from barnraise.planning.cost.rings import Costs
 from barnraise.planning.cost.traffic_model import ring_piece, ring_seconds
-from barnraise.planning.inputs.problem import MOST_SUBSETS, Group, Question
+from barnraise.planning.inputs.problem import MOST_SUBSETS, Group, PlanProblem
 
 _STARTS = 3
 _KEPT = 10
 
 
-def worthwhile_groups(question: Question, usable: Group) -> list[Group]:
+def worthwhile_groups(question: PlanProblem, usable: Group) -> list[Group]:
     """Groups of at least two of the usable machines, the larger ones first."""
     if question.count <= MOST_SUBSETS:
         sizes = range(len(usable), 1, -1)
@@ -37,7 +37,7 @@ def worthwhile_groups(question: Question, usable: Group) -> list[Group]:
     return sorted((group for group in kept if len(group) > 1), key=lambda group: (-len(group), group))
 
 
-def _grown(question: Question, start: int, usable: Group) -> list[tuple[Group, float]]:
+def _grown(question: PlanProblem, start: int, usable: Group) -> list[tuple[Group, float]]:
     """Every group on the way from one machine to all, with an estimate of its exact step in a ring."""
     order = [start]
     left = [one for one in usable if one != start]
@@ -65,7 +65,7 @@ def _grown(question: Question, start: int, usable: Group) -> list[tuple[Group, f
     return found
 
 
-def _estimates(question: Question, speeds: Costs, hops_s: Costs, machines: int) -> Costs:
+def _estimates(question: PlanProblem, speeds: Costs, hops_s: Costs, machines: int) -> Costs:
     """Of a step in groups of these speeds, whose rings have these slowest hops."""
     compute: Costs = question.profile.batch / speeds
     transfer = question.calibration.factor("every_step") * ring_seconds(1.0, machines, gathers=False) * hops_s

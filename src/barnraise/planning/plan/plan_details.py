@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from barnraise.planning.cost.step_cost import Price, memory_needed
-from barnraise.planning.cost.traffic_model import Flow, flows, round_flows
+from barnraise.planning.cost.step_cost import StepCost, memory_needed
+from barnraise.planning.cost.traffic_model import RouteFlow, flows, round_flows
 from barnraise.planning.inputs.levels import Shape
-from barnraise.planning.inputs.problem import Question
-from barnraise.planning.plan.plans import LevelPlan, Part, SlowestLink
+from barnraise.planning.inputs.problem import PlanProblem
+from barnraise.planning.plan.plans import LevelPlan, PlanPart, SlowestLink
 
 
-def flows_of(question: Question, price: Price) -> list[Flow]:
+def flows_of(question: PlanProblem, price: StepCost) -> list[RouteFlow]:
     """All bytes of a step; of local steps, a round's divided by its steps."""
     raw = question.model.gradient_bytes
     if price.kind != "local_steps":
@@ -26,7 +26,7 @@ def flows_of(question: Question, price: Price) -> list[Flow]:
     return found
 
 
-def slowest_link(question: Question, carried: Iterable[Flow]) -> SlowestLink | None:
+def slowest_link(question: PlanProblem, carried: Iterable[RouteFlow]) -> SlowestLink | None:
     totals: dict[tuple[int, int], float] = defaultdict(float)
     for flow in carried:
         totals[flow.source, flow.target] += flow.size
@@ -43,7 +43,7 @@ def slowest_link(question: Question, carried: Iterable[Flow]) -> SlowestLink | N
     )
 
 
-def parts_of(question: Question, price: Price, carried: Iterable[Flow]) -> tuple[Part, ...]:
+def parts_of(question: PlanProblem, price: StepCost, carried: Iterable[RouteFlow]) -> tuple[PlanPart, ...]:
     sends: dict[int, float] = defaultdict(float)
     receives: dict[int, float] = defaultdict(float)
     for flow in carried:
@@ -60,7 +60,7 @@ def parts_of(question: Question, price: Price, carried: Iterable[Flow]) -> tuple
         samples = dict(zip(price.group, map(float, price.counts), strict=True))
     memory = memory_needed(question, price.codec, local=local, overlapped=price.overlapped)
     return tuple(
-        Part(
+        PlanPart(
             name=question.names[one],
             samples=samples[one],
             compute_s=samples[one] / question.speeds[one],
@@ -73,7 +73,7 @@ def parts_of(question: Question, price: Price, carried: Iterable[Flow]) -> tuple
     )
 
 
-def levels_of(price: Price) -> tuple[LevelPlan, ...]:
+def levels_of(price: StepCost) -> tuple[LevelPlan, ...]:
     route, codec = price.route, price.codec.name
     if route.way == "none":
         return ()
@@ -93,7 +93,7 @@ def levels_of(price: Price) -> tuple[LevelPlan, ...]:
     )
 
 
-def _inner_way(price: Price) -> Shape | None:
+def _inner_way(price: StepCost) -> Shape | None:
     """How the machines of a site sum in an inner step; what most of the sites do."""
     ways: list[Shape] = [
         one.route.way for one in price.inner if one.route.way != "none" and one.route.way != "sites"

@@ -13,18 +13,26 @@ from barnraise.core.errors import RunError
 from barnraise.core.units import format_size
 from barnraise.planning.cost.local_sgd_cost import local_prices
 from barnraise.planning.cost.quality_model import outer_rule
-from barnraise.planning.cost.route_search import Router
-from barnraise.planning.cost.step_cost import Kind, Price, fits, memory_needed, price_alone, price_step, score
+from barnraise.planning.cost.route_search import RouteSearch
+from barnraise.planning.cost.step_cost import (
+    Kind,
+    StepCost,
+    fits,
+    memory_needed,
+    price_alone,
+    price_step,
+    score,
+)
 from barnraise.planning.cost.traffic_model import Way
-from barnraise.planning.inputs.cluster import Cluster, require_members
-from barnraise.planning.inputs.codecs import Codec
-from barnraise.planning.inputs.inputs import Model, Options, StepProfile
+from barnraise.planning.inputs.cluster import PlanCluster, require_members
+from barnraise.planning.inputs.codecs import PlanCodec
+from barnraise.planning.inputs.inputs import ModelSize, PlanLimits, StepTimes
 from barnraise.planning.inputs.levels import AUTO
-from barnraise.planning.inputs.problem import Group, Question
+from barnraise.planning.inputs.problem import Group, PlanProblem
 from barnraise.planning.plan.calibration import Calibration
 from barnraise.planning.plan.groups import worthwhile_groups
 from barnraise.planning.plan.plan_details import flows_of, levels_of, parts_of, slowest_link
-from barnraise.planning.plan.plans import OnTheWire, Phases, Plan, Ranking, Site
+from barnraise.planning.plan.plans import Plan, PlanRanking, PlanSite, StepPhases, WireTraffic
 from barnraise.planning.plan.reasons import choice_reason, plan_name, plan_reason
 
 Family = tuple[Kind, Way, str, bool, bool]
@@ -34,15 +42,15 @@ _PREFERENCE: tuple[Way, ...] = ("none", "ring", "star", "tree", "sites")
 
 
 def make_plans(
-    cluster: Cluster,
-    model: Model,
-    profile: StepProfile,
-    options: Options | None = None,
+    cluster: PlanCluster,
+    model: ModelSize,
+    profile: StepTimes,
+    options: PlanLimits | None = None,
     calibration: Calibration | None = None,
-) -> Ranking:
+) -> PlanRanking:
     """Plans, the best first, and the one to take. RunError if the model fits nowhere."""
     require_members(cluster)
-    question = Question(cluster, model, profile, options or Options(), calibration or Calibration())
+    question = PlanProblem(cluster, model, profile, options or PlanLimits(), calibration or Calibration())
     usable, notes = _usable(question)
     alone = sorted((price_alone(question, one, profile.batch) for one in usable), key=lambda one: one.step_s)
     if not question.options.is_given:
@@ -56,7 +64,7 @@ def make_plans(
     chosen = next((price for price in prices if _is_allowed(question, price)), alone[0])
     shown = _shown(question, prices, chosen, usable)
     plans = {id(price): _written(question, price, alone[0]) for price in shown}
-    return Ranking(
+    return PlanRanking(
         plans=tuple(plans.values()),
         chosen=plans[id(chosen)],
         best_alone=plans[id(alone[0])],
@@ -66,7 +74,7 @@ def make_plans(
     )
 
 
-def _usable(question: Question) -> tuple[Group, list[str]]:
+def _usable(question: PlanProblem) -> tuple[Group, list[str]]:
     """Who has the memory for the model, and a note about each who has not. A given group trains already."""
     if question.options.is_given:
         return question.everybody, []
@@ -88,13 +96,13 @@ def _usable(question: Question) -> tuple[Group, list[str]]:
     return usable, notes
 
 
-def _prices(question: Question, groups: Sequence[Group]) -> Iterator[Price]:
+def _prices(question: PlanProblem, groups: Sequence[Group]) -> Iterator[StepCost]:
     """Exact rings of all groups, and of other families what may be the best.
 
     The fastest groups come first. Later ones are left out where even without any communication they could
     not be better than what was found; of local steps, better than what can be chosen.
     """
-    router, options = Router(question), question.options
+    router, options = RouteSearch(question), question.options
     best: dict[Family, float] = {}
     for group in sorted(groups, key=lambda group: (-question.speed(group), group)):
         work = question.work(group, question.profile.batch)
@@ -123,26 +131,26 @@ def _prices(question: Question, groups: Sequence[Group]) -> Iterator[Price]:
                     yield _noted(question, best, price)
 
 
-def _has_room(question: Question, group: Group, codec: Codec) -> bool:
+def _has_room(question: PlanProblem, group: Group, codec: PlanCodec) -> bool:
     is_there = question.options.is_given and codec.is_exact
     return is_there or fits(question, group, memory_needed(question, codec))
 
 
-def _noted(question: Question, best: dict[Family, float], price: Price) -> Price:
+def _noted(question: PlanProblem, best: dict[Family, float], price: StepCost) -> StepCost:
     family = _family(price)
     best[family] = max(best.get(family, 0.0), score(price, question.options.speed_per_loss))
     return price
 
 
-def _family(price: Price) -> Family:
+def _family(price: StepCost) -> Family:
     return (price.kind, price.route.way, price.codec.name, price.overlapped, price.is_proposed)
 
 
-def _codecs(question: Question, fixed: str) -> tuple[Codec, ...]:
+def _codecs(question: PlanProblem, fixed: str) -> tuple[PlanCodec, ...]:
     return tuple(codec for codec in question.codecs if fixed in (AUTO, codec.name))
 
 
-def _is_allowed(question: Question, price: Price) -> bool:
+def _is_allowed(question: PlanProblem, price: StepCost) -> bool:
     options = question.options
     least = question.count if options.is_given else options.least_machines
     if len(price.group) < least:
@@ -152,16 +160,18 @@ def _is_allowed(question: Question, price: Price) -> bool:
     return price.is_exact or (options.sync == "auto" and price.is_proposed)
 
 
-def _rank(question: Question, price: Price) -> tuple[float, int, int, Group, int]:
+def _rank(question: PlanProblem, price: StepCost) -> tuple[float, int, int, Group, int]:
     """The best first; of equals the smaller group and the simpler way."""
     worth = score(price, question.options.speed_per_loss)
     way = _PREFERENCE.index(price.route.way)
     return (-worth, len(price.group), way, price.group, price.period)
 
 
-def _shown(question: Question, prices: Sequence[Price], chosen: Price, usable: Group) -> list[Price]:
+def _shown(
+    question: PlanProblem, prices: Sequence[StepCost], chosen: StepCost, usable: Group
+) -> list[StepCost]:
     """The chosen one, each machine alone, the best of each family, and then the best of the rest."""
-    families: dict[tuple[object, ...], Price] = {}
+    families: dict[tuple[object, ...], StepCost] = {}
     for price in prices:
         families.setdefault(_family(price), price)
         if price.kind == "alone":
@@ -177,7 +187,7 @@ def _shown(question: Question, prices: Sequence[Price], chosen: Price, usable: G
     return [price for price in prices if id(price) in must]
 
 
-def _written(question: Question, price: Price, best_alone: Price) -> Plan:
+def _written(question: PlanProblem, price: StepCost, best_alone: StepCost) -> Plan:
     """The plan of a price."""
     names, route = question.names, price.route
     carried = flows_of(question, price)
@@ -197,19 +207,19 @@ def _written(question: Question, price: Price, best_alone: Price) -> Plan:
         is_allowed=_is_allowed(question, price),
         order=tuple(names[one] for one in order),
         levels=levels_of(price),
-        sites=tuple(Site(members=tuple(names[one] for one in site)) for site in sites),
+        sites=tuple(PlanSite(members=tuple(names[one] for one in site)) for site in sites),
         parts=parts_of(question, price, carried),
         step_s=price.step_s,
         samples_per_s=price.samples_per_s,
         speedup=price.samples_per_s / best_alone.samples_per_s,
         utilisation=price.compute_s / price.step_s,
-        phases=Phases(
+        phases=StepPhases(
             compute_s=price.compute_s,
             communication_s=price.communication_s,
             waiting_s=price.waiting_s,
             overhead_s=price.overhead_s,
         ),
-        wire=OnTheWire(
+        wire=WireTraffic(
             transfer_s=price.transfer_s,
             factor=1.0 if price.traffic is None else question.calibration.factor(price.traffic),
             hideable_s=price.hideable_s,

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from barnraise.planning.cost.quality_model import Outer, Quality
+from barnraise.planning.cost.quality_model import OuterRule, Quality
 from barnraise.planning.cost.step_cost import Kind
 from barnraise.planning.cost.traffic_model import Way
-from barnraise.planning.inputs.cluster import Cluster
+from barnraise.planning.inputs.cluster import PlanCluster
 from barnraise.planning.inputs.levels import Shape
 from barnraise.planning.plan.calibration import Observation, Traffic, exposed
 
 _MOST_NAMED = 4
 
 
-class Phases(msgspec.Struct, frozen=True, kw_only=True):
+class StepPhases(msgspec.Struct, frozen=True, kw_only=True):
     """Where the seconds of a step go; together they are the step.
 
     ``compute_s``: if nobody ever waited. ``waiting_s``: for who is last. ``communication_s``: what computing
@@ -29,7 +29,7 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
     overhead_s: float
 
 
-class OnTheWire(msgspec.Struct, frozen=True, kw_only=True):
+class WireTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """The communication of a step as arithmetic has it, and the factor that calibration multiplies it by."""
 
     transfer_s: float
@@ -39,7 +39,7 @@ class OnTheWire(msgspec.Struct, frozen=True, kw_only=True):
     codec_s: float
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class PlanPart(msgspec.Struct, frozen=True, kw_only=True):
     """One machine's part in a step. ``inner_steps``: of its worker, in a round of local steps."""
 
     name: str
@@ -60,7 +60,7 @@ class SlowestLink(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_step: float
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True):
+class PlanSite(msgspec.Struct, frozen=True, kw_only=True):
     """Machines at one place, in the order of their chain; the leader, which speaks for them, is the first."""
 
     members: tuple[str, ...]
@@ -98,24 +98,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     is_allowed: bool
     order: tuple[str, ...]
     levels: tuple[LevelPlan, ...]
-    sites: tuple[Site, ...]
-    parts: tuple[Part, ...]
+    sites: tuple[PlanSite, ...]
+    parts: tuple[PlanPart, ...]
     step_s: float
     samples_per_s: float
     speedup: float
     utilisation: float
-    phases: Phases
-    wire: OnTheWire
+    phases: StepPhases
+    wire: WireTraffic
     slowest_link: SlowestLink | None
     quality: Quality
     score: float
     reason: str
     period: int = 1
     is_overlapped: bool = False
-    outer: Outer | None = None
+    outer: OuterRule | None = None
 
 
-class Ranking(msgspec.Struct, frozen=True, kw_only=True):
+class PlanRanking(msgspec.Struct, frozen=True, kw_only=True):
     """Plans, the best first. ``chosen`` is the first one that the options allow, and ``reason`` says why."""
 
     plans: tuple[Plan, ...]
@@ -127,7 +127,7 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def observation(
-    plan: Plan, cluster: Cluster, measured_step_s: float, compute_measured_s: float | None = None
+    plan: Plan, cluster: PlanCluster, measured_step_s: float, compute_measured_s: float | None = None
 ) -> Observation:
     """What a measured step says about the calibration.
 

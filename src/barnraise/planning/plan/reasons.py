@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from barnraise.core.units import counted, format_duration, format_rate, format_size
-from barnraise.planning.cost.step_cost import Price, fits, memory_needed, score
-from barnraise.planning.inputs.problem import Question
+from barnraise.planning.cost.step_cost import StepCost, fits, memory_needed, score
+from barnraise.planning.inputs.problem import PlanProblem
 from barnraise.planning.plan.calibration import Calibration
 from barnraise.planning.plan.plan_details import flows_of, slowest_link
 from barnraise.planning.plan.plans import Plan, SlowestLink, listed
 
 
-def plan_name(question: Question, price: Price) -> str:
+def plan_name(question: PlanProblem, price: StepCost) -> str:
     names = _members(question, price)
     if price.kind == "alone":
         return f"{names} alone"
@@ -23,7 +23,9 @@ def plan_name(question: Question, price: Price) -> str:
     return f"{names}: rounds of {price.period} local steps, {way}, {price.codec.name}, {how}"
 
 
-def plan_reason(question: Question, price: Price, best_alone: Price, link: SlowestLink | None) -> str:
+def plan_reason(
+    question: PlanProblem, price: StepCost, best_alone: StepCost, link: SlowestLink | None
+) -> str:
     """The prediction in words."""
     seconds = f"{format_duration(price.step_s)} for a batch"
     if price.kind == "alone":
@@ -49,13 +51,15 @@ def plan_reason(question: Question, price: Price, best_alone: Price, link: Slowe
     return f"{text} {price.remark}".rstrip()
 
 
-def _why_no_shorter(question: Question) -> str:
+def _why_no_shorter(question: PlanProblem) -> str:
     return (
         f"shorter rounds would leave less than {question.options.utilisation:.0%} of the time for computing."
     )
 
 
-def choice_reason(question: Question, chosen: Plan, prices: Sequence[Price], best_alone: Price) -> str:
+def choice_reason(
+    question: PlanProblem, chosen: Plan, prices: Sequence[StepCost], best_alone: StepCost
+) -> str:
     """Why this plan and no other; of a machine alone, what would change that."""
     auto = _with_auto(question, chosen, prices)
     if chosen.kind != "alone":
@@ -70,7 +74,7 @@ def choice_reason(question: Question, chosen: Plan, prices: Sequence[Price], bes
     return f"{text}: {_phases(rival)}.{_what_would_change_it(question, groups, best_alone)}{auto}"
 
 
-def _without(question: Question, chosen: Plan) -> str:
+def _without(question: PlanProblem, chosen: Plan) -> str:
     """Why others are not used. Of those whose memory is too small there is a note."""
     used = {part.name for part in chosen.parts}
     needed = memory_needed(question, question.exact)
@@ -84,18 +88,18 @@ def _without(question: Question, chosen: Plan) -> str:
     return f" With {listed(idle)} it would not be faster."
 
 
-def _members(question: Question, price: Price) -> str:
+def _members(question: PlanProblem, price: StepCost) -> str:
     return listed([question.names[one] for one in price.group])
 
 
-def _phases(price: Price) -> str:
+def _phases(price: StepCost) -> str:
     return (
         f"computing {format_duration(price.compute_s)}, communication that is not hidden "
         f"{format_duration(price.communication_s)}, waiting {format_duration(price.waiting_s)}"
     )
 
 
-def _what_would_change_it(question: Question, groups: Sequence[Price], best_alone: Price) -> str:
+def _what_would_change_it(question: PlanProblem, groups: Sequence[StepCost], best_alone: StepCost) -> str:
     """How much faster the links of some group would have to be for it to overtake the machine alone."""
     found = [
         (times, place)
@@ -116,7 +120,7 @@ def _what_would_change_it(question: Question, groups: Sequence[Price], best_alon
     return f" {_members(question, price)} would be as fast if links were {faster} times as fast{rate}."
 
 
-def links_needed(price: Price, step_s: float, calibration: Calibration) -> float | None:
+def links_needed(price: StepCost, step_s: float, calibration: Calibration) -> float | None:
     """How many times as fast links make this plan's step last ``step_s``; None if none do."""
     room = step_s - (price.step_s - price.communication_s) - price.codec_s
     bearable = room + price.hideable_s * (1 - price.last_share)
@@ -127,7 +131,7 @@ def links_needed(price: Price, step_s: float, calibration: Calibration) -> float
     return calibration.factor(price.traffic) * price.transfer_s / bearable
 
 
-def _with_auto(question: Question, chosen: Plan, prices: Sequence[Price]) -> str:
+def _with_auto(question: PlanProblem, chosen: Plan, prices: Sequence[StepCost]) -> str:
     """What is not done unless the user allows it."""
     if question.options.sync == "auto":
         return ""

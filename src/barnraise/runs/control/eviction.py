@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from barnraise.runs.record import Slot, WorkerState
+from barnraise.runs.record import WorkerSlot, WorkerState
 
 APART_S = 1.5  # how long two machines must have missed each other, after each had lost its patience
 BLAMED_S = 1.5  # how long evidence of a death may take to arrive before complaints alone decide
@@ -18,7 +18,7 @@ BLAMED_S = 1.5  # how long evidence of a death may take to arrive before complai
 Pair = frozenset[bytes]
 
 
-class Leaving(NamedTuple):
+class Eviction(NamedTuple):
     """A member that the others go on without, and because of whom."""
 
     rank: int
@@ -27,13 +27,13 @@ class Leaving(NamedTuple):
 
 
 def leaving(
-    slots: Sequence[Slot],
+    slots: Sequence[WorkerSlot],
     states: Sequence[WorkerState | None],
     generation: int,
     apart: Mapping[Pair, float],
     stuck_s: float,
     keeper: bytes = b"",
-) -> list[Leaving]:
+) -> list[Eviction]:
     """``states`` by rank; ``stuck_s``: for how long a member has waited for another group.
 
     Whoever does not reach the keeper's machine goes first: it could not meet the others in a new group.
@@ -56,7 +56,7 @@ def leaving(
             ),
         )
         partners = [rank for pair in complaints if worst in pair for rank in pair if rank != worst]
-        found.append(Leaving(worst, min(partners), not waiting[worst] and any(waiting)))
+        found.append(Eviction(worst, min(partners), not waiting[worst] and any(waiting)))
         complaints = {pair for pair in complaints if worst not in pair}
     return found
 
@@ -71,7 +71,7 @@ def is_apart(node: bytes, others: Collection[bytes], apart: Mapping[Pair, float]
     return next((other for other in others if frozenset((node, other)) in apart), None)
 
 
-def _of_machines(slots: Sequence[Slot], apart: Mapping[Pair, float]) -> Iterable[frozenset[int]]:
+def _of_machines(slots: Sequence[WorkerSlot], apart: Mapping[Pair, float]) -> Iterable[frozenset[int]]:
     for first, one in enumerate(slots):
         for second in range(first + 1, len(slots)):
             if apart.get(frozenset((one.node, slots[second].node)), -1.0) >= APART_S:
@@ -79,7 +79,7 @@ def _of_machines(slots: Sequence[Slot], apart: Mapping[Pair, float]) -> Iterable
 
 
 def _of_workers(
-    slots: Sequence[Slot], states: Sequence[WorkerState | None], waiting: Sequence[bool]
+    slots: Sequence[WorkerSlot], states: Sequence[WorkerState | None], waiting: Sequence[bool]
 ) -> Iterable[frozenset[int]]:
     for rank, state in enumerate(states):
         if state is not None and waiting[rank]:

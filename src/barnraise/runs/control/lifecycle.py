@@ -13,20 +13,27 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from barnraise.core.units import counted
-from barnraise.environments.compatibility import Finding, compare, usable
-from barnraise.runs.control.eviction import Leaving, Pair, is_apart, is_waiting, leaving
+from barnraise.environments.compatibility import CompatibilityFinding, compare, usable
+from barnraise.runs.control.eviction import Eviction, Pair, is_apart, is_waiting, leaving
 from barnraise.runs.control.pausing import going_to_rest, rests
 from barnraise.runs.control.restart_policy import forgive, kind_of
 from barnraise.runs.control.results import has_results, with_ends, with_results_in_reach
-from barnraise.runs.control.worker_status import FAILED, Seen, first_cause, outcome_of, seen_of, states_of
+from barnraise.runs.control.worker_status import (
+    FAILED,
+    WorkerStatus,
+    first_cause,
+    outcome_of,
+    seen_of,
+    states_of,
+)
 from barnraise.runs.record import (
     MOST_WORKERS,
-    LeftOut,
-    Order,
-    Outcome,
-    Report,
+    LeftOutNode,
+    NodeReport,
+    RunOutcome,
     RunRecord,
-    Slot,
+    RunSpec,
+    WorkerSlot,
 )
 
 STOPPED = 130
@@ -39,11 +46,11 @@ _ONE_STUCK_S = 60.0  # the others may wait in a group that this one cannot reach
 _AGAIN_S = 0.5  # between two attempts to heal a newcomer
 
 
-class Facts(NamedTuple):
+class ReconcileInput(NamedTuple):
     """All that a decision depends on. ``since_s``: how long the keeper has seen this version."""
 
-    order: Order
-    reports: Mapping[bytes, Report]
+    order: RunSpec
+    reports: Mapping[bytes, NodeReport]
     here: Sequence[bytes]
     since_s: float
     name: Callable[[bytes], str]
@@ -52,7 +59,7 @@ class Facts(NamedTuple):
     keeper: bytes = b""  # the machine that decides
 
 
-def next_record(record: RunRecord, facts: Facts) -> RunRecord | None:
+def next_record(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
     """The next version, or None."""
     match record.phase:
         case "preparing":
@@ -77,7 +84,7 @@ def stopped_by(record: RunRecord, who: str, *, hard: bool) -> RunRecord | None:
     """A person wants it to end; None if it has ended, or ends so already."""
     if record.phase == "ended" or (record.phase == "stopping" and record.hard >= hard):
         return None
-    outcome = record.outcome or Outcome(code=STOPPED, sentence=f"stopped from {who}")
+    outcome = record.outcome or RunOutcome(code=STOPPED, sentence=f"stopped from {who}")
     return replace(
         record,
         version=record.version + 1,
@@ -123,7 +130,7 @@ def provisional(record: RunRecord, changed: RunRecord) -> RunRecord:
 # before the first worker
 
 
-def _prepare(record: RunRecord, facts: Facts) -> RunRecord | None:
+def _prepare(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
     order = facts.order
     candidates = [node for node in order.nodes if node not in {one.node for one in record.left_out}]
     here = [node for node in candidates if node in facts.here]
@@ -155,16 +162,18 @@ def _prepare(record: RunRecord, facts: Facts) -> RunRecord | None:
         return _end(record, FAILED, f"{facts.name(node)}: {why}")
     if any(known[node].stage not in ("ready", "ended") for node in here if node not in lacking):
         return None
-    away = [LeftOut(node, "it was not here when the run began") for node in candidates if node not in here]
-    lacks = [LeftOut(node, why) for node, why in lacking.items()]
+    away = [
+        LeftOutNode(node, "it was not here when the run began") for node in candidates if node not in here
+    ]
+    lacks = [LeftOutNode(node, why) for node, why in lacking.items()]
     chosen = [node for node in here if node not in lacking]
     left_out = (*record.left_out, *away, *lacks)
     return _begin(replace(record, left_out=left_out), facts, chosen, "all machines are ready")
 
 
 def environment_findings(
-    order: Order, reports: Mapping[bytes, Report], name: Callable[[bytes], str]
-) -> tuple[Finding, ...]:
+    order: RunSpec, reports: Mapping[bytes, NodeReport], name: Callable[[bytes], str]
+) -> tuple[CompatibilityFinding, ...]:
     """What differs between the machines, compared with the one where the run was started."""
     reported = {node: report for node, report in reports.items() if report.packages is not None}
     if not reported:
@@ -178,7 +187,7 @@ def environment_findings(
     return compare(packages[name(first)], packages, order.needs, devices)
 
 
-def _begin(record: RunRecord, facts: Facts, nodes: Sequence[bytes], why: str) -> RunRecord:
+def _begin(record: RunRecord, facts: ReconcileInput, nodes: Sequence[bytes], why: str) -> RunRecord:
     # A newcomer of the session before may have had a later start than any member.
     starts = [worker.start for report in facts.reports.values() for worker in report.workers]
     generation = max(record.generation, *starts, 0) + 1
@@ -202,17 +211,17 @@ def _begin(record: RunRecord, facts: Facts, nodes: Sequence[bytes], why: str) ->
     )
 
 
-def slots_of(node: bytes, report: Report, order: Order) -> list[Slot]:
+def slots_of(node: bytes, report: NodeReport, order: RunSpec) -> list[WorkerSlot]:
     """One worker for each device of a machine, unless the user gave a number."""
     devices = report.devices or ("cpu",)
     count = order.per_node or len(devices)
-    return [Slot(node, place, devices[place % len(devices)]) for place in range(count)]
+    return [WorkerSlot(node, place, devices[place % len(devices)]) for place in range(count)]
 
 
 # while workers are at work
 
 
-def lead_session(record: RunRecord, facts: Facts) -> RunRecord | None:
+def lead_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
     """Members come and go; those who stay go on. At least one of them must stay."""
     seen = seen_of(record, facts.reports)
     record, raised = forgive(record, seen, facts.here)
@@ -258,7 +267,9 @@ def lead_session(record: RunRecord, facts: Facts) -> RunRecord | None:
     return _regroup(record, slots, nursed, why)
 
 
-def _regroup(record: RunRecord, slots: Sequence[Slot], nursed: Sequence[Slot], why: str) -> RunRecord:
+def _regroup(
+    record: RunRecord, slots: Sequence[WorkerSlot], nursed: Sequence[WorkerSlot], why: str
+) -> RunRecord:
     return replace(
         record,
         generation=record.generation + 1,
@@ -269,7 +280,7 @@ def _regroup(record: RunRecord, slots: Sequence[Slot], nursed: Sequence[Slot], w
     )
 
 
-def _nurse(record: RunRecord, facts: Facts, nursed: Sequence[Slot]) -> RunRecord | None:
+def _nurse(record: RunRecord, facts: ReconcileInput, nursed: Sequence[WorkerSlot]) -> RunRecord | None:
     """Newcomers get the state while the others go on; an attempt that failed is repeated."""
     states = states_of(facts.reports)
     waiting = (states[slot.key] for slot in nursed)
@@ -281,7 +292,7 @@ def _nurse(record: RunRecord, facts: Facts, nursed: Sequence[Slot]) -> RunRecord
     return replace(record, nursed=tuple(nursed), nursery=record.version + 1, why=why)
 
 
-def _part(record: RunRecord, facts: Facts, found: Sequence[Leaving]) -> RunRecord:
+def _part(record: RunRecord, facts: ReconcileInput, found: Sequence[Eviction]) -> RunRecord:
     """Without those whom others cannot work with; they are let in again as newcomers when that is over."""
     out = {one.rank for one in found}
     slots = tuple(slot for rank, slot in enumerate(record.slots) if rank not in out)
@@ -298,7 +309,7 @@ def _part(record: RunRecord, facts: Facts, found: Sequence[Leaving]) -> RunRecor
     return _regroup(record, slots, nursed, why)
 
 
-def _rest(record: RunRecord, facts: Facts, going: Sequence[LeftOut]) -> RunRecord:
+def _rest(record: RunRecord, facts: ReconcileInput, going: Sequence[LeftOutNode]) -> RunRecord:
     nodes = {one.node for one in going}
     slots = tuple(slot for slot in record.slots if slot.node not in nodes)
     record = replace(record, resting=(*record.resting, *going))
@@ -309,8 +320,8 @@ def _rest(record: RunRecord, facts: Facts, going: Sequence[LeftOut]) -> RunRecor
 
 
 def _newcomers(
-    record: RunRecord, facts: Facts, members: Sequence[Slot]
-) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+    record: RunRecord, facts: ReconcileInput, members: Sequence[WorkerSlot]
+) -> tuple[tuple[WorkerSlot, ...], tuple[WorkerSlot, ...]]:
     """Who is let in now, and who gets the state before that. The latter are let in together."""
     found = _waiting(record, facts, members)
     nursed = tuple(slot for slot in record.nursed if slot in found)
@@ -320,7 +331,9 @@ def _newcomers(
     return (), nursed or found
 
 
-def _waiting(record: RunRecord, facts: Facts, members: Sequence[Slot]) -> tuple[Slot, ...]:
+def _waiting(
+    record: RunRecord, facts: ReconcileInput, members: Sequence[WorkerSlot]
+) -> tuple[WorkerSlot, ...]:
     nodes = list(dict.fromkeys(slot.node for slot in members))
     present = {slot.key for slot in record.slots}
     found = []
@@ -329,12 +342,12 @@ def _waiting(record: RunRecord, facts: Facts, members: Sequence[Slot]) -> tuple[
         is_new = key not in present and not is_apart(node, nodes, facts.apart) and not rests(record, node)
         if worker.state in ("waiting", "near") and node in facts.here and is_new:
             devices = facts.reports[node].devices or ("cpu",)
-            found.append(Slot(node, local_rank, devices[local_rank % len(devices)], start))
+            found.append(WorkerSlot(node, local_rank, devices[local_rank % len(devices)], start))
             nodes.append(node)
     return tuple(found[: MOST_WORKERS - len(record.slots)])
 
 
-def _run(record: RunRecord, facts: Facts) -> RunRecord | None:
+def _run(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
     mine = [report for node, report in facts.reports.items() if node in record.nodes]
     if any(report.elastic and report.generation == record.generation for report in mine):
         return replace(record, elastic=True)
@@ -342,7 +355,7 @@ def _run(record: RunRecord, facts: Facts) -> RunRecord | None:
     for node in record.nodes:
         report = facts.reports.get(node)
         if report is not None and report.generation == record.generation and report.stage == "failed":
-            return _fail(record, Outcome(code=FAILED, sentence=f"{facts.name(node)}: {report.words}"))
+            return _fail(record, RunOutcome(code=FAILED, sentence=f"{facts.name(node)}: {report.words}"))
     seen = seen_of(record, facts.reports)
     failed = first_cause([one for one in seen if one.failed])
     if failed is not None and failed.state is not None and not failed.state.signal:
@@ -356,10 +369,12 @@ def _run(record: RunRecord, facts: Facts) -> RunRecord | None:
 
 
 def _well(record: RunRecord, sentence: str) -> RunRecord:
-    return replace(record, phase="ended", why=sentence, outcome=Outcome(code=0, sentence=sentence))
+    return replace(record, phase="ended", why=sentence, outcome=RunOutcome(code=0, sentence=sentence))
 
 
-def _lost(record: RunRecord, facts: Facts, gone: Sequence[bytes], failed: Seen | None) -> RunRecord:
+def _lost(
+    record: RunRecord, facts: ReconcileInput, gone: Sequence[bytes], failed: WorkerStatus | None
+) -> RunRecord:
     """A machine or a worker died that had done nothing wrong: start again, or give up and say why."""
     order = facts.order
     if failed is not None:
@@ -367,7 +382,7 @@ def _lost(record: RunRecord, facts: Facts, gone: Sequence[bytes], failed: Seen |
         why = outcome.sentence
     else:
         why = f"{_names(gone, facts)} went away"
-        outcome = Outcome(code=FAILED, sentence=why)
+        outcome = RunOutcome(code=FAILED, sentence=why)
     used = 0 if facts.since_s > _SETTLED_S else record.restarts
     if used >= order.restarts:
         often = f" after {counted(used, 'restart')}" if used else ""
@@ -378,14 +393,14 @@ def _lost(record: RunRecord, facts: Facts, gone: Sequence[bytes], failed: Seen |
     return replace(record, phase="restarting", restarts=used + 1, finished=False, why=why)
 
 
-def _fail(record: RunRecord, outcome: Outcome) -> RunRecord:
+def _fail(record: RunRecord, outcome: RunOutcome) -> RunRecord:
     return replace(record, phase="stopping", why=outcome.sentence, outcome=outcome)
 
 
 # between two generations, and at the end
 
 
-def _restart(record: RunRecord, facts: Facts) -> RunRecord | None:
+def _restart(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
     if facts.since_s < _BACK_OFF_S[min(record.restarts, len(_BACK_OFF_S)) - 1]:
         return None
     out = {one.node for one in record.left_out}
@@ -400,24 +415,24 @@ def _restart(record: RunRecord, facts: Facts) -> RunRecord | None:
         if facts.since_s < max(facts.order.wait_s, _MOST_CARES_S):
             return None
         rest = f"{len(ready)} of at least {facts.order.min_nodes} machines came back"
-        return _fail(record, Outcome(code=FAILED, sentence=f"{record.why}; {rest}"))
+        return _fail(record, RunOutcome(code=FAILED, sentence=f"{record.why}; {rest}"))
     return _begin(record, facts, ready, record.why)
 
 
-def _stop(record: RunRecord, facts: Facts) -> RunRecord | None:
+def _stop(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
     for node in record.nodes:
         report = facts.reports.get(node)
         late = facts.since_s > _MOST_STOPPING_S  # it says that it still works; nobody waits for it any more
         if node in facts.here and report is not None and not report.is_idle and not late:
             return None
-    outcome = record.outcome or Outcome(code=FAILED, sentence=record.why)
+    outcome = record.outcome or RunOutcome(code=FAILED, sentence=record.why)
     return replace(record, phase="ended", outcome=outcome)
 
 
 def _end(record: RunRecord, code: int, sentence: str, node: bytes = b"") -> RunRecord:
-    outcome = Outcome(code=code, sentence=sentence, node=node)
+    outcome = RunOutcome(code=code, sentence=sentence, node=node)
     return replace(record, phase="ended", why=sentence, outcome=outcome)
 
 
-def _names(nodes: Sequence[bytes], facts: Facts) -> str:
+def _names(nodes: Sequence[bytes], facts: ReconcileInput) -> str:
     return ", ".join(facts.name(node) for node in nodes)

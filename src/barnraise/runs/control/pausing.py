@@ -6,18 +6,18 @@ committed has another holder. Once anybody of those who stay is gone, all are wa
 
 from __future__ import annotations
 
-from barnraise.runs.control.worker_status import Seen
-from barnraise.runs.record import LeftOut, RunRecord
+from barnraise.runs.control.worker_status import WorkerStatus
+from barnraise.runs.record import LeftOutNode, RunRecord
 
 _LEAST = 2  # machines that go on
 
 
-def going_to_rest(record: RunRecord, first: Seen) -> tuple[LeftOut, ...]:
+def going_to_rest(record: RunRecord, first: WorkerStatus) -> tuple[LeftOutNode, ...]:
     """Of this group, by the word of its first member."""
     said = first.state
     if said is None or said.rests_in != record.generation or record.finished:
         return ()
-    going = tuple(LeftOut(node, said.rests_why) for node in record.nodes if node in said.rests)
+    going = tuple(LeftOutNode(node, said.rests_why) for node in record.nodes if node in said.rests)
     return going if len(record.nodes) - len(going) >= _LEAST else ()
 
 

@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
-from barnraise.runs.control.worker_status import Seen
-from barnraise.runs.record import Forgiven, RunRecord, WorkerState
+from barnraise.runs.control.worker_status import WorkerStatus
+from barnraise.runs.record import RestartedFailure, RunRecord, WorkerState
 
 _TRACE = "Traceback (most recent call last):"
 # It says what a person has to change, and would only be said again.
@@ -22,7 +22,9 @@ _FOLLOWS = ("PeerLost", "OperationAborted")
 _MOST_LETTERS = 60
 
 
-def forgive(record: RunRecord, seen: Sequence[Seen], here: Collection[bytes]) -> tuple[RunRecord, list[Seen]]:
+def forgive(
+    record: RunRecord, seen: Sequence[WorkerStatus], here: Collection[bytes]
+) -> tuple[RunRecord, list[WorkerStatus]]:
     """The record with what is forgiven now, and the failures that are not."""
     others = any(one.slot.node in here and not one.has_ended for one in seen)
     known, rest = list(record.forgiven), []
@@ -37,7 +39,7 @@ def forgive(record: RunRecord, seen: Sequence[Seen], here: Collection[bytes]) ->
         place = (one.slot.node, one.slot.local_rank)
         is_new = all((other.node, other.local_rank) != place and other.kind != kind for other in known)
         if has_trained and is_new and others and kind != _NEVER and not record.finished:
-            known.append(Forgiven(*place, kind))
+            known.append(RestartedFailure(*place, kind))
         else:
             rest.append(one)
     return replace(record, forgiven=tuple(known)), rest

@@ -10,11 +10,11 @@ from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
-from barnraise.runs.control.worker_status import Seen
+from barnraise.runs.control.worker_status import WorkerStatus
 from barnraise.runs.record import RunRecord
 
 
-def with_ends(record: RunRecord, seen: Sequence[Seen]) -> RunRecord:
+def with_ends(record: RunRecord, seen: Sequence[WorkerStatus]) -> RunRecord:
     """What its members' ends add to what is known of the results. They are forgotten with the next group."""
     well = [one for one in seen if one.ended_well]
     main = [one.slot.node for one in well if one.rank == 0]

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from barnraise.runs.record import Outcome, Report, RunRecord, Slot, WorkerState
+from barnraise.runs.record import NodeReport, RunOutcome, RunRecord, WorkerSlot, WorkerState
 
 FAILED = 1
 KILLED = 128  # and the number of the signal, as shells count
 _FOLLOWERS = ("PeerLost", "peer-lost", "rank is lost", "DistBackendError", "Connection closed by peer")
 
 
-class Seen(NamedTuple):
+class WorkerStatus(NamedTuple):
     """A worker of the record, as its own machine tells of it. Nobody can speak of another's."""
 
     rank: int
-    slot: Slot
+    slot: WorkerSlot
     state: WorkerState | None
 
     @property
@@ -38,13 +38,13 @@ class Seen(NamedTuple):
         return self.has_ended and not self.failed
 
 
-def seen_of(record: RunRecord, reports: Mapping[bytes, Report]) -> list[Seen]:
+def seen_of(record: RunRecord, reports: Mapping[bytes, NodeReport]) -> list[WorkerStatus]:
     """By rank."""
     states = states_of(reports)
-    return [Seen(rank, slot, states.get(slot.key)) for rank, slot in enumerate(record.slots)]
+    return [WorkerStatus(rank, slot, states.get(slot.key)) for rank, slot in enumerate(record.slots)]
 
 
-def states_of(reports: Mapping[bytes, Report]) -> dict[tuple[bytes, int, int], WorkerState]:
+def states_of(reports: Mapping[bytes, NodeReport]) -> dict[tuple[bytes, int, int], WorkerState]:
     """By the key of a slot."""
     return {
         (node, worker.local_rank, worker.start): worker
@@ -53,10 +53,10 @@ def states_of(reports: Mapping[bytes, Report]) -> dict[tuple[bytes, int, int], W
     }
 
 
-def first_cause(failed: Sequence[Seen]) -> Seen | None:
+def first_cause(failed: Sequence[WorkerStatus]) -> WorkerStatus | None:
     """The failure that the others follow from: not one that only complains that another was lost."""
 
-    def order(one: Seen) -> tuple[bool, int, int]:
+    def order(one: WorkerStatus) -> tuple[bool, int, int]:
         assert one.state is not None
         follows = any(word in one.state.tail for word in _FOLLOWERS)
         return follows, one.state.place, one.rank
@@ -64,7 +64,7 @@ def first_cause(failed: Sequence[Seen]) -> Seen | None:
     return min(failed, key=order, default=None)
 
 
-def outcome_of(failed: Seen, name: Callable[[bytes], str]) -> Outcome:
+def outcome_of(failed: WorkerStatus, name: Callable[[bytes], str]) -> RunOutcome:
     """Of a run that ends with this."""
     worker = failed.state
     assert worker is not None
@@ -77,4 +77,4 @@ def outcome_of(failed: Seen, name: Callable[[bytes], str]) -> Outcome:
     else:
         code = worker.code if 0 < worker.code <= 255 else FAILED
         sentence = f"{who} ended with code {worker.code}"
-    return Outcome(code=code, sentence=sentence, node=failed.slot.node, rank=failed.rank, tail=worker.tail)
+    return RunOutcome(code=code, sentence=sentence, node=failed.slot.node, rank=failed.rank, tail=worker.tail)

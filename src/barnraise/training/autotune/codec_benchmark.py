@@ -9,14 +9,14 @@ import msgspec
 import torch
 
 from barnraise.compression import Codec as Coder
-from barnraise.compression import ErrorFeedback, Turn, codec_named
-from barnraise.planning import Codec
+from barnraise.compression import CodecRound, ErrorFeedback, codec_named
+from barnraise.planning import PlanCodec
 
 _NUMBERS = 1 << 20
 _TIMES = 3
 
 
-def measured(codecs: Sequence[Codec]) -> tuple[Codec, ...]:
+def measured(codecs: Sequence[PlanCodec]) -> tuple[PlanCodec, ...]:
     """The same with the speeds found now: of a member's part in a sum, error feedback and all."""
     numbers = torch.randn(_NUMBERS, generator=torch.Generator().manual_seed(0))
     found = []
@@ -32,7 +32,7 @@ def measured(codecs: Sequence[Codec]) -> tuple[Codec, ...]:
 
 def _work_s(coder: Coder, numbers: torch.Tensor) -> float:
     """Its own gradient is encoded; of what comes, each number is decoded in a part and in the sum."""
-    feedback, turn, total = ErrorFeedback(), Turn("speed"), torch.zeros_like(numbers)
+    feedback, turn, total = ErrorFeedback(), CodecRound("speed"), torch.zeros_like(numbers)
     begin = time.perf_counter()
     payload = feedback.encode(coder, numbers, turn).payload
     for _ in range(2):

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from barnraise.agent_client.profile import DRY_RUN, PROFILE_FILE, Measured, Profile, decode_measured, encode
+from barnraise.agent_client.profile import (
+    DRY_RUN,
+    PROFILE_FILE,
+    MeasuredStep,
+    StepProfile,
+    decode_measured,
+    encode,
+)
 from barnraise.core.errors import BarnraiseError
 
 if TYPE_CHECKING:
@@ -34,7 +41,7 @@ def is_dry_run() -> bool:
 
 def profiled(session: Session, batches: Iterable[Any]) -> Iterable[Any]:
     """The batches as they are; in a dry run, a few steps of them, after which the script ends."""
-    return Profiling(session, batches) if is_dry_run() else batches
+    return StepProfiler(session, batches) if is_dry_run() else batches
 
 
 class _Tally:
@@ -49,7 +56,7 @@ class _Tally:
         self.seconds += max(0.0, seconds)
 
 
-class Profiling:
+class StepProfiler:
     """Stands where the batches stood."""
 
     def __init__(self, session: Session, batches: Iterable[Any]) -> None:
@@ -98,13 +105,13 @@ class Profiling:
         if not said or said[0].is_ready:
             self._report(said)
 
-    def _gathered(self) -> list[Measured]:
+    def _gathered(self) -> list[MeasuredStep]:
         """What every member has measured; nothing if the group broke meanwhile."""
         tally = next((one for one in (self._warm, self._last) if one.samples), self._cold)
         # Of the first step, the optimizer makes its state.
         optimizers = max(1, len(self._session._optimizers))
         applied = self._applied_s[optimizers:] or self._applied_s
-        word = Measured(
+        word = MeasuredStep(
             node=os.environ.get("BARNRAISE_NODE", ""),
             device=os.environ.get("BARNRAISE_DEVICE", "cpu"),
             samples=tally.samples,
@@ -119,14 +126,14 @@ class Profiling:
             log.warning("the dry run ends without figures: %s", error.message)
             return []
 
-    def _report(self, said: list[Measured]) -> None:
+    def _report(self, said: list[MeasuredStep]) -> None:
         """The main member writes it down; the script ends here, wherever it is."""
         session = self._session
         if said and session.is_main and session._model is not None:
             trained = session._sums.parameters
             known = {id(one) for one in trained}
             others = [one for one in session._model.parameters() if id(one) not in known]
-            profile = Profile(
+            profile = StepProfile(
                 parameters=sum(one.numel() for one in trained),
                 gradient_bytes=sum(flat.nbytes for flat in session._sums.local.values()),
                 frozen_bytes=sum(one.nbytes for one in others),

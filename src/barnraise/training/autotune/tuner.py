@@ -21,14 +21,14 @@ import msgspec
 from barnraise.core.errors import BarnraiseError, RunError
 from barnraise.planning import (
     Calibration,
-    Cluster,
-    Codec,
+    DriftMonitor,
     Levels,
-    Model,
-    Options,
+    ModelSize,
     Plan,
-    StepProfile,
-    Watch,
+    PlanCluster,
+    PlanCodec,
+    PlanLimits,
+    StepTimes,
     adopt,
     begin_watch,
     cluster_of,
@@ -42,7 +42,7 @@ from barnraise.planning.inputs.codecs import CHOOSABLE
 from barnraise.planning.inputs.levels import OPEN
 from barnraise.planning.plan.drift_monitor import FIRST_REST_S, WORTH, is_same
 from barnraise.planning.plan.plans import listed
-from barnraise.topology.graph import Graph, build_graph
+from barnraise.topology.graph import TopologyGraph, build_graph
 from barnraise.training.autotune.codec_benchmark import measured as measured_codecs
 from barnraise.training.sync import Sync
 
@@ -62,7 +62,7 @@ CODECS = tuple(
 Wish = Literal["exact", "auto"]
 
 
-class Choice(NamedTuple):
+class SyncChoice(NamedTuple):
     """``said``: what a person should know, if anything. ``rests``: machines to go on without, and why."""
 
     plan: Plan
@@ -75,18 +75,18 @@ class Choice(NamedTuple):
 
 
 def choose(
-    cluster: Cluster,
-    model: Model,
-    profile: StepProfile,
+    cluster: PlanCluster,
+    model: ModelSize,
+    profile: StepTimes,
     wish: Wish,
     calibration: Calibration,
     measured: tuple[Plan, float] | None = None,
-    codecs: tuple[Codec, ...] = CODECS,
+    codecs: tuple[PlanCodec, ...] = CODECS,
     *,
     overlaps: bool = True,
     workers: int = 0,
     levels: Levels = OPEN,
-) -> Choice:
+) -> SyncChoice:
     """``measured``: the plan that is followed, and the seconds of a step. Without it, every step is exact.
 
     ``overlaps``: whether members go ahead while a round is summed. ``workers``: how many there are, at least
@@ -94,7 +94,9 @@ def choose(
     """
     if measured is not None and len(measured[0].order) == len(cluster.members):
         calibration = refit(calibration, observation(measured[0], cluster, measured[1]))
-    options = Options(sync=wish, is_given=True, is_flat=True, codecs=codecs, overlaps=overlaps, levels=levels)
+    options = PlanLimits(
+        sync=wish, is_given=True, is_flat=True, codecs=codecs, overlaps=overlaps, levels=levels
+    )
     found = make_plans(cluster, model, profile, options, calibration)
     free = msgspec.structs.replace(options, is_given=False)
     best = make_plans(cluster, model, profile, free, calibration).chosen
@@ -107,14 +109,14 @@ def choose(
         if auto.chosen.score > best.score:
             said += "; or let plans change the mathematics: --sync auto"
     sync = sync_of(found.chosen, profile, workers or len(cluster.members))
-    choice = Choice(found.chosen, sync, calibration, found.reason, said)
+    choice = SyncChoice(found.chosen, sync, calibration, found.reason, said)
     if wish != "auto" or len(cluster.members) <= _STAY:
         return choice
     company = msgspec.structs.replace(free, least_machines=_STAY)
     return _with_rest(choice, cluster, make_plans(cluster, model, profile, company, calibration).chosen)
 
 
-def _with_rest(choice: Choice, cluster: Cluster, best: Plan) -> Choice:
+def _with_rest(choice: SyncChoice, cluster: PlanCluster, best: Plan) -> SyncChoice:
     gain = best.score / choice.plan.score
     rests = [member for member in cluster.members if member.name not in best.order]
     if not rests or len(best.order) < _STAY or gain < WORTH:
@@ -135,7 +137,7 @@ def _advice(plan: Plan, best: Plan) -> str:
     )
 
 
-def sync_of(plan: Plan, profile: StepProfile, workers: int) -> Sync:
+def sync_of(plan: Plan, profile: StepTimes, workers: int) -> Sync:
     if plan.outer is None:
         return Sync(codec=plan.codec)
     return Sync(
@@ -148,7 +150,7 @@ def sync_of(plan: Plan, profile: StepProfile, workers: int) -> Sync:
     )
 
 
-class Seen(NamedTuple):
+class GroupSample(NamedTuple):
     """A commit, as the chooser needs it."""
 
     generation: int
@@ -158,14 +160,14 @@ class Seen(NamedTuple):
     step_s: float  # since the commit before, for each batch
 
 
-class Chooser:
+class SyncTuner:
     """Of one member; only the first one's words are heard. Planning has a thread of its own."""
 
     def __init__(
         self,
-        survey: Callable[[], Graph],
-        model: Model,
-        profile: StepProfile,
+        survey: Callable[[], TopologyGraph],
+        model: ModelSize,
+        profile: StepTimes,
         wish: Wish,
         want: Callable[[Sync], None],
         rest: Callable[[Sequence[str], str], None],
@@ -181,15 +183,15 @@ class Chooser:
         self._steps: deque[float] = deque(maxlen=WARM)
         self._plan: Plan | None = None  # that is followed, or about to be
         self._sync = Sync()
-        self._watch: Watch | None = None
+        self._watch: DriftMonitor | None = None
         self._calibration = Calibration()
         self._thread: threading.Thread | None = None
         self._not_before = 0.0  # planning did not work, and is not tried again so soon
         self._said = ""
         self._alone_since: float | None = None
-        self._codecs: tuple[Codec, ...] = ()
+        self._codecs: tuple[PlanCodec, ...] = ()
 
-    def note(self, seen: Seen) -> None:
+    def note(self, seen: GroupSample) -> None:
         """After each commit."""
         if seen.generation != self._generation or seen.sync != self._sync:
             if seen.generation != self._generation:
@@ -213,7 +215,7 @@ class Chooser:
             if proposal is not None:
                 self._begin(seen, proposal.measured_s, is_first=False)
 
-    def _stay_alone(self, seen: Seen, now: float) -> None:
+    def _stay_alone(self, seen: GroupSample, now: float) -> None:
         """For one machine exact steps cost nothing. But who left may be back soon, and changes cost."""
         if self._alone_since is None:
             self._alone_since = now
@@ -221,20 +223,20 @@ class Chooser:
             self._plan, self._known = None, frozenset()
             self._want(Sync())
 
-    def _begin(self, seen: Seen, step_s: float, *, is_first: bool) -> None:
+    def _begin(self, seen: GroupSample, step_s: float, *, is_first: bool) -> None:
         self._known = frozenset(seen.nodes)
         self._thread = threading.Thread(
             target=self._plan_again, args=(seen, step_s, is_first), name="barnraise-plan", daemon=True
         )
         self._thread.start()
 
-    def _plan_again(self, seen: Seen, step_s: float, is_first: bool) -> None:
+    def _plan_again(self, seen: GroupSample, step_s: float, is_first: bool) -> None:
         try:
             cluster = cluster_at(self._survey(), self._model, seen.nodes, seen.speeds)
             workers = len(seen.nodes)
             current = self._plan
             if is_first or current is None:
-                exact = Options(is_given=True, is_flat=True, levels=self._levels.exact())
+                exact = PlanLimits(is_given=True, is_flat=True, levels=self._levels.exact())
                 current = make_plans(cluster, self._model, self._profile, exact, self._calibration).chosen
             is_followed = seen.sync == sync_of(current, self._profile, workers)
             if self._wish == "auto" and not self._codecs:
@@ -278,7 +280,7 @@ class Chooser:
             log.warning("nothing is planned for this group: %s", said)
 
 
-def _unless_worth_it(found: Choice, current: Plan, step_s: float, sync: Sync) -> Choice:
+def _unless_worth_it(found: SyncChoice, current: Plan, step_s: float, sync: Sync) -> SyncChoice:
     """What is followed stays, unless another plan is clearly better: each change costs what was learnt."""
     is_better, why = is_worth(current, found.plan, step_s)
     if is_better:
@@ -287,7 +289,9 @@ def _unless_worth_it(found: Choice, current: Plan, step_s: float, sync: Sync) ->
     return found._replace(plan=found.plan if same else current, sync=sync, why=why)
 
 
-def cluster_at(graph: Graph, model: Model, nodes: Sequence[str], speeds: Sequence[float]) -> Cluster:
+def cluster_at(
+    graph: TopologyGraph, model: ModelSize, nodes: Sequence[str], speeds: Sequence[float]
+) -> PlanCluster:
     """The members' machines as a cluster; of several workers on one machine, the speeds add up."""
     together: dict[str, float] = {}
     for node, speed in zip(nodes, speeds, strict=True):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from barnraise.runs.sharding import Unit, cut
+from barnraise.runs.sharding import MicroBatch, cut
 from barnraise.training.data.loader import batch_size_of, own_randomness, seed_all, seed_of_sample, seed_unit
 from barnraise.training.state.training_state import TrainingState
 
@@ -27,7 +27,7 @@ def _as_it_is(item: Any) -> Any:
     return item
 
 
-class Stream:
+class IterableLoader:
     """``state`` says which epoch is at hand, and with which step it began."""
 
     def __init__(self, loader: DataLoader[Any], unit: int, seed: int, state: TrainingState) -> None:
@@ -48,7 +48,7 @@ class Stream:
     def batch(self) -> int:
         return self._batch
 
-    def units(self, step: int, period: int = 1) -> tuple[Unit, ...]:
+    def units(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
         """None where the epoch is over."""
         first, items = self._read(step, period)
         return cut(first, first + len(items), self._unit)
@@ -65,7 +65,7 @@ class Stream:
             return epoch < self._state.epoch
         return not self._read(done)[1]
 
-    def batches(self, step: int, spans: Sequence[Unit]) -> Iterator[Any]:
+    def batches(self, step: int, spans: Sequence[MicroBatch]) -> Iterator[Any]:
         first, items = self._read(step)
         for span in spans:
             with own_randomness():
@@ -76,7 +76,7 @@ class Stream:
         """Read what lies before a step, and the step: a newcomer does it before anybody waits for it."""
         self._read(step)
 
-    def seed_unit(self, step: int, unit: Unit, part: int = 0) -> None:
+    def seed_unit(self, step: int, unit: MicroBatch, part: int = 0) -> None:
         seed_unit(self._seed, step, unit, part)
 
     def _read(self, step: int, period: int = 1) -> tuple[int, list[Any]]:

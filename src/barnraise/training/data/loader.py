@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from barnraise.core.errors import RunError
-from barnraise.runs.sharding import Course, Unit, seed_of
-from barnraise.training.data.prefetch import Feeding
+from barnraise.runs.sharding import DataOrder, MicroBatch, seed_of
+from barnraise.training.data.prefetch import PersistentLoader
 
 _SAMPLE = 1  # the purpose of a seed: of a sample's own randomness, or of a unit's
 _UNIT = 2
@@ -54,7 +54,7 @@ def seed_all(seed: int) -> None:
     numpy.random.seed(seed & 0xFFFFFFFF)
 
 
-def seed_unit(seed: int, step: int, unit: Unit, part: int) -> None:
+def seed_unit(seed: int, step: int, unit: MicroBatch, part: int) -> None:
     """What happens inside the unit (dropout) depends on its place, not on who computes it.
 
     In parts of a unit it is something else than in the whole.
@@ -75,7 +75,7 @@ def batch_size_of(loader: DataLoader[Any]) -> int:
     return loader.batch_size
 
 
-class Units:
+class MicroBatchLoader:
     """Batches of units, as the user's own loader would have collated them."""
 
     def __init__(self, loader: DataLoader[Any], unit: int, seed: int) -> None:
@@ -91,11 +91,11 @@ class Units:
         self.loader = loader
         samples = len(loader.dataset)  # type: ignore[arg-type]
         batch = min(batch_size, samples)
-        self.course = Course(
+        self.course = DataOrder(
             samples, batch, min(unit, batch), seed, isinstance(sampler, RandomSampler), loader.drop_last
         )
         self._placed = _Placed(loader.dataset)
-        self._feeding = Feeding(loader, self._placed)
+        self._feeding = PersistentLoader(loader, self._placed)
         self._order: tuple[int, Any] = (-1, None)
         if not len(self):
             raise RunError("the data set is smaller than one batch", hint="Use a smaller batch_size.")
@@ -108,7 +108,7 @@ class Units:
     def batch(self) -> int:
         return self.course.batch
 
-    def units(self, step: int, period: int = 1) -> tuple[Unit, ...]:
+    def units(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
         return self.course.units(step, period)
 
     def steps(self, step: int, period: int) -> int:
@@ -120,7 +120,7 @@ class Units:
     def is_over(self, epoch: int, done: int) -> bool:
         return done >= (epoch + 1) * len(self)
 
-    def batches(self, step: int, units: Sequence[Unit]) -> Iterator[Any]:
+    def batches(self, step: int, units: Sequence[MicroBatch]) -> Iterator[Any]:
         """The batches of these units, in order."""
         if not units:
             return
@@ -143,7 +143,7 @@ class Units:
     def catch_up(self, step: int) -> None:
         """Any place can be read at once."""
 
-    def seed_unit(self, step: int, unit: Unit, part: int = 0) -> None:
+    def seed_unit(self, step: int, unit: MicroBatch, part: int = 0) -> None:
         seed_unit(self.course.seed, step, unit, part)
 
     def _seed(self, epoch: int, at: int) -> int:

@@ -28,7 +28,7 @@ class _Rows:
         return len(self.wanted)
 
 
-class Feeding:
+class PersistentLoader:
     """By the processes of the user's ``loader``, started once: for the run, or anew for each epoch.
 
     Those of a loader without ``persistent_workers`` see what the script changes in its data set between

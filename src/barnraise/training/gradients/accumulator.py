@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from barnraise.training.gradients.reducer import Sums, clipping, wide
+from barnraise.training.gradients.reducer import GradientReducer, clipping, wide
 
 
-class OwnSum:
+class GradientAccumulator:
     """The mean of the units since the last local step, by weight. One unit alone is not copied."""
 
-    def __init__(self, sums: Sums) -> None:
+    def __init__(self, sums: GradientReducer) -> None:
         self._sums = sums
         self._found: dict[int, torch.Tensor] = {}
         self._weight = 0.0

@@ -17,7 +17,7 @@ from barnraise.core.errors import RunError
 _UNSEEN = float("nan")
 
 
-class Norms:
+class BatchNormStats:
     """All batch norms of a model that keep running statistics."""
 
     def __init__(self, model: torch.nn.Module) -> None:

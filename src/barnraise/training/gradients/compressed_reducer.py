@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from barnraise.compression import Codec, ErrorFeedback, Part, PowerSGD, Turn
-from barnraise.training.gradients.reducer import Pairs, Reducer
+from barnraise.compression import Codec, CodecRound, ErrorFeedback, FeedbackPart, PowerSGD
+from barnraise.training.gradients.reducer import Pairs, ReduceGroup
 from barnraise.training.sync import Sync
 
 
@@ -21,12 +21,12 @@ class Encoding(NamedTuple):
 
     tensor: torch.Tensor
     codec: Codec | PowerSGD
-    turn: Turn
-    parts: Sequence[Part]
+    turn: CodecRound
+    parts: Sequence[FeedbackPart]
     feedback: ErrorFeedback
 
 
-class CodedReducer(Protocol):
+class CompressingGroup(Protocol):
     """What sums over the members in a codec's form."""
 
     world: int
@@ -35,7 +35,7 @@ class CodedReducer(Protocol):
         """The sum, NaN if a number was not finite, and what to call when it counts."""
 
 
-class Squeeze:
+class CompressedReducer:
     """One residual for each parameter, whatever the codec."""
 
     def __init__(self) -> None:
@@ -46,11 +46,11 @@ class Squeeze:
 
     def sum(
         self,
-        circle: CodedReducer,
+        circle: CompressingGroup,
         sync: Sync,
         step: int,
         pairs: Pairs,
-        parts: Sequence[Sequence[Part]],
+        parts: Sequence[Sequence[FeedbackPart]],
         whole: float,
     ) -> None:
         """Of each pair (mine, total) the second becomes the sum of everybody's first.
@@ -69,7 +69,7 @@ class Squeeze:
             self._codec = (sync.codec, sync.made_codec())
         self._feedback.decay = sync.decay * whole / self._kept_whole
         for number, ((mine, total), named) in enumerate(zip(pairs, parts, strict=True)):
-            turn = Turn(f"sum-{number}", step)
+            turn = CodecRound(f"sum-{number}", step)
             found, keep = circle.sum_coded(Encoding(mine, self._codec[1], turn, named, self._feedback))
             total.copy_(found)
             self._keeps.append(keep)
@@ -86,7 +86,7 @@ class Squeeze:
             keep()
         self._keeps, self._kept_whole = [], self._whole
 
-    def pooled(self, circle: Reducer, parts: Sequence[Sequence[Part]]) -> dict[str, torch.Tensor]:
+    def pooled(self, circle: ReduceGroup, parts: Sequence[Sequence[FeedbackPart]]) -> dict[str, torch.Tensor]:
         """What all members keep, together: for a checkpoint, from which one of them goes on with it."""
         own: Mapping[str, torch.Tensor] = self._feedback.state_dict()["residuals"]
         named = [part for some in parts for part in some]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 
-class Scaling:
+class ScalerAdapter:
     """A scaler given to `prepare`; without one, nothing is scaled."""
 
     def __init__(self, scaler: torch.amp.GradScaler | None) -> None:

@@ -19,7 +19,7 @@ import torch
 from blake3 import blake3
 
 from barnraise.checkpoint.serialization import as_bytes
-from barnraise.compression import Part
+from barnraise.compression import FeedbackPart
 from barnraise.core.errors import CollectiveError, ProtocolError, RunError
 from barnraise.training.sync import NUMBERS, Sync
 
@@ -35,19 +35,19 @@ Kind = tuple[torch.dtype, torch.device]
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]  # a member's own, and what becomes the sum
 
 
-class Travelling(Protocol):
+class PendingWork(Protocol):
     """A sum that is on its way."""
 
     def wait(self) -> object: ...
 
 
-class Reducer(Protocol):
+class ReduceGroup(Protocol):
     """What sums over the members."""
 
-    def begin_sum(self, tensor: torch.Tensor) -> Travelling: ...
+    def begin_sum(self, tensor: torch.Tensor) -> PendingWork: ...
 
 
-class Place(NamedTuple):
+class ParameterSlice(NamedTuple):
     """Where a parameter's gradient lies in the flat buffers."""
 
     bucket: int
@@ -56,7 +56,7 @@ class Place(NamedTuple):
     last: int
 
 
-class Bucket:
+class GradientBucket:
     """A span of one flat buffer that travels as one."""
 
     def __init__(self, kind: Kind, first: int) -> None:
@@ -66,7 +66,7 @@ class Bucket:
         self.parameters: list[int] = []
 
 
-class Sums:
+class GradientReducer:
     """One flat buffer for all parameters of a kind: of one device, and one dtype to sum in."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -74,10 +74,10 @@ class Sums:
         self.parameters = list(found.values())
         if not self.parameters:
             raise RunError("the model has no parameter to train", hint="See that requires_grad is set.")
-        self._buckets: list[Bucket] = []
-        self._places: dict[int, Place] = {}
+        self._buckets: list[GradientBucket] = []
+        self._places: dict[int, ParameterSlice] = {}
         sizes: dict[Kind, int] = {}
-        newest: dict[Kind, Bucket] = {}
+        newest: dict[Kind, GradientBucket] = {}
         # The last layers' gradients come first.
         for number in reversed(range(len(self.parameters))):
             one = self.parameters[number]
@@ -85,11 +85,11 @@ class Sums:
             first = sizes.get(kind, 0)
             bucket = newest.get(kind)
             if bucket is None or (bucket.last - bucket.first) * kind[0].itemsize >= bucket_bytes:
-                bucket = newest[kind] = Bucket(kind, first)
+                bucket = newest[kind] = GradientBucket(kind, first)
                 self._buckets.append(bucket)
             sizes[kind] = bucket.last = first + one.numel()
             bucket.parameters.append(number)
-            self._places[number] = Place(self._buckets.index(bucket), kind, first, bucket.last)
+            self._places[number] = ParameterSlice(self._buckets.index(bucket), kind, first, bucket.last)
         self.local = {kind: torch.zeros(size, dtype=kind[0], device=kind[1]) for kind, size in sizes.items()}
         self.total = {kind: torch.zeros_like(flat) for kind, flat in self.local.items()}
         self._overlaps = True
@@ -103,9 +103,9 @@ class Sums:
         self._numbers = {identity: number for number, identity in enumerate(found)}
         self._put_by: dict[int, torch.Tensor | None] = {}  # of optimizers that have stepped, others have not
         self._versions: dict[int, int] = {}
-        self._circle: Reducer | None = None  # while the last unit is at hand
+        self._circle: ReduceGroup | None = None  # while the last unit is at hand
         self._weight = 0.0
-        self._travelling: list[Travelling] = []
+        self._travelling: list[PendingWork] = []
         self._sending_s = 0.0  # of backward's time, which is not computing
         self._broken: CollectiveError | None = None
         self._is_spoiled = False  # a gradient changed after it had left
@@ -133,7 +133,7 @@ class Sums:
         self._versions.clear()
         self._put_by.clear()
 
-    def expect_last(self, circle: Reducer, weight: float) -> None:
+    def expect_last(self, circle: ReduceGroup, weight: float) -> None:
         """The unit at hand is this member's last of the step: what backward has done may travel."""
         if not self._overlaps or self.is_on_mps:
             return
@@ -220,16 +220,16 @@ class Sums:
         self.local_weight[_CAME] = 1.0
         self._is_dirty = True
 
-    def parts(self) -> list[list[Part]]:
+    def parts(self) -> list[list[FeedbackPart]]:
         """The parameters in each flat buffer, in order."""
-        found: dict[Kind, list[Part]] = {kind: [] for kind in self.local}
+        found: dict[Kind, list[FeedbackPart]] = {kind: [] for kind in self.local}
         for number, place in self._places.items():
-            found[place.kind].append(Part(str(number), tuple(self.parameters[number].shape)))
+            found[place.kind].append(FeedbackPart(str(number), tuple(self.parameters[number].shape)))
         return list(found.values())
 
     def reduce(
         self,
-        circle: Reducer,
+        circle: ReduceGroup,
         also: torch.Tensor,
         coded: Callable[[Pairs], None] | None = None,
         word: Sync | None = None,
@@ -252,7 +252,7 @@ class Sums:
 
     def _sum(
         self,
-        circle: Reducer,
+        circle: ReduceGroup,
         also: torch.Tensor,
         coded: Callable[[Pairs], None] | None,
     ) -> None:
@@ -356,7 +356,7 @@ class Sums:
         self._send(number, gradient, self._circle)
         self._sending_s += time.monotonic() - begin
 
-    def _send(self, number: int, gradient: torch.Tensor, circle: Reducer) -> None:
+    def _send(self, number: int, gradient: torch.Tensor, circle: ReduceGroup) -> None:
         """A gradient of the last unit, and the buckets that are complete with it."""
         place = self._places[number]
         bucket = self._buckets[place.bucket]

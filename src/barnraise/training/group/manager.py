@@ -17,23 +17,29 @@ from torch._C._distributed_c10d import PrefixStore
 
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import decode_told, encode
-from barnraise.agent_client.kv_client import BoardClient, agent_at
-from barnraise.agent_client.kv_messages import Scope
-from barnraise.agent_client.run_requests import MOST_WORDS, CircleAsk, CircleTold, GraphAsk, GraphTold
+from barnraise.agent_client.kv_client import KvClient, agent_at
+from barnraise.agent_client.kv_messages import Namespace
+from barnraise.agent_client.run_requests import (
+    MOST_WORDS,
+    GraphRequest,
+    GraphResponse,
+    GroupRequest,
+    GroupResponse,
+)
 from barnraise.collectives.cluster_store import ClusterStore
 from barnraise.collectives.process_group import create_group
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import BarnraiseError, CollectiveError, PeerLost, ProtocolError, RunError
-from barnraise.planning.cost.rank_layout import Ranks
+from barnraise.planning.cost.rank_layout import RankLayout
 from barnraise.planning.inputs.levels import OPEN, Levels
-from barnraise.topology.graph import Graph, decode_graph
-from barnraise.training.gradients.compressed_reducer import CodedReducer, Encoding
-from barnraise.training.gradients.reducer import Reducer, Travelling
-from barnraise.training.group.process_group import GroupRoom
-from barnraise.training.group.single import Arrived
-from barnraise.training.group.sites import Whereabouts
-from barnraise.training.recovery.live_recovery import Room
-from barnraise.training.recovery.state_transfer import Wire
+from barnraise.topology.graph import TopologyGraph, decode_graph
+from barnraise.training.gradients.compressed_reducer import CompressingGroup, Encoding
+from barnraise.training.gradients.reducer import PendingWork, ReduceGroup
+from barnraise.training.group.process_group import TrainingGroup
+from barnraise.training.group.single import CompletedWork
+from barnraise.training.group.sites import SiteMap
+from barnraise.training.recovery.live_recovery import RecoveryGroup
+from barnraise.training.recovery.state_transfer import TensorChannel
 
 log = logging.getLogger("barnraise.training")
 
@@ -45,7 +51,7 @@ _CLOSE_S = 5.0
 _OPERATION_S = 3600.0  # a slow member is waited for; a dead one is noticed by its links
 
 
-class Place(NamedTuple):
+class WorkerId(NamedTuple):
     """Who this worker is to its agent."""
 
     run: str
@@ -55,7 +61,7 @@ class Place(NamedTuple):
     node: str
 
     @classmethod
-    def from_environment(cls) -> Place | None:
+    def from_environment(cls) -> WorkerId | None:
         """None in a process that no agent launched: it trains alone."""
         if not os.environ.get("BARNRAISE_LAUNCHED"):
             return None
@@ -68,7 +74,7 @@ class Place(NamedTuple):
         )
 
 
-class Circle(Wire, Reducer, CodedReducer, Protocol):
+class GroupManager(TensorChannel, ReduceGroup, CompressingGroup, Protocol):
     """What the session needs of the group. Every method may raise CollectiveError: then `meet` again."""
 
     rank: int
@@ -90,7 +96,7 @@ class Circle(Wire, Reducer, CodedReducer, Protocol):
     def machines(self) -> tuple[str, ...]:
         """Of every rank."""
 
-    def survey(self) -> Graph:
+    def survey(self) -> TopologyGraph:
         """What was measured of the cluster, from any thread."""
 
     def gather(self, word: bytes) -> list[bytes]: ...
@@ -101,10 +107,10 @@ class Circle(Wire, Reducer, CodedReducer, Protocol):
     def nursery(self) -> int:
         """The number of the newest attempt to heal newcomers of this group; 0: there are none."""
 
-    def nursery_opener(self, number: int) -> Callable[[], Room] | None:
+    def nursery_opener(self, number: int) -> Callable[[], RecoveryGroup] | None:
         """Opens the room with them, from any thread; None if that attempt is out of date."""
 
-    def await_nursery(self) -> Room | None:
+    def await_nursery(self) -> RecoveryGroup | None:
         """For a newcomer: the next attempt to heal it; None once it is a member."""
 
     def nursery_broke(self) -> None:
@@ -129,7 +135,7 @@ class Circle(Wire, Reducer, CodedReducer, Protocol):
 class _MeetingStore(ClusterStore):
     """Waits for members who are still in the middle of a step, but not for a group that is out of date."""
 
-    def __init__(self, board: BoardClient, is_stale: Callable[[], bool]) -> None:
+    def __init__(self, board: KvClient, is_stale: Callable[[], bool]) -> None:
         super().__init__(board, timedelta(seconds=_MEET_S))
         self._is_stale = is_stale
 
@@ -149,26 +155,26 @@ class _MeetingStore(ClusterStore):
                     log.warning("waiting for %.0f s for members to meet: %s", now - begin, missing)
 
 
-class AgentsCircle:
+class AgentGroupManager:
     """Groups as the cluster decides them."""
 
-    def __init__(self, place: Place, levels: Levels = OPEN) -> None:
+    def __init__(self, place: WorkerId, levels: Levels = OPEN) -> None:
         self._place, self._levels = place, levels
         self.rank, self.world, self.generation = 0, 1, 0
         self.beginning, self.finished, self._provisional = True, False, False
         self.on_told: Callable[[int], None] = lambda nursery: None
-        self._room: GroupRoom | None = None
+        self._room: TrainingGroup | None = None
         self._stuck = False
         self._blames: tuple[int, ...] = ()
         self._near = self._trained = False
         self._words = ""  # for what it waits
         self._rests: tuple[int, tuple[bytes, ...], str] = (0, (), "")  # in which group, who, and why
         self._last_nursery = self._broken_nursery = 0
-        self._nurseries: dict[int, GroupRoom | None] = {}  # those that are open; None: about to be
+        self._nurseries: dict[int, TrainingGroup | None] = {}  # those that are open; None: about to be
         self._closing = False
-        self._whereabouts = Whereabouts(self.survey)
+        self._whereabouts = SiteMap(self.survey)
         self._sites_open = False  # whether this group has yet to agree on them
-        self._told: CircleTold | None = None
+        self._told: GroupResponse | None = None
         self._changed = threading.Condition()
         self._failure = ""
         threading.Thread(target=self._listen, name="barnraise-circle", daemon=True).start()
@@ -189,10 +195,10 @@ class AgentsCircle:
         others = [] if self._room is None else [node.hex() for node in self._room.nodes]
         return (*others[: self.rank], self._place.node, *others[self.rank :])
 
-    def survey(self) -> Graph:
+    def survey(self) -> TopologyGraph:
         with ListenerClient.connect(self._place.state) as client:
-            told = decode_told(client.ask(encode(GraphAsk()), _ASK_S))
-        if not isinstance(told, GraphTold):
+            told = decode_told(client.ask(encode(GraphRequest()), _ASK_S))
+        if not isinstance(told, GraphResponse):
             raise RunError("the agent does not speak of what it has measured")
         return decode_graph(told.graph)
 
@@ -227,9 +233,9 @@ class AgentsCircle:
         if self._room is not None:
             self._room.abort()
 
-    def begin_sum(self, tensor: torch.Tensor) -> Travelling:
+    def begin_sum(self, tensor: torch.Tensor) -> PendingWork:
         if self._room is None:
-            return Arrived()
+            return CompletedWork()
         self._agree_on_sites(self._room)
         return self._room.begin_sum(tensor)
 
@@ -238,17 +244,17 @@ class AgentsCircle:
         self._agree_on_sites(self._room)
         return self._room.sum_coded(mine)
 
-    def _agree_on_sites(self, room: GroupRoom) -> None:
+    def _agree_on_sites(self, room: TrainingGroup) -> None:
         """With the first sum and not before: who only meet to see that all is done must not wait."""
         if self._sites_open:
             self._sites_open = False
-            room.agree_on_sites(self._whereabouts.ranks(self.machines()) if self.rank == 0 else Ranks())
+            room.agree_on_sites(self._whereabouts.ranks(self.machines()) if self.rank == 0 else RankLayout())
 
-    def begin_send(self, tensor: torch.Tensor, to: int) -> Travelling:
+    def begin_send(self, tensor: torch.Tensor, to: int) -> PendingWork:
         assert self._room is not None
         return self._room.begin_send(tensor, to)
 
-    def begin_receive(self, tensor: torch.Tensor, sender: int) -> Travelling:
+    def begin_receive(self, tensor: torch.Tensor, sender: int) -> PendingWork:
         assert self._room is not None
         return self._room.begin_receive(tensor, sender)
 
@@ -259,13 +265,13 @@ class AgentsCircle:
         is_now = told is not None and told.is_member and told.generation == self.generation
         return told.nursery if told is not None and is_now else 0
 
-    def nursery_opener(self, number: int) -> Callable[[], Room] | None:
+    def nursery_opener(self, number: int) -> Callable[[], RecoveryGroup] | None:
         told = self._told
         if told is None or (told.nursery, told.generation) != (number, self.generation):
             return None
         return partial(self._open_nursery, told, self.rank)
 
-    def await_nursery(self) -> Room | None:
+    def await_nursery(self) -> RecoveryGroup | None:
         while True:
             told = self._await(lambda told: told.is_member or told.nursery > self._last_nursery)
             if told.is_member:
@@ -309,7 +315,7 @@ class AgentsCircle:
         while self._nurseries and time.monotonic() < until:
             time.sleep(0.01)
 
-    def _open_nursery(self, told: CircleTold, rank: int) -> Room:
+    def _open_nursery(self, told: GroupResponse, rank: int) -> RecoveryGroup:
         def is_stale() -> bool:
             return self._closing or (self._told is not None and self._told.nursery != told.nursery)
 
@@ -341,11 +347,11 @@ class AgentsCircle:
     def _is_passed(self) -> bool:
         return self.newest() > self.generation
 
-    def _store(self, told: CircleTold, is_stale: Callable[[], bool]) -> ClusterStore:
-        scope = Scope(self._place.run, told.generation)
-        return _MeetingStore(BoardClient(agent_at(self._place.state), scope, _MEET_S), is_stale)
+    def _store(self, told: GroupResponse, is_stale: Callable[[], bool]) -> ClusterStore:
+        scope = Namespace(self._place.run, told.generation)
+        return _MeetingStore(KvClient(agent_at(self._place.state), scope, _MEET_S), is_stale)
 
-    def _await(self, is_good: Callable[[CircleTold], bool]) -> CircleTold:
+    def _await(self, is_good: Callable[[GroupResponse], bool]) -> GroupResponse:
         """However long it takes: this worker may be the last that holds the state."""
         begin = said = time.monotonic()
         pause = _SAY_S
@@ -361,14 +367,14 @@ class AgentsCircle:
                     log.warning("waiting for %.0f s for a group to train in: %s", now - begin, why)
                 self._changed.wait(0.5)
 
-    def _question(self, version: int, wait_s: float) -> CircleAsk:
+    def _question(self, version: int, wait_s: float) -> GroupRequest:
         run, local_rank, start, *_ = self._place
         generation = self.generation or self._broken_nursery
         stuck = generation > 0 and (self._stuck or self.generation == 0)
         blames = self._blames if stuck else ()
         rests_in, rests, why = self._rests
         is_said = rests_in == self.generation
-        return CircleAsk(
+        return GroupRequest(
             run,
             local_rank,
             start,
@@ -401,7 +407,7 @@ class AgentsCircle:
                     while True:
                         question = self._question(version, _ASK_S)
                         told = decode_told(client.ask(encode(question), _ASK_S * 3))
-                        if not isinstance(told, CircleTold):
+                        if not isinstance(told, GroupResponse):
                             raise RunError("the agent does not speak of groups")
                         version = told.version
                         room = self._room
@@ -416,11 +422,11 @@ class AgentsCircle:
 
 
 def _make_room(
-    store: ClusterStore, told: CircleTold, rank: int, world: int, prefix: str = "group"
-) -> GroupRoom:
+    store: ClusterStore, told: GroupResponse, rank: int, world: int, prefix: str = "group"
+) -> TrainingGroup:
     try:
         group = create_group(PrefixStore(prefix, store), rank, world, _MEET_S, told.generation)
     finally:
         store.close()  # it serves to meet only
     group.setTimeout(timedelta(seconds=_OPERATION_S))
-    return GroupRoom(group, rank, world, told.world)
+    return TrainingGroup(group, rank, world, told.world)

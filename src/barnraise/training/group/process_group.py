@@ -9,14 +9,14 @@ import msgspec
 import torch
 from msgspec import Meta
 
-from barnraise.collectives.process_group import BarnraiseGroup
+from barnraise.collectives.process_group import BarnraiseProcessGroup
 from barnraise.compression import sum_over
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError, RunError
-from barnraise.planning.cost.rank_layout import Ranks
+from barnraise.planning.cost.rank_layout import RankLayout
 from barnraise.planning.inputs.levels import Levels
 from barnraise.training.gradients.compressed_reducer import Encoding
-from barnraise.training.gradients.reducer import Travelling
+from barnraise.training.gradients.reducer import PendingWork
 
 _LARGEST_WORD = 4 << 20
 _SHORT_WORD = 1016
@@ -24,10 +24,10 @@ _LENGTH_BYTES = 8
 _SITES = msgspec.msgpack.Decoder(tuple[tuple[Annotated[tuple[int, ...], Meta(min_length=1)], ...], bool])
 
 
-class GroupRoom:
+class TrainingGroup:
     """The first ``members`` ranks train; the others, if any, are newcomers."""
 
-    def __init__(self, group: BarnraiseGroup, rank: int, world: int, members: int) -> None:
+    def __init__(self, group: BarnraiseProcessGroup, rank: int, world: int, members: int) -> None:
         self._group = group
         self.rank, self.world, self.members = rank, world, members
         self.nodes = group.nodes  # the machines of the other ranks
@@ -51,18 +51,18 @@ class GroupRoom:
         """The strategies that a person has fixed for the whole run."""
         self._group.tell_levels(levels)
 
-    def agree_on_sites(self, mine: Ranks) -> None:
+    def agree_on_sites(self, mine: RankLayout) -> None:
         """As the first rank says; the others' word does not count."""
         said = msgspec.msgpack.encode(mine) if self.rank == 0 else b""
         heard = self.gather(said)[0]
         try:
             sites, are_places = decode(_SITES, heard, "a word on sites")
         except ProtocolError:  # whoever is first may be a guest; all hear the same
-            sites, are_places = Ranks()
+            sites, are_places = RankLayout()
         is_whole = sorted(rank for site in sites for rank in site) == list(range(self.world))
         self._group.tell_sites(sites if is_whole else (), are_places=are_places)
 
-    def begin_sum(self, tensor: torch.Tensor) -> Travelling:
+    def begin_sum(self, tensor: torch.Tensor) -> PendingWork:
         return self._group.allreduce([tensor])
 
     def sum_coded(self, mine: Encoding) -> tuple[torch.Tensor, Callable[[], None]]:
@@ -79,10 +79,10 @@ class GroupRoom:
         )
         return found.values, found.keep
 
-    def begin_send(self, tensor: torch.Tensor, to: int) -> Travelling:
+    def begin_send(self, tensor: torch.Tensor, to: int) -> PendingWork:
         return self._group.send([tensor], to)
 
-    def begin_receive(self, tensor: torch.Tensor, sender: int) -> Travelling:
+    def begin_receive(self, tensor: torch.Tensor, sender: int) -> PendingWork:
         return self._group.recv([tensor], sender)
 
     def abort(self) -> None:

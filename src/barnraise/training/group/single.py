@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 import torch
 
 from barnraise.core.errors import CollectiveError
-from barnraise.topology.graph import Graph
-from barnraise.training.gradients.reducer import Travelling
-from barnraise.training.recovery.live_recovery import Room
+from barnraise.topology.graph import TopologyGraph
+from barnraise.training.gradients.reducer import PendingWork
+from barnraise.training.recovery.live_recovery import RecoveryGroup
 
 
-class Arrived:
+class CompletedWork:
     """The sum over one."""
 
     def wait(self) -> None:
         return
 
 
-class Alone:
+class SingleWorkerGroup:
     """A run of one."""
 
     rank, world, generation, provisional, beginning, finished = 0, 1, 0, False, True, False
@@ -36,8 +36,8 @@ class Alone:
     def machines(self) -> tuple[str, ...]:
         return ("",)
 
-    def survey(self) -> Graph:
-        return Graph()
+    def survey(self) -> TopologyGraph:
+        return TopologyGraph()
 
     def gather(self, word: bytes) -> list[bytes]:
         return [word]
@@ -45,13 +45,13 @@ class Alone:
     def abort(self) -> None:
         return
 
-    def begin_sum(self, tensor: torch.Tensor) -> Travelling:
-        return Arrived()
+    def begin_sum(self, tensor: torch.Tensor) -> PendingWork:
+        return CompletedWork()
 
     def sum_coded(self, *_: object) -> tuple[torch.Tensor, Callable[[], None]]:
         raise AssertionError("there is nobody else")
 
-    def begin_send(self, tensor: torch.Tensor, to: int) -> Travelling:
+    def begin_send(self, tensor: torch.Tensor, to: int) -> PendingWork:
         raise AssertionError("there is nobody else")
 
     begin_receive = begin_send
@@ -59,10 +59,10 @@ class Alone:
     def nursery(self) -> int:
         return 0
 
-    def nursery_opener(self, number: int) -> Callable[[], Room] | None:
+    def nursery_opener(self, number: int) -> Callable[[], RecoveryGroup] | None:
         return None
 
-    def await_nursery(self) -> Room | None:
+    def await_nursery(self) -> RecoveryGroup | None:
         return None
 
     def nursery_broke(self) -> None:

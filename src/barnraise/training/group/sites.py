@@ -7,23 +7,23 @@ import time
 from collections.abc import Callable, Sequence
 
 from barnraise.core.errors import BarnraiseError
-from barnraise.planning.cost.rank_layout import Ranks, ranks_by_site
-from barnraise.topology.graph import Graph
+from barnraise.planning.cost.rank_layout import RankLayout, ranks_by_site
+from barnraise.topology.graph import TopologyGraph
 
 log = logging.getLogger("barnraise.training")
 
 _SURVEY_S = 300.0
 
 
-class Whereabouts:
+class SiteMap:
     """Remembers what was measured for a while: a group must not wait for it."""
 
-    def __init__(self, survey: Callable[[], Graph]) -> None:
+    def __init__(self, survey: Callable[[], TopologyGraph]) -> None:
         self._survey = survey
-        self._known: Graph | None = None
+        self._known: TopologyGraph | None = None
         self._survey_again = 0.0
 
-    def ranks(self, machines: Sequence[str]) -> Ranks:
+    def ranks(self, machines: Sequence[str]) -> RankLayout:
         """``machines``: of every rank. None where nothing can be told apart."""
         try:
             known = self._known
@@ -33,7 +33,7 @@ class Whereabouts:
             found = ranks_by_site(known, machines)
         except BarnraiseError as error:
             log.info("sites are not told apart: %s", error.message)
-            return Ranks()
+            return RankLayout()
         sites = found.sites
         if len(sites) > 1:
             log.info("sums go through %d sites, ranks %s", len(sites), " and ".join(map(str, sites)))
@@ -42,6 +42,6 @@ class Whereabouts:
         return found
 
 
-def _knows(graph: Graph, machines: Sequence[str]) -> bool:
+def _knows(graph: TopologyGraph, machines: Sequence[str]) -> bool:
     known = {facts.node for facts in graph.nodes}
     return all(machine in known for machine in machines)

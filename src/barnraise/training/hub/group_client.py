@@ -17,33 +17,35 @@ import torch
 
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError, RunError
-from barnraise.training.gradients.reducer import Sums
-from barnraise.training.hub.port import Beyond, Flat, Handed, Leased, Task
+from barnraise.training.gradients.reducer import GradientReducer
+from barnraise.training.hub.port import FlatParameters, HubPort, LeasedData, LeasedWork, RoundUpdate
 from barnraise.training.state.training_state import TrainingState
-from barnraise.training.steps.background_task import Flight
+from barnraise.training.steps.background_task import BackgroundTask
 
 UNREADABLE = "what a member says of the hub's lease cannot be read"
 
 
-class Answer(NamedTuple):
+class HubAnswer(NamedTuple):
     """What the hub made of it: the next version, and what to train from there."""
 
     state: torch.Tensor
-    task: Task
+    task: LeasedWork
 
 
-class Outward:
+class GroupHubClient:
     """``beyond`` is None on a machine that cannot speak to a hub."""
 
-    def __init__(self, beyond: Beyond | None, sums: Sums, data: Leased, state: TrainingState) -> None:
+    def __init__(
+        self, beyond: HubPort | None, sums: GradientReducer, data: LeasedData, state: TrainingState
+    ) -> None:
         self._beyond, self._data, self._state = beyond, data, state
-        self._flat = Flat(state.model, sums)
+        self._flat = FlatParameters(state.model, sums)
         self._form = self._flat.form(data.course)
         self._base = torch.zeros(self._flat.size)
         self._began: float | None = None  # when this process got the task at hand
-        self._last: Task | None = None  # what this process was given by the hub
-        self._talk: Flight[Answer] | None = None
-        self._asked: tuple[int, Task | None] = (-1, None)  # for which step, and with which task done
+        self._last: LeasedWork | None = None  # what this process was given by the hub
+        self._talk: BackgroundTask[HubAnswer] | None = None
+        self._asked: tuple[int, LeasedWork | None] = (-1, None)  # for which step, and with which task done
 
     # the state
 
@@ -74,7 +76,7 @@ class Outward:
         """A commit: a step of the lease is trained."""
         self._data.go_forward()
 
-    def take(self, answer: Answer) -> int:
+    def take(self, answer: HubAnswer) -> int:
         """A commit: the model is the next version. Returns how many batches went by, here and elsewhere."""
         batch = self._data.course.batch
         was = self._data.task
@@ -93,13 +95,13 @@ class Outward:
     def speaks(self) -> bool:
         return self._beyond is not None
 
-    def speak(self, done: int, loss: Callable[[], float | None], patience_s: float) -> Answer | None:
+    def speak(self, done: int, loss: Callable[[], float | None], patience_s: float) -> HubAnswer | None:
         """Ask the hub what comes after this step, if it was not asked yet; None: it has not answered."""
         asked = (done, self._data.task)
         if self._asked != asked:
             self._forget_talk()  # it was about something that others have settled meanwhile
         if self._talk is None:
-            self._talk, self._asked = Flight(self._question(loss()), "barnraise-hub"), asked
+            self._talk, self._asked = BackgroundTask(self._question(loss()), "barnraise-hub"), asked
         self._talk.wait(patience_s)
         return self._talk.result() if self._asked == asked and self._talk.has_ended else None
 
@@ -108,7 +110,7 @@ class Outward:
         if self._talk is not None and self._talk.has_ended:
             self._talk = None
 
-    def _question(self, loss: float | None) -> Callable[[], Answer]:
+    def _question(self, loss: float | None) -> Callable[[], HubAnswer]:
         """All of the model that it needs is copied now."""
         beyond, task, form = self._beyond, self._data.task, self._form
         assert beyond is not None
@@ -124,9 +126,9 @@ class Outward:
                     "what was changed since the hub's last version is not finite",
                     hint="Lower the learning rate, or clip the gradient with run.clip_grad_norm.",
                 )
-            handed = Handed(change, self._data.leased, loss, speed)
+            handed = RoundUpdate(change, self._data.leased, loss, speed)
 
-        def ask() -> Answer:
+        def ask() -> HubAnswer:
             if handed is None or task is None:
                 found = beyond.begin(form, state)
             else:
@@ -135,27 +137,27 @@ class Outward:
                 found = beyond.exchange(handed, state)
             self._data.check(found)
             self._last = found
-            return Answer(state, found)
+            return HubAnswer(state, found)
 
         return ask
 
 
-def encode_task(task: Task | None) -> bytes:
+def encode_task(task: LeasedWork | None) -> bytes:
     return msgspec.msgpack.encode(task)
 
 
-def decode_task(data: bytes) -> Task | None:
+def decode_task(data: bytes) -> LeasedWork | None:
     return decode(_tasks, data, UNREADABLE)
 
 
-def answer_of(tensors: list[torch.Tensor], size: int) -> Answer:
+def answer_of(tensors: list[torch.Tensor], size: int) -> HubAnswer:
     """From a member's result, which came as bytes; ProtocolError if it is not of this model."""
     if len(tensors) != 2 or tensors[0].numel() != 4 * size:
         raise ProtocolError("a version of the hub is not of this model")
     task = decode_task(bytes(tensors[1].numpy()))
     if task is None:
         raise ProtocolError(UNREADABLE)
-    return Answer(tensors[0].view(torch.float32), task)
+    return HubAnswer(tensors[0].view(torch.float32), task)
 
 
-_tasks: msgspec.msgpack.Decoder[Task | None] = msgspec.msgpack.Decoder(Task | None)
+_tasks: msgspec.msgpack.Decoder[LeasedWork | None] = msgspec.msgpack.Decoder(LeasedWork | None)

@@ -14,15 +14,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from barnraise.core.errors import RunError
-from barnraise.runs.sharding import Course, Unit, cut
-from barnraise.training.data.loader import Units, seed_unit
-from barnraise.training.gradients.reducer import Sums
+from barnraise.runs.sharding import DataOrder, MicroBatch, cut
+from barnraise.training.data.loader import MicroBatchLoader, seed_unit
+from barnraise.training.gradients.reducer import GradientReducer
 from barnraise.training.state.names_in_state import tensors_of
 
 _FINEST = 8  # units of a step, so that a home's machines can share it by their speed
 
 
-class Entry(NamedTuple):
+class ParameterEntry(NamedTuple):
     """One tensor within the flat vector of all that is exchanged."""
 
     name: str
@@ -30,10 +30,10 @@ class Entry(NamedTuple):
     dtype: str
 
 
-class Form(NamedTuple):
+class ModelSpec(NamedTuple):
     """What must be alike for everybody: the tensors, and all that the order of the samples depends on."""
 
-    layout: tuple[Entry, ...]
+    layout: tuple[ParameterEntry, ...]
     samples: int  # of an epoch
     batch: int
     seed: int
@@ -41,7 +41,7 @@ class Form(NamedTuple):
     drop_last: bool
 
 
-class Span(NamedTuple):
+class SampleRange(NamedTuple):
     """Positions ``first`` to ``last`` (without it) of an epoch's order."""
 
     epoch: int
@@ -49,16 +49,16 @@ class Span(NamedTuple):
     last: int
 
 
-class Task(NamedTuple):
+class LeasedWork(NamedTuple):
     """What this group trains until the next exchange; without spans nothing is left to train."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[SampleRange, ...]
     covered: int  # samples that everybody together has behind them
     members: int  # who train at the same time
     token: bytes = b""  # with which another process can go on with it
 
 
-class Handed(NamedTuple):
+class RoundUpdate(NamedTuple):
     """What this group changed in a round."""
 
     change: torch.Tensor  # what we began with minus what we have now, flat float32
@@ -67,31 +67,31 @@ class Handed(NamedTuple):
     speed: float  # samples per second; 0: not known
 
 
-class Beyond(Protocol):
+class HubPort(Protocol):
     """The others, wherever they are. Waits as long as they need, and says for whom."""
 
-    def begin(self, form: Form, state: torch.Tensor) -> Task:
+    def begin(self, form: ModelSpec, state: torch.Tensor) -> LeasedWork:
         """``state`` (flat float32) becomes everybody's; it is ours if nobody has begun and we may begin."""
 
-    def exchange(self, handed: Handed, state: torch.Tensor) -> Task:
+    def exchange(self, handed: RoundUpdate, state: torch.Tensor) -> LeasedWork:
         """``state`` becomes what everybody made of it."""
 
-    def go_on(self, form: Form, task: Task) -> None:
+    def go_on(self, form: ModelSpec, task: LeasedWork) -> None:
         """Another process of this group was given the task at hand."""
 
 
-def within(spans: Sequence[Span], place: int, count: int) -> tuple[Span, ...]:
+def within(spans: Sequence[SampleRange], place: int, count: int) -> tuple[SampleRange, ...]:
     """Of all positions of these spans, one after the other: ``count`` of them, from ``place`` on."""
     found = []
     for epoch, first, last in spans:
         begin, end = first + max(0, place), min(last, first + place + count)
         if begin < end:
-            found.append(Span(epoch, begin, end))
+            found.append(SampleRange(epoch, begin, end))
         place -= last - first
     return tuple(found)
 
 
-class Leased(Units):
+class LeasedData(MicroBatchLoader):
     """Units of the spans that were leased. Positions are counted over all epochs; steps mean nothing.
 
     ``place``: how many samples of the lease are committed. ``is_fine``: a step has enough units to share.
@@ -100,10 +100,10 @@ class Leased(Units):
     def __init__(self, loader: DataLoader[Any], unit: int, seed: int, *, is_fine: bool = False) -> None:
         super().__init__(loader, unit, seed)
         self._is_fine = is_fine
-        self.task: Task | None = None  # None: nobody has asked for one yet
+        self.task: LeasedWork | None = None  # None: nobody has asked for one yet
         self.place = 0
 
-    def check(self, task: Task) -> None:
+    def check(self, task: LeasedWork) -> None:
         samples, end = self.course.samples, (-1, 0)
         for epoch, first, last in sorted(task.spans):
             if (epoch, first) < end or not 0 <= first < last <= samples:
@@ -139,8 +139,8 @@ class Leased(Units):
         """A step is committed."""
         self.place = min(self.leased, self.place + self._step)
 
-    def units(self, step: int, period: int = 1) -> tuple[Unit, ...]:
-        found: list[Unit] = []
+    def units(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
+        found: list[MicroBatch] = []
         if self.task is None:
             return ()
         size = min(self.course.unit, -(-self._step // _FINEST)) if self._is_fine else self.course.unit
@@ -159,33 +159,33 @@ class Leased(Units):
     def is_over(self, epoch: int, done: int) -> bool:
         return self.epoch is None or self.epoch > epoch
 
-    def batches(self, step: int, units: Sequence[Unit]) -> Iterator[Any]:
+    def batches(self, step: int, units: Sequence[MicroBatch]) -> Iterator[Any]:
         samples = self.course.samples
         for epoch, some in groupby(units, lambda unit: unit.first // samples):
             begin = epoch * samples
             inside = [one._replace(first=one.first - begin, last=one.last - begin) for one in some]
             yield from super().batches(epoch * len(self), inside)
 
-    def seed_unit(self, step: int, unit: Unit, part: int = 0) -> None:
+    def seed_unit(self, step: int, unit: MicroBatch, part: int = 0) -> None:
         """By its place in the order: others compute units with the same numbers."""
         epoch, first = divmod(unit.first, self.course.samples)
         seed_unit(self.course.seed, epoch, unit._replace(number=first), part)
 
 
-class Flat:
+class FlatParameters:
     """All that is exchanged, as one vector of float32 numbers and back."""
 
-    def __init__(self, model: torch.nn.Module, sums: Sums) -> None:
+    def __init__(self, model: torch.nn.Module, sums: GradientReducer) -> None:
         self._tensors = _exchanged(model, sums)
         self._sizes = [tensor.numel() for _, tensor in self._tensors]
         self.size = sum(self._sizes)
 
-    def form(self, course: Course) -> Form:
+    def form(self, course: DataOrder) -> ModelSpec:
         layout = tuple(
-            Entry(name, tuple(one.shape), str(one.dtype).removeprefix("torch."))
+            ParameterEntry(name, tuple(one.shape), str(one.dtype).removeprefix("torch."))
             for name, one in self._tensors
         )
-        return Form(layout, course.samples, course.batch, course.seed, course.shuffle, course.drop_last)
+        return ModelSpec(layout, course.samples, course.batch, course.seed, course.shuffle, course.drop_last)
 
     def read(self) -> torch.Tensor:
         """Of the model as it is."""
@@ -211,7 +211,7 @@ class Flat:
                 tensor.copy_(part.view(tensor.shape))
 
 
-def _exchanged(model: torch.nn.Module, sums: Sums) -> list[tuple[str, torch.Tensor]]:
+def _exchanged(model: torch.nn.Module, sums: GradientReducer) -> list[tuple[str, torch.Tensor]]:
     """What is trained, and the statistics that follow from it; the rest is alike everywhere already.
 
     All that is trained is in the model's state: see `admission`.

@@ -23,15 +23,15 @@ from barnraise.core.installation import install_hint
 from barnraise.training.gradients.reducer import BUCKET_BYTES
 from barnraise.training.hub.group_client import (
     UNREADABLE,
-    Answer,
-    Outward,
+    GroupHubClient,
+    HubAnswer,
     answer_of,
     decode_task,
     encode_task,
 )
-from barnraise.training.recovery.live_recovery import Result
-from barnraise.training.steps.commit_vote import Held
-from barnraise.training.steps.step_loop import Steps
+from barnraise.training.recovery.live_recovery import CommittedStep
+from barnraise.training.steps.commit_vote import CommitVote
+from barnraise.training.steps.step_loop import StepLoop
 
 log = logging.getLogger("barnraise.training")
 
@@ -51,13 +51,13 @@ class _Tick(msgspec.Struct, frozen=True, array_like=True):
 _ticks = msgspec.msgpack.Decoder(_Tick)
 
 
-class HubSteps(Steps):
+class HubStepLoop(StepLoop):
     """With ``outward``, which all members hold alike."""
 
-    def __init__(self, outward: Outward, *parts: Any) -> None:
+    def __init__(self, outward: GroupHubClient, *parts: Any) -> None:
         super().__init__(*parts)
         self._outward = outward
-        self._answer: Answer | None = None  # what an exchange brought, until it is committed
+        self._answer: HubAnswer | None = None  # what an exchange brought, until it is committed
         self._lease_began = 0  # in the journal
         self._mute_at = -1  # the step at which this member could not speak to the hub
 
@@ -81,7 +81,7 @@ class HubSteps(Steps):
         else:
             self._commit(words)
 
-    def _exchange(self) -> list[Held] | None:
+    def _exchange(self) -> list[CommitVote] | None:
         """None: somebody comes or goes first."""
         heard = self._await_hub()
         if heard is None:
@@ -93,12 +93,12 @@ class HubSteps(Steps):
         total = torch.zeros(self._outward.size) if answer is None else answer.state.clone()
         for one in [self._circle.begin_sum(part) for part in torch.split(total, BUCKET_BYTES // 4)]:
             one.wait()
-        self._answer = Answer(total, found)
+        self._answer = HubAnswer(total, found)
         return self._tell_held(self._word(), blake3(as_bytes(total)).update(task).digest())
 
-    def _await_hub(self) -> tuple[bytes, Answer | None] | None:
+    def _await_hub(self) -> tuple[bytes, HubAnswer | None] | None:
         """The task that it gave to whoever speaks; if that is this member, also its whole answer."""
-        answer: Answer | None = None
+        answer: HubAnswer | None = None
         began = said_at = time.monotonic()
         while True:
             task = encode_task(answer.task) if answer is not None else b""
@@ -119,7 +119,7 @@ class HubSteps(Steps):
                     "waiting for %.0f s for the hub, to which member %d speaks", said_at - began, leader
                 )
 
-    def _spoken(self, *, is_last: bool) -> Answer | None:
+    def _spoken(self, *, is_last: bool) -> HubAnswer | None:
         """What keeps one machine from speaking (a full disk, its own line) need not keep the next."""
         try:
             return self._outward.speak(self.done, self._loss, _LOOK_S)
@@ -139,12 +139,12 @@ class HubSteps(Steps):
 
     # commits
 
-    def _result(self, batches: int) -> Result:
+    def _result(self, batches: int) -> CommittedStep:
         if not self._outward.is_due:
             return super()._result(batches)
         assert self._answer is not None
         task = torch.frombuffer(bytearray(encode_task(self._answer.task)), dtype=torch.uint8)
-        return Result(self.done + 1, self._state.epoch, self.clip, [self._answer.state, task], 0)
+        return CommittedStep(self.done + 1, self._state.epoch, self.clip, [self._answer.state, task], 0)
 
     def _take_effect(self, clip: float | None, batches: int) -> None:
         if not self._outward.is_due:
@@ -157,7 +157,7 @@ class HubSteps(Steps):
         self._lease_began = self._journal.count + 1  # the last lease's last step is told with this
         self.done += 1
 
-    def _follow(self, result: Result) -> None:
+    def _follow(self, result: CommittedStep) -> None:
         if not self._outward.is_due:
             super()._follow(result)
             return

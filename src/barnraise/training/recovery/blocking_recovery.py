@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from barnraise.checkpoint.serialization import Parts
+from barnraise.checkpoint.serialization import FlatState
 from barnraise.core.errors import CollectiveError, ProtocolError, RunError
 from barnraise.core.units import counted
-from barnraise.training.group.manager import Circle
+from barnraise.training.group.manager import GroupManager
 from barnraise.training.recovery.state_transfer import give_state, receive_state
 from barnraise.training.state.training_state import TrainingState
 
@@ -17,15 +17,15 @@ log = logging.getLogger("barnraise.training")
 _MOST_DAMAGED = 3
 
 
-class Sharing:
+class BlockingRecovery:
     """Of one member."""
 
-    def __init__(self, circle: Circle, state: TrainingState) -> None:
+    def __init__(self, circle: GroupManager, state: TrainingState) -> None:
         self._circle = circle
         self._state = state
         self._damaged = 0  # in a row
 
-    def share(self, done: int, donors: Sequence[int], fresh: Sequence[int]) -> Parts | None:
+    def share(self, done: int, donors: Sequence[int], fresh: Sequence[int]) -> FlatState | None:
         """What came, if this member lacked it. All call it, with the same ``donors`` and ``fresh``."""
         mine = self._circle.rank
         if fresh and mine in donors:

@@ -19,12 +19,12 @@ import msgspec
 import torch
 from msgspec import Meta
 
-from barnraise.checkpoint.serialization import Parts, byte_view, digest
+from barnraise.checkpoint.serialization import FlatState, byte_view, digest
 from barnraise.core.decoding import decode
 from barnraise.core.errors import BarnraiseError, ProtocolError
 from barnraise.training.recovery.state_transfer import (
     LARGEST_SKELETON,
-    Wire,
+    TensorChannel,
     chunks,
     receive_bytes,
     receive_stripes,
@@ -43,7 +43,7 @@ Step = Annotated[int, Meta(ge=-1, le=1 << 50)]
 Number = Annotated[int, Meta(ge=0, le=1 << 42)]
 
 
-class Room(Wire, Protocol):
+class RecoveryGroup(TensorChannel, Protocol):
     """The group of a nursery. Every method may raise CollectiveError: then it has broken."""
 
     rank: int
@@ -55,7 +55,7 @@ class Room(Wire, Protocol):
     def close(self) -> None: ...
 
 
-class Result(msgspec.Struct, frozen=True):
+class CommittedStep(msgspec.Struct, frozen=True):
     """All that a commit needs: the sum over all members before it is divided, and what else they summed."""
 
     done: int  # steps that are committed with it
@@ -69,7 +69,7 @@ class Result(msgspec.Struct, frozen=True):
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 
-class _Word(msgspec.Struct, frozen=True, array_like=True):
+class _RecoveryStatus(msgspec.Struct, frozen=True, array_like=True):
     """Of which snapshot one has a part or all; a newcomer also says what of it is lacking."""
 
     step: Step
@@ -91,18 +91,20 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     is_late: bool = False  # more results came meanwhile than could be kept: the newcomer cannot follow
 
 
-_words = msgspec.msgpack.Decoder(_Word)
+_words = msgspec.msgpack.Decoder(_RecoveryStatus)
 _heads = msgspec.msgpack.Decoder(_Head)
 
 
-class Nursing:
+class StateDonor:
     """A member's side: the snapshot, and the results since. A thread of its own sends them."""
 
-    def __init__(self, snapshot: Parts, step: int) -> None:
+    def __init__(self, snapshot: FlatState, step: int) -> None:
         self.step = step
-        self._snapshot = Parts(snapshot.skeleton, [one.detach().cpu().clone() for one in snapshot.tensors])
+        self._snapshot = FlatState(
+            snapshot.skeleton, [one.detach().cpu().clone() for one in snapshot.tensors]
+        )
         self._digest = b""
-        self._results: list[Result] = []
+        self._results: list[CommittedStep] = []
         self._is_late = False
         self._newest = step
         self._kept_bytes = 0
@@ -115,7 +117,7 @@ class Nursing:
         """There were more results to send than could be kept: better begin anew."""
         return self._is_late
 
-    def note(self, result: Result) -> None:
+    def note(self, result: CommittedStep) -> None:
         """A step is about to be committed."""
         with self._changed:
             self._kept_bytes += result.bytes
@@ -127,7 +129,7 @@ class Nursing:
             self._newest = result.done
             self._changed.notify_all()
 
-    def begin(self, open_room: Callable[[], Room]) -> None:
+    def begin(self, open_room: Callable[[], RecoveryGroup]) -> None:
         """Try with this group; an earlier one has broken, or is given up."""
         with self._changed:
             self._attempt += 1
@@ -142,8 +144,8 @@ class Nursing:
             self._finished = self._attempt
             self._changed.notify_all()
 
-    def _serve(self, attempt: int, open_room: Callable[[], Room]) -> None:
-        room: Room | None = None
+    def _serve(self, attempt: int, open_room: Callable[[], RecoveryGroup]) -> None:
+        room: RecoveryGroup | None = None
         try:
             room = open_room()
             self._give(attempt, room)
@@ -153,8 +155,8 @@ class Nursing:
             if room is not None:
                 room.close()
 
-    def _give(self, attempt: int, room: Room) -> None:
-        said = _gather(room, _Word(self.step))
+    def _give(self, attempt: int, room: RecoveryGroup) -> None:
+        said = _gather(room, _RecoveryStatus(self.step))
         step = _snapshot_of(said, room.members)
         donors = [rank for rank in range(room.members) if said[rank].step == step]
         newcomers = range(room.members, room.world)
@@ -175,7 +177,7 @@ class Nursing:
             self._follow(attempt, room, {rank: max(said[rank].done, step) for rank in newcomers})
         room.gather(b"")  # the others stay until the newcomer has all: a member that leaves breaks the group
 
-    def _follow(self, attempt: int, room: Room, newcomers: dict[int, int]) -> None:
+    def _follow(self, attempt: int, room: RecoveryGroup, newcomers: dict[int, int]) -> None:
         """``newcomers``: how far each of them is."""
         position = min(newcomers.values())
         for rank in newcomers:
@@ -209,7 +211,7 @@ class Nursing:
                 return
 
 
-class Healed(NamedTuple):
+class RecoveryStats(NamedTuple):
     """How the state came to a newcomer."""
 
     bytes: int
@@ -217,12 +219,12 @@ class Healed(NamedTuple):
     donors: int
 
 
-class Newcomer:
+class JoiningWorker:
     """The other side: keeps what has come, whatever groups break meanwhile."""
 
     def __init__(self) -> None:
         self.done = -1  # steps behind its state, once it has one
-        self.healed: Healed | None = None
+        self.healed: RecoveryStats | None = None
         self._most_bytes = 0
         self._skeleton = b""
         self._step = -1
@@ -231,10 +233,10 @@ class Newcomer:
 
     def be_nursed(
         self,
-        room: Room,
+        room: RecoveryGroup,
         most_bytes: int,
-        load: Callable[[Parts], int],
-        apply: Callable[[Result], None],
+        load: Callable[[FlatState], int],
+        apply: Callable[[CommittedStep], None],
         on_near: Callable[[], None],
     ) -> None:
         """Until it is let in. CollectiveError if the group breaks: then again, in another.
@@ -242,7 +244,7 @@ class Newcomer:
         ``most_bytes``: of a state or a result that could be this model's.
         """
         self._most_bytes = most_bytes
-        said = _gather(room, _Word(self._step, self._lacking(), self.done))
+        said = _gather(room, _RecoveryStatus(self._step, self._lacking(), self.done))
         step = _snapshot_of(said, room.members)
         donors = [rank for rank in range(room.members) if said[rank].step == step]
         if step < 0:
@@ -253,7 +255,7 @@ class Newcomer:
         room.gather(b"")
 
     def _take_snapshot(
-        self, room: Room, donors: Sequence[int], step: int, load: Callable[[Parts], int]
+        self, room: RecoveryGroup, donors: Sequence[int], step: int, load: Callable[[FlatState], int]
     ) -> None:
         if step != self._step:
             self._forget()
@@ -266,9 +268,9 @@ class Newcomer:
         lacks = [number for number in range(len(buffers)) if number not in self._has]
         pieces = [buffers[number] for number in lacks]
         receive_stripes(room, pieces, donors, lambda place: self._has.add(lacks[place]))
-        parts = Parts(self._skeleton, self._tensors)
+        parts = FlatState(self._skeleton, self._tensors)
         size = sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
-        self.healed = Healed(size, time.monotonic() - begin, len(donors))
+        self.healed = RecoveryStats(size, time.monotonic() - begin, len(donors))
         if digest(parts) != head.digest:
             self._forget()
             raise ProtocolError("the state that came has another hash than was promised")
@@ -276,7 +278,11 @@ class Newcomer:
         self._tensors, self._has = [], set()
 
     def _follow(
-        self, room: Room, donor: int, apply: Callable[[Result], None], on_near: Callable[[], None]
+        self,
+        room: RecoveryGroup,
+        donor: int,
+        apply: Callable[[CommittedStep], None],
+        on_near: Callable[[], None],
     ) -> None:
         behind: deque[int] = deque(maxlen=_PATIENT)
         while True:
@@ -289,7 +295,7 @@ class Newcomer:
                     raise ProtocolError("a donor announces more than there can be")
                 buffers = [torch.empty(size, dtype=torch.uint8) for size in head.tensors]
                 receive_stripes(room, chunks(buffers), [donor], lambda place: None)
-                apply(Result(head.done, head.epoch, head.clip, buffers, head.batches))
+                apply(CommittedStep(head.done, head.epoch, head.clip, buffers, head.batches))
                 self.done = head.done
             behind.append(head.newest - self.done)
             stays = head.is_late or (len(behind) == _PATIENT and behind[-1] >= behind[0])
@@ -314,19 +320,19 @@ class Newcomer:
         self._skeleton, self._tensors, self._has = b"", [], set()
 
 
-def _gather(room: Room, word: _Word) -> list[_Word]:
+def _gather(room: RecoveryGroup, word: _RecoveryStatus) -> list[_RecoveryStatus]:
     said = room.gather(msgspec.msgpack.encode(word))
     return [decode(_words, data, "what is said in a nursery cannot be read") for data in said]
 
 
-def _snapshot_of(said: Sequence[_Word], members: int) -> int:
+def _snapshot_of(said: Sequence[_RecoveryStatus], members: int) -> int:
     """The snapshot to send: one that newcomers have a part of, if somebody still has it; else the newest."""
     there = {word.step for word in said[:members]}
     begun = {word.step for word in said[members:]} & there
     return max(begun or there)
 
 
-def _numbers(word: _Word, step: int, count: int) -> list[int]:
+def _numbers(word: _RecoveryStatus, step: int, count: int) -> list[int]:
     """The chunks that a newcomer lacks."""
     if word.step != step:
         return list(range(count))

@@ -8,22 +8,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from barnraise.checkpoint.serialization import Parts
+from barnraise.checkpoint.serialization import FlatState
 from barnraise.core.errors import CollectiveError, ProtocolError
-from barnraise.training.group.manager import Circle
-from barnraise.training.recovery.live_recovery import Newcomer, Nursing, Result
+from barnraise.training.group.manager import GroupManager
+from barnraise.training.recovery.live_recovery import CommittedStep, JoiningWorker, StateDonor
 
 log = logging.getLogger("barnraise.training")
 
 _FAILURES_SAID = 5
 
 
-class Nurse:
+class RecoveryCoordinator:
     """Of one member."""
 
-    def __init__(self, circle: Circle) -> None:
+    def __init__(self, circle: GroupManager) -> None:
         self._circle = circle
-        self._nursing: Nursing | None = None
+        self._nursing: StateDonor | None = None
         self._number = 0
         self._told: set[int] = set()  # the nurseries that members knew of at the last commit
         circle.on_told = self._told_in_meeting
@@ -31,7 +31,7 @@ class Nurse:
     def begin_group(self) -> None:
         self._told = {0}
 
-    def note(self, result: Callable[[], Result]) -> None:
+    def note(self, result: Callable[[], CommittedStep]) -> None:
         """A commit, for those who follow."""
         if self._nursing is not None:
             self._nursing.note(result())
@@ -41,7 +41,7 @@ class Nurse:
         has_changed, self._told = told != self._told, told
         return has_changed
 
-    def nurse(self, parts: Callable[[], Parts], done: int) -> None:
+    def nurse(self, parts: Callable[[], FlatState], done: int) -> None:
         """Begin, or again, with the state as it was committed."""
         if len(self._told) != 1 or self._told == {self._number}:
             return
@@ -56,7 +56,7 @@ class Nurse:
             return  # there is a newer attempt already
         self._number = number
         if self._nursing is None or self._nursing.is_stale:
-            self._nursing = Nursing(parts(), done)
+            self._nursing = StateDonor(parts(), done)
         self._nursing.begin(opener)
 
     def _told_in_meeting(self, nursery: int) -> None:
@@ -66,11 +66,11 @@ class Nurse:
 
 
 def be_nursed(
-    circle: Circle,
-    newcomer: Newcomer,
+    circle: GroupManager,
+    newcomer: JoiningWorker,
     most_bytes: int,
-    load: Callable[[Parts], int],
-    follow: Callable[[Result], None],
+    load: Callable[[FlatState], int],
+    follow: Callable[[CommittedStep], None],
 ) -> None:
     """Get the state, and follow the others, who go on meanwhile."""
     failures = 0

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from barnraise.runs.sharding import Unit
+from barnraise.runs.sharding import MicroBatch
 from barnraise.training.recovery.failures import end_as_killed
 
 log = logging.getLogger("barnraise.training")
@@ -25,16 +25,16 @@ log = logging.getLogger("barnraise.training")
 MOST_PARTS = 1 << 16
 
 
-class Piece(NamedTuple):
+class MicroBatchPart(NamedTuple):
     """What is computed at once: a unit, or a part of it."""
 
-    unit: Unit
+    unit: MicroBatch
     part: int
-    span: Unit
+    span: MicroBatch
     is_last: bool
 
 
-class Memory:
+class OutOfMemoryGuard:
     """``parts``: in how many pieces this worker computes a unit."""
 
     def __init__(self, file: Path | None) -> None:
@@ -42,17 +42,17 @@ class Memory:
         self.parts = _read(file)
 
     @classmethod
-    def from_environment(cls) -> Memory:
+    def from_environment(cls) -> OutOfMemoryGuard:
         folder = os.environ.get("BARNRAISE_CHECKPOINTS", "")
         place = os.environ.get("LOCAL_RANK", "0")
         return cls(Path(folder).parent / f"parts-{place}" if folder else None)
 
-    def pieces(self, unit: Unit) -> list[Piece]:
+    def pieces(self, unit: MicroBatch) -> list[MicroBatchPart]:
         """As even as possible; none is empty."""
         count = min(self.parts, unit.size)
         edges = [unit.first + unit.size * part // count for part in range(count + 1)]
-        spans = (Unit(unit.number, *edge) for edge in pairwise(edges))
-        return [Piece(unit, part, span, part == count - 1) for part, span in enumerate(spans)]
+        spans = (MicroBatch(unit.number, *edge) for edge in pairwise(edges))
+        return [MicroBatchPart(unit, part, span, part == count - 1) for part, span in enumerate(spans)]
 
     def watch(self, unit: int) -> None:
         """From now on an end for want of memory is followed by a start with smaller pieces."""

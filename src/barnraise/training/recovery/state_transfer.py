@@ -11,10 +11,10 @@ import msgspec
 import torch
 from blake3 import blake3
 
-from barnraise.checkpoint.serialization import Parts, as_bytes, byte_view, digest, shapes
+from barnraise.checkpoint.serialization import FlatState, as_bytes, byte_view, digest, shapes
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError
-from barnraise.training.gradients.reducer import Travelling
+from barnraise.training.gradients.reducer import PendingWork
 
 LARGEST_SKELETON = 64 << 20
 _CHUNK = 4 << 20
@@ -22,15 +22,15 @@ _SKETCH_BYTES = 64 << 10
 _WINDOW = 4  # pieces on their way from one donor
 
 
-class Wire(Protocol):
+class TensorChannel(Protocol):
     """What carries tensors between two members."""
 
-    def begin_send(self, tensor: torch.Tensor, to: int) -> Travelling: ...
+    def begin_send(self, tensor: torch.Tensor, to: int) -> PendingWork: ...
 
-    def begin_receive(self, tensor: torch.Tensor, sender: int) -> Travelling: ...
+    def begin_receive(self, tensor: torch.Tensor, sender: int) -> PendingWork: ...
 
 
-class Members(Protocol):
+class TransferMembers(Protocol):
     def gather(self, data: bytes) -> Sequence[bytes]: ...
 
 
@@ -42,7 +42,9 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
 _heads = msgspec.msgpack.Decoder(_Head)
 
 
-def give_state(wire: Wire, me: int, parts: Parts, donors: Sequence[int], fresh: Sequence[int]) -> None:
+def give_state(
+    wire: TensorChannel, me: int, parts: FlatState, donors: Sequence[int], fresh: Sequence[int]
+) -> None:
     """Of every chunk that is this donor's."""
     place = donors.index(me)
     head = msgspec.msgpack.encode(_Head(len(parts.skeleton), digest(parts)))
@@ -53,13 +55,13 @@ def give_state(wire: Wire, me: int, parts: Parts, donors: Sequence[int], fresh: 
         send_stripe(wire, chunks(parts.tensors), rank, place, len(donors))
 
 
-def receive_state(wire: Wire, donors: Sequence[int], most_bytes: int) -> Parts:
+def receive_state(wire: TensorChannel, donors: Sequence[int], most_bytes: int) -> FlatState:
     """ProtocolError if what came is not what was promised."""
     head = decode(_heads, receive_bytes(wire, donors[0], 4096), "a donor's state cannot be read")
     skeleton = receive_bytes(wire, donors[0], LARGEST_SKELETON)
     tensors = room_for(skeleton, most_bytes)
     receive_stripes(wire, chunks(tensors), donors, lambda number: None)
-    parts = Parts(skeleton, tensors)
+    parts = FlatState(skeleton, tensors)
     if digest(parts) != head.digest or len(skeleton) != head.skeleton:
         raise ProtocolError("the state that came has another hash than was promised")
     return parts
@@ -74,13 +76,13 @@ def room_for(skeleton: bytes, most_bytes: int) -> list[torch.Tensor]:
     return [torch.empty(shape, dtype=dtype) for dtype, shape in found]
 
 
-def same_as(members: Members, fingerprint: bytes, first: int) -> set[int]:
+def same_as(members: TransferMembers, fingerprint: bytes, first: int) -> set[int]:
     """Who has the state of ``first`` already, by a fingerprint of each member's."""
     said = members.gather(fingerprint)
     return {rank for rank, one in enumerate(said) if one == said[first]}
 
 
-def sketch(parts: Parts, turn: int) -> bytes:
+def sketch(parts: FlatState, turn: int) -> bytes:
     """A hash of a window of every tensor, another one at each turn.
 
     Who followed every result differs nowhere, or nearly everywhere.
@@ -107,9 +109,11 @@ def chunks(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     ]
 
 
-def send_stripe(wire: Wire, pieces: Sequence[torch.Tensor], to: int, place: int = 0, donors: int = 1) -> None:
+def send_stripe(
+    wire: TensorChannel, pieces: Sequence[torch.Tensor], to: int, place: int = 0, donors: int = 1
+) -> None:
     """Every piece that is this donor's, a few at a time."""
-    leaving: deque[Travelling] = deque()
+    leaving: deque[PendingWork] = deque()
     for piece in pieces[place::donors]:
         leaving.append(wire.begin_send(piece, to))
         if len(leaving) >= _WINDOW:
@@ -119,10 +123,13 @@ def send_stripe(wire: Wire, pieces: Sequence[torch.Tensor], to: int, place: int 
 
 
 def receive_stripes(
-    wire: Wire, pieces: Sequence[torch.Tensor], donors: Sequence[int], has_come: Callable[[int], None]
+    wire: TensorChannel,
+    pieces: Sequence[torch.Tensor],
+    donors: Sequence[int],
+    has_come: Callable[[int], None],
 ) -> None:
     """Piece by piece from the donors in turn; ``has_come`` is told the place of each."""
-    coming: deque[tuple[int, Travelling]] = deque()
+    coming: deque[tuple[int, PendingWork]] = deque()
     for place, piece in enumerate(pieces):
         coming.append((place, wire.begin_receive(piece, donors[place % len(donors)])))
         if len(coming) >= _WINDOW * len(donors):
@@ -131,18 +138,18 @@ def receive_stripes(
         _await_first(coming, has_come)
 
 
-def _await_first(coming: deque[tuple[int, Travelling]], has_come: Callable[[int], None]) -> None:
+def _await_first(coming: deque[tuple[int, PendingWork]], has_come: Callable[[int], None]) -> None:
     place, travelling = coming.popleft()
     travelling.wait()
     has_come(place)
 
 
-def send_bytes(wire: Wire, data: bytes, to: int) -> None:
+def send_bytes(wire: TensorChannel, data: bytes, to: int) -> None:
     wire.begin_send(torch.tensor([len(data)]), to).wait()
     wire.begin_send(torch.frombuffer(bytearray(data), dtype=torch.uint8), to).wait()
 
 
-def receive_bytes(wire: Wire, sender: int, most: int) -> bytes:
+def receive_bytes(wire: TensorChannel, sender: int, most: int) -> bytes:
     length = torch.zeros(1, dtype=torch.int64)
     wire.begin_receive(length, sender).wait()
     if not 0 < int(length) <= most:

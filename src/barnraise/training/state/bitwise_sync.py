@@ -17,8 +17,8 @@ import torch
 from blake3 import blake3
 from torch.optim import Optimizer
 
-from barnraise.checkpoint.serialization import Parts, as_bytes, digest
-from barnraise.training.group.manager import Circle
+from barnraise.checkpoint.serialization import FlatState, as_bytes, digest
+from barnraise.training.group.manager import GroupManager
 from barnraise.training.recovery.state_transfer import give_state, receive_state
 from barnraise.training.state.training_state import TrainingState
 
@@ -50,7 +50,7 @@ def arithmetic_of(optimizers: Sequence[Optimizer]) -> bytes:
     return hasher.digest(8)
 
 
-class Anchoring:
+class BitwiseSync:
     """Of one member; ``mixed`` is known to all alike, from the words with which a group begins."""
 
     def __init__(self, state: TrainingState, arithmetic: bytes) -> None:
@@ -71,13 +71,13 @@ class Anchoring:
             )
         self._anchor, self.mixed = anchor, mixed
 
-    def differing(self, circle: Circle, done: int) -> tuple[tuple[int, ...], list[int]]:
+    def differing(self, circle: GroupManager, done: int) -> tuple[tuple[int, ...], list[int]]:
         """Who has the anchor's bits, and who has not. All members ask together."""
         said = circle.gather(digest(self._state.parts(done)))
         same = tuple(rank for rank, word in enumerate(said) if word == said[self._anchor])
         return same, [rank for rank in range(len(said)) if rank not in same]
 
-    def adopt(self, circle: Circle, done: int) -> None:
+    def adopt(self, circle: GroupManager, done: int) -> None:
         """All members together; afterwards all have the same bits."""
         donors, others = self.differing(circle, done)
         if circle.rank not in others:
@@ -89,7 +89,7 @@ class Anchoring:
         self._state.load(found)
 
 
-def _drift(mine: Parts, found: Parts) -> float:
+def _drift(mine: FlatState, found: FlatState) -> float:
     most = 0.0
     for one, other in zip(mine.tensors, found.tensors, strict=False):
         if one.is_floating_point() and one.shape == other.shape and one.numel():

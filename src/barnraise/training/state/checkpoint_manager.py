@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from barnraise.checkpoint.files import Checkpoints, Facts
+from barnraise.checkpoint.files import CheckpointInfo, Checkpoints
 from barnraise.checkpoint.holders import UNREADABLE, note_saved, read_saved
-from barnraise.checkpoint.serialization import Parts
-from barnraise.checkpoint.signer import AgentsNotary, Notary
+from barnraise.checkpoint.serialization import FlatState
+from barnraise.checkpoint.signer import AgentCheckpointSigner, CheckpointSigner
 from barnraise.core.decoding import decode
 from barnraise.core.errors import BarnraiseError
-from barnraise.runs.checkpoint_manifest import Held, Manifest, held_of
+from barnraise.runs.checkpoint_manifest import CheckpointManifest, HeldCheckpoint, held_of
 from barnraise.training.autotune.profiler import is_dry_run
-from barnraise.training.group.manager import Circle, Place
+from barnraise.training.group.manager import GroupManager, WorkerId
 from barnraise.training.state.training_state import TrainingState
 
 log = logging.getLogger("barnraise.training")
@@ -53,7 +53,7 @@ class _Found(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def own_age(self) -> tuple[int, int]:
-        """Of this run itself; as with `Held`."""
+        """Of this run itself; as with `HeldCheckpoint`."""
         return (self.generation, self.step) if self.place == 0 else (0, 0)
 
     @property
@@ -62,24 +62,24 @@ class _Found(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Loaded(NamedTuple):
-    manifest: Manifest
-    parts: Parts
+    manifest: CheckpointManifest
+    parts: FlatState
 
 
-class Shelves(NamedTuple):
+class CheckpointLocations(NamedTuple):
     """Where checkpoints are: this run's own, then those of the runs that it goes on with, newest first."""
 
     checkpoints: tuple[Checkpoints, ...]
-    notary: Notary
+    notary: CheckpointSigner
     note: Path  # who saved last, for a member that does not
 
     @classmethod
-    def of(cls, place: Place | None) -> Shelves | None:
+    def of(cls, place: WorkerId | None) -> CheckpointLocations | None:
         """None where nothing is kept: alone, in a container, or in a dry run."""
         folder = os.environ.get("BARNRAISE_CHECKPOINTS", "")
         if place is None or not folder or is_dry_run():
             return None
-        notary = AgentsNotary(place.state, place.run, place.local_rank, place.start)
+        notary = AgentCheckpointSigner(place.state, place.run, place.local_rank, place.start)
         own = Path(folder)
         earlier = [run for run in os.environ.get("BARNRAISE_RESUMES", "").split(",") if run]
         # The folders of all runs lie beside each other.
@@ -88,10 +88,10 @@ class Shelves(NamedTuple):
         return cls(kept, notary, own.with_name("saved"))
 
 
-class Saving:
+class CheckpointManager:
     """``shelves`` is None where nothing is kept."""
 
-    def __init__(self, shelves: Shelves | None, every_s: float, copies: int) -> None:
+    def __init__(self, shelves: CheckpointLocations | None, every_s: float, copies: int) -> None:
         self._shelves = shelves
         self._every_s = every_s
         self._copies = copies
@@ -105,14 +105,14 @@ class Saving:
     def is_due(self) -> bool:
         return self._shelves is not None and time.monotonic() - self._last >= self._every_s
 
-    def save(self, circle: Circle, keepers: Sequence[int], state: TrainingState, done: int) -> None:
+    def save(self, circle: GroupManager, keepers: Sequence[int], state: TrainingState, done: int) -> None:
         """The first of those who can each write a copy, every one on another machine; the others note who."""
         self._last = time.monotonic()
         if self._shelves is None:
             return
         holders = keepers[: self._copies]
         if circle.rank in holders:
-            facts = Facts(done, circle.generation, circle.provisional, self._copies)
+            facts = CheckpointInfo(done, circle.generation, circle.provisional, self._copies)
             self._shelves.checkpoints[0].save(state.parts(done), facts)
         elif self.keeps and holders:
             machines = circle.machines()
@@ -122,7 +122,7 @@ class Saving:
             except OSError as error:
                 log.warning("who saved step %d could not be noted: %s", done, error)
 
-    def restore(self, circle: Circle, state: TrainingState) -> tuple[int, int]:
+    def restore(self, circle: GroupManager, state: TrainingState) -> tuple[int, int]:
         """Nobody has a state: who begins, and with how many steps behind it. The newest checkpoint counts.
 
         If it is on no member's disk, one of them has it brought from whatever machine holds it. Machines that
@@ -171,7 +171,7 @@ class Saving:
 
     # what there is
 
-    def _newest_here(self, circle: Circle) -> _Loaded | None:
+    def _newest_here(self, circle: GroupManager) -> _Loaded | None:
         for checkpoints in self._possible(circle):
             found = checkpoints.newest()
             if found is not None:
@@ -179,8 +179,8 @@ class Saving:
         return None
 
     def _newest_away(
-        self, circle: Circle, loaded: _Loaded | None, given_up: set[tuple[str, int]]
-    ) -> tuple[Held | None, _Found]:
+        self, circle: GroupManager, loaded: _Loaded | None, given_up: set[tuple[str, int]]
+    ) -> tuple[HeldCheckpoint | None, _Found]:
         """What the machines in reach have, if it is better than what this one could read itself; and what
         those have that are not in reach, as far as it was noted here."""
         if not self._possible(circle) or self._shelves is None:
@@ -197,12 +197,12 @@ class Saving:
             absent = _Found(awaits=saved.step, holders=names, awaits_generation=saved.generation)
         if saved == UNREADABLE:
             absent = _Found(awaits=1, holders=f"whoever saved (the note {self._shelves.note} is damaged)")
-        held = Held(told.run, told.step, told.agreed, told.generation)
+        held = HeldCheckpoint(told.run, told.step, told.agreed, told.generation)
         is_known = any(one.run == held.run for one in self._possible(circle))
         is_better = is_known and self._word_of(held).worth > self._word(loaded).worth
         return held if is_better else None, absent
 
-    def _bring(self, held: Held) -> None:
+    def _bring(self, held: HeldCheckpoint) -> None:
         assert self._shelves is not None
         log.warning("the checkpoint of step %d of run %s is brought here", held.step, held.run)
         try:
@@ -210,7 +210,7 @@ class Saving:
         except BarnraiseError as error:
             log.warning("it could not be brought: %s", error.message)
 
-    def _possible(self, circle: Circle) -> tuple[Checkpoints, ...]:
+    def _possible(self, circle: GroupManager) -> tuple[Checkpoints, ...]:
         """The first group of a run that goes on with no other has nothing to look for."""
         if self._shelves is None or (circle.generation <= 1 and len(self._shelves.checkpoints) == 1):
             return ()
@@ -221,7 +221,7 @@ class Saving:
             return _Found()
         return msgspec.structs.replace(self._word_of(held_of(loaded.manifest)), here=True)
 
-    def _word_of(self, held: Held) -> _Found:
+    def _word_of(self, held: HeldCheckpoint) -> _Found:
         assert self._shelves is not None
         runs = [one.run for one in self._shelves.checkpoints]
         return _Found(runs.index(held.run), held.agreed, held.step, here=False, generation=held.generation)

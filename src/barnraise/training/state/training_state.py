@@ -9,7 +9,7 @@ import torch
 from blake3 import blake3
 from torch.optim import Optimizer
 
-from barnraise.checkpoint.serialization import Parts, as_bytes, assemble, digest, dismantle
+from barnraise.checkpoint.serialization import FlatState, as_bytes, assemble, digest, dismantle
 from barnraise.core.errors import RunError
 from barnraise.training.gradients.reducer import laid_out_as
 from barnraise.training.recovery.state_transfer import sketch, window_of
@@ -43,7 +43,7 @@ class TrainingState:
         # Only on its way to and from a checkpoint: what codecs keep on all members together.
         self.residuals: dict[str, torch.Tensor] = {}
 
-    def parts(self, done: int) -> Parts:
+    def parts(self, done: int) -> FlatState:
         return dismantle(
             {
                 "model": state_of(self.model),
@@ -88,7 +88,7 @@ class TrainingState:
         for group in self.outer.param_groups:
             group.update(lr=sync.rate, momentum=sync.momentum, nesterov=sync.momentum > 0)
 
-    def load(self, parts: Parts) -> int:
+    def load(self, parts: FlatState) -> int:
         """Returns how many steps it has behind it."""
         state = assemble(parts.skeleton, parts.tensors)
         load_state(self.model, state["model"])

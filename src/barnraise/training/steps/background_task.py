@@ -12,7 +12,7 @@ import torch
 Result = TypeVar("Result")
 
 
-class Flight(Generic[Result]):
+class BackgroundTask(Generic[Result]):
     """Everything that the work needs must be left alone until it has ended."""
 
     def __init__(self, work: Callable[[], Result], name: str = "barnraise-sum") -> None:

@@ -14,7 +14,7 @@ from barnraise.training.metrics import Logged
 UNREADABLE = "what a member of the group says cannot be read"
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class CommitVote(msgspec.Struct, frozen=True, array_like=True):
     """Of one member."""
 
     step: int
@@ -30,10 +30,10 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     units: int = 0  # a fingerprint of those that it has computed
 
 
-_decoder = msgspec.msgpack.Decoder(Held)
+_decoder = msgspec.msgpack.Decoder(CommitVote)
 
 
-def read_held(words: Sequence[bytes], *, step: int, units: int, mixed: bool) -> list[Held]:
+def read_held(words: Sequence[bytes], *, step: int, units: int, mixed: bool) -> list[CommitVote]:
     """RunError if they contradict each other.
 
     ``units``: how many the step has. ``mixed``: members may differ in their last bits.
@@ -58,6 +58,6 @@ def read_held(words: Sequence[bytes], *, step: int, units: int, mixed: bool) -> 
     return said
 
 
-def is_outdated(words: Sequence[Held], generation: int) -> bool:
+def is_outdated(words: Sequence[CommitVote], generation: int) -> bool:
     """Whether one of them knows of a newer group: all go there after this commit."""
     return max(word.newest for word in words) > generation

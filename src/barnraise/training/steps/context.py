@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from barnraise.runs.sharding import Unit
-from barnraise.training.gradients.batch_norm_stats import Norms
-from barnraise.training.gradients.grad_scaler import Scaling
-from barnraise.training.gradients.reducer import Sums
-from barnraise.training.local_sgd import Rounds
-from barnraise.training.state.bitwise_sync import Anchoring
+from barnraise.runs.sharding import MicroBatch
+from barnraise.training.gradients.batch_norm_stats import BatchNormStats
+from barnraise.training.gradients.grad_scaler import ScalerAdapter
+from barnraise.training.gradients.reducer import GradientReducer
+from barnraise.training.local_sgd import LocalSgd
+from barnraise.training.state.bitwise_sync import BitwiseSync
 from barnraise.training.state.training_state import TrainingState
 
 
-class Data(Protocol):
+class StepData(Protocol):
     """What there is to train with; ``step`` counts batches from the beginning."""
 
     @property
     def batch(self) -> int:
         """Samples of a batch, of all members together; the last of an epoch may have fewer."""
 
-    def units(self, step: int, period: int = 1) -> tuple[Unit, ...]: ...
+    def units(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]: ...
 
     def steps(self, step: int, period: int) -> int:
         """How many are left of a round of so many that begins there."""
@@ -33,15 +33,15 @@ class Data(Protocol):
         """Be ready to begin there."""
 
 
-class Training(NamedTuple):
+class StepContext(NamedTuple):
     """The parts of one member."""
 
-    data: Data
-    sums: Sums
-    rounds: Rounds
-    norms: Norms
+    data: StepData
+    sums: GradientReducer
+    rounds: LocalSgd
+    norms: BatchNormStats
     state: TrainingState
-    scaling: Scaling
-    anchoring: Anchoring
+    scaling: ScalerAdapter
+    anchoring: BitwiseSync
     optimizer_steps: list[Callable[..., Any]]
     scheduler_steps: list[Callable[..., Any]]

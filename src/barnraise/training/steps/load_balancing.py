@@ -6,18 +6,24 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from barnraise.core.errors import ProtocolError
-from barnraise.runs.sharding import Unit, lease
-from barnraise.training.steps.throughput import Pace
+from barnraise.runs.sharding import MicroBatch, lease
+from barnraise.training.steps.throughput import Throughput
 
 log = logging.getLogger("barnraise.training")
 
 Leased = tuple[tuple[int, ...], ...]  # numbers of units by rank
-Leasing = Callable[[Sequence[Unit], Mapping[int, frozenset[int]], Sequence[float], frozenset[int]], Leased]
+Leasing = Callable[
+    [Sequence[MicroBatch], Mapping[int, frozenset[int]], Sequence[float], frozenset[int]], Leased
+]
 
 
 def deal(
-    units: Sequence[Unit], claimed: Mapping[int, frozenset[int]], pace: Pace, world: int, mine: int
-) -> list[Unit]:
+    units: Sequence[MicroBatch],
+    claimed: Mapping[int, frozenset[int]],
+    pace: Throughput,
+    world: int,
+    mine: int,
+) -> list[MicroBatch]:
     """Of those that nobody has ``claimed``; the same on all members. Says who gets none."""
     shares = shares_of(pace, world)
     dealt, idle = deal_to_all(units, claimed, pace, world)
@@ -34,9 +40,9 @@ def deal(
 
 
 def deal_to_all(
-    units: Sequence[Unit],
+    units: Sequence[MicroBatch],
     claimed: Mapping[int, frozenset[int]],
-    pace: Pace,
+    pace: Throughput,
     world: int,
     leasing: Leasing = lease,
 ) -> tuple[Leased, list[int]]:
@@ -48,6 +54,6 @@ def deal_to_all(
     return dealt, pace.dealt(counts) if len(units) >= world else []
 
 
-def shares_of(pace: Pace, world: int) -> Sequence[float]:
+def shares_of(pace: Throughput, world: int) -> Sequence[float]:
     """The same for each, as long as speeds are not known."""
     return pace.shares if len(pace.shares) == world else [1.0] * world

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from barnraise.runs.commit import Verdict
-from barnraise.runs.sharding import Unit
+from barnraise.runs.commit import CommitDecision
+from barnraise.runs.sharding import MicroBatch
 from barnraise.training.sync import Sync
 
 # This member's part of units, of which every rank has some already.
-Deal = Callable[[Sequence[Unit], Mapping[int, frozenset[int]]], list[Unit]]
+Deal = Callable[[Sequence[MicroBatch], Mapping[int, frozenset[int]]], list[MicroBatch]]
 
 
 def may_go_ahead(*, world: int, sync: Sync, coming: Sync | None) -> bool:
@@ -21,15 +21,15 @@ def may_go_ahead(*, world: int, sync: Sync, coming: Sync | None) -> bool:
     return world > 1 and sync.is_local and coming is None
 
 
-class AtHand:
+class StepProgress:
     """``pending`` are the units that this member has still to compute: ahead, of the next step."""
 
     def __init__(self) -> None:
-        self.pending: list[Unit] = []
-        self.units: tuple[Unit, ...] = ()  # of the step at hand
+        self.pending: list[MicroBatch] = []
+        self.units: tuple[MicroBatch, ...] = ()  # of the step at hand
         self.claimed: set[int] = set()  # of them, those that this member has computed
         self.held = b""  # the digest of its result
-        self.next_units: tuple[Unit, ...] = ()  # while its sum is on its way
+        self.next_units: tuple[MicroBatch, ...] = ()  # while its sum is on its way
         self.ahead: set[int] = set()  # of them, those that this member has computed
         self.aheads: dict[int, frozenset[int]] = {}  # of every rank, from an earlier group
 
@@ -50,17 +50,17 @@ class AtHand:
         """Whether there is something to finish. ``has_landed``: a sum that was on its way."""
         return not self.pending or has_landed
 
-    def begin(self, units: tuple[Unit, ...], claimed: Mapping[int, frozenset[int]], deal: Deal) -> None:
+    def begin(self, units: tuple[MicroBatch, ...], claimed: Mapping[int, frozenset[int]], deal: Deal) -> None:
         self.units = units
         self.pending = deal(units, claimed)
 
-    def go_ahead(self, units: tuple[Unit, ...], deal: Deal) -> None:
+    def go_ahead(self, units: tuple[MicroBatch, ...], deal: Deal) -> None:
         """The sum of the step at hand is on its way: these are the next one's."""
         self.next_units = units
         self.pending = deal(units, self.aheads)
         self.aheads = {}
 
-    def commit(self, units: Callable[[], tuple[Unit, ...]], deal: Deal) -> None:
+    def commit(self, units: Callable[[], tuple[MicroBatch, ...]], deal: Deal) -> None:
         """The next step is at hand, with these ``units``; this member may be in the midst of it."""
         self.held, self.claimed, self.ahead = b"", self.ahead, set()
         if self.is_ahead:
@@ -73,7 +73,7 @@ class AtHand:
         """What this member has computed is kept, in the step that it is of."""
         self.next_units = ()
 
-    def take_up(self, verdict: Verdict, rank: int) -> None:
+    def take_up(self, verdict: CommitDecision, rank: int) -> None:
         """What a new group has concluded of it; to begin comes next."""
         self.claimed, self.ahead = set(verdict.claimed[rank]), set(verdict.ahead[rank])
         self.aheads = dict(enumerate(verdict.ahead))

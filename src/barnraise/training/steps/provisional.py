@@ -10,9 +10,9 @@ from typing import Protocol
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import encode
 from barnraise.agent_client.provisional import note_steps, take_dropped
-from barnraise.agent_client.run_requests import DroppedAsk
+from barnraise.agent_client.run_requests import DroppedStepsRequest
 from barnraise.core.errors import BarnraiseError
-from barnraise.training.group.manager import Place
+from barnraise.training.group.manager import WorkerId
 
 log = logging.getLogger("barnraise.training")
 
@@ -32,7 +32,7 @@ class Trains(Protocol):
 class ProvisionalSteps:
     """To be called after each commit. The first worker of a machine does it for all of them."""
 
-    def __init__(self, place: Place | None, home: Path | None) -> None:
+    def __init__(self, place: WorkerId | None, home: Path | None) -> None:
         self._place = place if place is not None and place.local_rank == 0 else None
         self._home = home
         self._last: int | None = None  # where it stood before the step at hand
@@ -40,7 +40,7 @@ class ProvisionalSteps:
         self._is_known = False  # whether steps of an earlier worker of this machine were dropped
 
     @classmethod
-    def of(cls, place: Place | None) -> ProvisionalSteps:
+    def of(cls, place: WorkerId | None) -> ProvisionalSteps:
         kept = os.environ.get("BARNRAISE_CHECKPOINTS")  # a container keeps nothing
         return cls(place, Path(kept).parent if kept else None)
 
@@ -60,9 +60,9 @@ class ProvisionalSteps:
             if steps:
                 self._tell(self._place, steps, before)
 
-    def _tell(self, place: Place, steps: int, onward: int) -> None:
+    def _tell(self, place: WorkerId, steps: int, onward: int) -> None:
         try:
             with ListenerClient.connect(place.state) as client:
-                client.ask(encode(DroppedAsk(place.run, steps, onward)), _ASK_S)
+                client.ask(encode(DroppedStepsRequest(place.run, steps, onward)), _ASK_S)
         except BarnraiseError as error:
             log.warning("%d provisional steps are dropped; the agent could not be told: %s", steps, error)

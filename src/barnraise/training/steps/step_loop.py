@@ -16,42 +16,47 @@ from functools import partial
 import msgspec
 import torch
 
-from barnraise.checkpoint.serialization import Parts, digest
+from barnraise.checkpoint.serialization import FlatState, digest
 from barnraise.core.decoding import decode
 from barnraise.core.errors import CollectiveError, ProtocolError
-from barnraise.runs.commit import Verdict, Word, conclude
-from barnraise.runs.sharding import Unit, fingerprint
-from barnraise.training.data.iterable import Stream
-from barnraise.training.gradients.compressed_reducer import Squeeze
-from barnraise.training.group.manager import Circle
-from barnraise.training.metrics import Journal
-from barnraise.training.recovery.blocking_recovery import Sharing
+from barnraise.runs.commit import CommitDecision, MemberState, conclude
+from barnraise.runs.sharding import MicroBatch, fingerprint
+from barnraise.training.data.iterable import IterableLoader
+from barnraise.training.gradients.compressed_reducer import CompressedReducer
+from barnraise.training.group.manager import GroupManager
+from barnraise.training.metrics import MetricsLog
+from barnraise.training.recovery.blocking_recovery import BlockingRecovery
 from barnraise.training.recovery.failures import end_without_state
 from barnraise.training.recovery.lasting import raise_if_lasting
-from barnraise.training.recovery.live_recovery import Healed, Newcomer, Result
-from barnraise.training.recovery.nurse import Nurse, be_nursed
+from barnraise.training.recovery.live_recovery import CommittedStep, JoiningWorker, RecoveryStats
+from barnraise.training.recovery.nurse import RecoveryCoordinator, be_nursed
 from barnraise.training.recovery.state_transfer import same_as
 from barnraise.training.state.bitwise_sync import ADOPT_EVERY
-from barnraise.training.state.checkpoint_manager import Saving
-from barnraise.training.steps.background_task import Flight
-from barnraise.training.steps.commit_vote import UNREADABLE, Held, is_outdated, read_held
-from barnraise.training.steps.context import Training
+from barnraise.training.state.checkpoint_manager import CheckpointManager
+from barnraise.training.steps.background_task import BackgroundTask
+from barnraise.training.steps.commit_vote import UNREADABLE, CommitVote, is_outdated, read_held
+from barnraise.training.steps.context import StepContext
 from barnraise.training.steps.load_balancing import deal
-from barnraise.training.steps.progress import AtHand, may_go_ahead
-from barnraise.training.steps.throughput import Pace
+from barnraise.training.steps.progress import StepProgress, may_go_ahead
+from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync
-from barnraise.training.trace import Trace
+from barnraise.training.trace import CommitTrace
 
 log = logging.getLogger("barnraise.training")
 
 _END_S = 5.0
 
 
-class Steps:
+class StepLoop:
     """Of one member."""
 
     def __init__(
-        self, circle: Circle, saving: Saving, training: Training, journal: Journal, pace: Pace
+        self,
+        circle: GroupManager,
+        saving: CheckpointManager,
+        training: StepContext,
+        journal: MetricsLog,
+        pace: Throughput,
     ) -> None:
         self.done = 0  # steps that are committed
         self.clip: float | None = None
@@ -61,24 +66,24 @@ class Steps:
         self._saving = saving
         self._training = training
         self._sums, self._norms, self._state = training.sums, training.norms, training.state
-        self._rounds, self._squeeze = training.rounds, Squeeze()
+        self._rounds, self._squeeze = training.rounds, CompressedReducer()
         self._anchoring = training.anchoring
         self._journal, self._pace = journal, pace
         self._fresh = True
-        self._at_hand = AtHand()
-        self._flight: Flight[list[Held]] | None = None
+        self._at_hand = StepProgress()
+        self._flight: BackgroundTask[list[CommitVote]] | None = None
         self._all_overlap = False  # this group's members
         self._window = b""
         self.deals = 0  # how often units were dealt anew because a group had changed
-        self._nurse, self._newcomer, self._trace = Nurse(circle), Newcomer(), Trace()
-        self._sharing = Sharing(circle, training.state)
+        self._nurse, self._newcomer, self._trace = RecoveryCoordinator(circle), JoiningWorker(), CommitTrace()
+        self._sharing = BlockingRecovery(circle, training.state)
 
     @property
-    def pending(self) -> list[Unit]:
+    def pending(self) -> list[MicroBatch]:
         """The units that this member has still to compute."""
         return self._at_hand.pending
 
-    def claim(self, unit: Unit, weight: float, *, is_whole: bool = True) -> None:
+    def claim(self, unit: MicroBatch, weight: float, *, is_whole: bool = True) -> None:
         """Its gradients are there: they count from now on, and nobody else's for it.
 
         If not ``is_whole``, they are a part of them, and the next ones belong to the same unit.
@@ -125,7 +130,7 @@ class Steps:
         return self._rounds.committed()
 
     @property
-    def healed(self) -> Healed | None:
+    def healed(self) -> RecoveryStats | None:
         return self._newcomer.healed
 
     def state_digest(self) -> str:
@@ -144,7 +149,7 @@ class Steps:
             return
         work = self._departing()
         if self._may_go_ahead():
-            self._flight = Flight(work)
+            self._flight = BackgroundTask(work)
             self._rounds.go_ahead()
             self._at_hand.go_ahead(
                 self._training.data.units(self.at[1], self._state.sync.period), self._dealt
@@ -178,7 +183,7 @@ class Steps:
             self._circle.abort()
             self._flight.wait(_END_S)
 
-    def _commit(self, words: Sequence[Held]) -> None:
+    def _commit(self, words: Sequence[CommitVote]) -> None:
         self._apply(words)
         try:
             self._follow_up(words)
@@ -193,7 +198,9 @@ class Steps:
     @property
     def overlaps(self) -> bool:
         """Whether members may go ahead in rounds. What norms see of units is told with the step."""
-        return not (self._norms.width or isinstance(self._training.data, Stream) or self._sums.is_on_mps)
+        return not (
+            self._norms.width or isinstance(self._training.data, IterableLoader) or self._sums.is_on_mps
+        )
 
     def _may_go_ahead(self) -> bool:
         """From what all members know alike."""
@@ -202,7 +209,7 @@ class Steps:
             return False
         return self._training.data.may_go_ahead(self._state.covered + self._batches_at_hand())
 
-    def _departing(self) -> Callable[[], list[Held]]:
+    def _departing(self) -> Callable[[], list[CommitVote]]:
         """Sums what was handed in, and returns what every member says of it; from any thread."""
         self._rounds.hand_in(self.clip)
         self._table = self._norms.packed(len(self._at_hand.units))
@@ -217,15 +224,15 @@ class Steps:
             coded = partial(self._squeeze.sum, *first, parts=self._sums.parts(), whole=whole)
         word = self._word()
 
-        def work() -> list[Held]:
+        def work() -> list[CommitVote]:
             self._sums.reduce(self._circle, self._table, coded, wish)
             return self._tell_held(word, self._sums.digest(self.done))
 
         return work
 
-    def _word(self) -> Held:
+    def _word(self) -> CommitVote:
         """Of this member, about the step at hand; without what it holds of it."""
-        return Held(
+        return CommitVote(
             self.done,
             b"",
             0,
@@ -238,7 +245,7 @@ class Steps:
             units=fingerprint(self._at_hand.claimed),
         )
 
-    def _tell_held(self, word: Held, held: bytes) -> list[Held]:
+    def _tell_held(self, word: CommitVote, held: bytes) -> list[CommitVote]:
         """This member holds the result of the step; what every member says of it."""
         self._at_hand.held = held
         count = len(self._at_hand.units)
@@ -248,7 +255,7 @@ class Steps:
         said = self._circle.gather(msgspec.msgpack.encode(mine))
         return read_held(said, step=self.done, units=count, mixed=self._anchoring.mixed)
 
-    def _apply(self, words: Sequence[Held]) -> None:
+    def _apply(self, words: Sequence[CommitVote]) -> None:
         """The commit. From here on the step counts."""
         batches = self._batches_at_hand()
         self._nurse.note(lambda: self._result(batches))
@@ -263,11 +270,11 @@ class Steps:
             notice()
         self._trace.note(self._state, self.done, units)
 
-    def _result(self, batches: int) -> Result:
+    def _result(self, batches: int) -> CommittedStep:
         tensors = [*self._sums.result(), self._table.clone()]
-        return Result(self.done + 1, self._state.epoch, self.clip, tensors, batches)
+        return CommittedStep(self.done + 1, self._state.epoch, self.clip, tensors, batches)
 
-    def _follow_up(self, words: Sequence[Held]) -> None:
+    def _follow_up(self, words: Sequence[CommitVote]) -> None:
         """What belongs between two steps; all members come to the same conclusions from the same words."""
         has_changed = self._nurse.hear({word.nursery for word in words})
         saves = words[0].saves
@@ -326,10 +333,10 @@ class Steps:
     def _deal(self, claimed: Mapping[int, frozenset[int]]) -> None:
         self._at_hand.begin(self._units_at_hand(), claimed, self._dealt)
 
-    def _units_at_hand(self) -> tuple[Unit, ...]:
+    def _units_at_hand(self) -> tuple[MicroBatch, ...]:
         return self._training.data.units(self._state.covered, self._state.sync.period)
 
-    def _dealt(self, units: Sequence[Unit], claimed: Mapping[int, frozenset[int]]) -> list[Unit]:
+    def _dealt(self, units: Sequence[MicroBatch], claimed: Mapping[int, frozenset[int]]) -> list[MicroBatch]:
         return deal(units, claimed, self._pace, self._circle.world, self._circle.rank)
 
     # groups
@@ -361,9 +368,9 @@ class Steps:
                 continue
             return
 
-    def _conclude(self) -> Verdict:
+    def _conclude(self) -> CommitDecision:
         at_hand = self._at_hand
-        word = Word(
+        word = MemberState(
             self._fresh,
             self.done,
             at_hand.held,
@@ -388,7 +395,7 @@ class Steps:
         self._pace.begin_group(verdict.speeds)  # after all that only some members do
         return verdict
 
-    def _heal(self, verdict: Verdict) -> None:
+    def _heal(self, verdict: CommitDecision) -> None:
         """Whoever has no state gets it from those who have; with nobody, all begin with rank 0's."""
         if not verdict.donors and not self._circle.beginning:
             end_without_state(finished=self._circle.finished)
@@ -427,12 +434,12 @@ class Steps:
 
     # newcomers
 
-    def _load(self, parts: Parts) -> int:
+    def _load(self, parts: FlatState) -> int:
         self.done = self._state.load(parts)
         self._training.data.catch_up(self._state.covered)
         return self.done
 
-    def _follow(self, result: Result) -> None:
+    def _follow(self, result: CommittedStep) -> None:
         *sums, table = result.tensors
         self._sums.take_result(sums)
         if result.epoch != self._state.epoch:
@@ -446,4 +453,4 @@ class Steps:
         self._training.data.catch_up(self._state.covered)
 
 
-_word = msgspec.msgpack.Decoder(Word)
+_word = msgspec.msgpack.Decoder(MemberState)

@@ -14,7 +14,7 @@ _FIRST_TRIAL = 16  # commits without a unit
 _LAST_TRIAL = 1024
 
 
-class Pace:
+class Throughput:
     """Of this member measured, of the others told."""
 
     def __init__(self) -> None:

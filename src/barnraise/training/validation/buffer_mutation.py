@@ -9,7 +9,7 @@ from barnraise.core.errors import RunError
 from barnraise.training.state.names_in_state import tensors_of
 
 
-class Written:
+class BufferMutationCheck:
     """Looks once, around the first unit: who writes, writes in every one."""
 
     def __init__(self, model: torch.nn.Module, handled: set[int]) -> None:

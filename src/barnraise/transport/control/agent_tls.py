@@ -16,7 +16,7 @@ MOST_HANDSHAKES_PER_SOURCE = 8
 _PLAIN_CHUNK = 64 * 1024
 
 
-class Handshakes:
+class HandshakeLimits:
     """Counts connections that are no links yet; when there are too many, the newest is not let in. Pure."""
 
     def __init__(self, *, total: int = MOST_HANDSHAKES, per_source: int = MOST_HANDSHAKES_PER_SOURCE) -> None:
@@ -51,10 +51,10 @@ class AgentTls:
         self,
         credentials: WorkerCredentials,
         trusted: Callable[[], Iterable[NodeId]],
-        handshakes: Handshakes | None = None,
+        handshakes: HandshakeLimits | None = None,
     ) -> None:
         self.credentials = credentials
-        self.handshakes = handshakes or Handshakes()
+        self.handshakes = handshakes or HandshakeLimits()
         self._trusted = trusted
         self._known: frozenset[NodeId] = frozenset()
         self._server: ssl.SSLContext | None = None

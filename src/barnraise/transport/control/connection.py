@@ -23,8 +23,8 @@ from barnraise.transport.addresses import show_address
 from barnraise.transport.control.agent_tls import TlsSession, explain
 from barnraise.transport.control.framing import (
     ControlFrame,
+    ControlFrameKind,
     ControlFrames,
-    Kind,
     encode_control,
     encode_opening,
 )
@@ -40,7 +40,7 @@ _FRAMES_AT_ONCE = 64
 _log = logging.getLogger(__name__)
 
 
-class Limits(NamedTuple):
+class ConnectionLimits(NamedTuple):
     """How much one message may hold, and how much may wait to be sent."""
 
     message: int
@@ -48,17 +48,17 @@ class Limits(NamedTuple):
 
 
 LIMITS = {
-    ROUTE_AGENT: Limits(1 << 20, 4 << 20),
-    ROUTE_AGENT_BULK: Limits(8 << 20, 32 << 20),
-    ROUTE_AGENT_SHIP: Limits(8 << 20, 64 << 20),
+    ROUTE_AGENT: ConnectionLimits(1 << 20, 4 << 20),
+    ROUTE_AGENT_BULK: ConnectionLimits(8 << 20, 32 << 20),
+    ROUTE_AGENT_SHIP: ConnectionLimits(8 << 20, 64 << 20),
 }
 
-OnMessage = Callable[["ControlLink", bytes], None]
-OnClosed = Callable[["ControlLink", str], None]
+OnMessage = Callable[["ControlConnection", bytes], None]
+OnClosed = Callable[["ControlConnection", str], None]
 
 
 @dataclass(frozen=True)
-class Meeting:
+class ConnectionOpening:
     """What both sides know once TLS is done."""
 
     session: TlsSession
@@ -70,7 +70,7 @@ class Meeting:
     outbound: bool
 
 
-class ControlLink:
+class ControlConnection:
     """One stream of messages to one incarnation of an agent.
 
     ``on_message`` and ``on_closed`` run on the loop; the first comes on the loop's next turn at the earliest,
@@ -78,7 +78,7 @@ class ControlLink:
     closes the link with its words.
     """
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, meeting: ConnectionOpening) -> None:
         self.peer = meeting.peer
         self.address = meeting.address
         self.port = meeting.port
@@ -126,7 +126,7 @@ class ControlLink:
                 f"a message of {len(message)} bytes is too long for its link, at most {self._limits.message}",
                 hint="Send it in parts, on the bulk route.",
             )
-        self._queue(self._waiting, encode_control(Kind.MESSAGE, message))
+        self._queue(self._waiting, encode_control(ControlFrameKind.MESSAGE, message))
 
     async def drain(self, timeout_s: float = _DRAIN_S) -> None:
         """Wait until a sender of much may go on; TransportError if the link closes or it takes too long."""
@@ -147,7 +147,7 @@ class ControlLink:
         answered: asyncio.Future[float] = self._loop.create_future()
         self._pings[payload] = (self._loop.time(), answered)
         try:
-            self._queue(self._urgent, encode_control(Kind.PING, payload))
+            self._queue(self._urgent, encode_control(ControlFrameKind.PING, payload))
             return await asyncio.wait_for(answered, timeout_s)
         except TimeoutError as error:
             raise TransportError(f"{self} did not answer a ping within {timeout_s:g} s") from error
@@ -293,13 +293,13 @@ class ControlLink:
         self._loop.call_soon(self._release)
 
     def _handle(self, frame: ControlFrame) -> None:
-        if frame.kind is Kind.PING:
-            self._queue(self._urgent, encode_control(Kind.PONG, frame.payload))
-        elif frame.kind is Kind.PONG:
+        if frame.kind is ControlFrameKind.PING:
+            self._queue(self._urgent, encode_control(ControlFrameKind.PONG, frame.payload))
+        elif frame.kind is ControlFrameKind.PONG:
             sent, answered = self._pings.pop(frame.payload, (0.0, None))
             if answered is not None and not answered.done():
                 answered.set_result(self._loop.time() - sent)
-        elif frame.kind is Kind.OPEN:
+        elif frame.kind is ControlFrameKind.OPEN:
             self._open(frame)
         elif self._on_message is None:
             raise ProtocolError("a message came before the link was open")
@@ -309,7 +309,7 @@ class ControlLink:
     def _open(self, frame: ControlFrame) -> None:
         if self.outbound or self._opened.done():
             raise ProtocolError("a link was opened twice")
-        if encode_control(Kind.OPEN, frame.payload) != self._opening:
+        if encode_control(ControlFrameKind.OPEN, frame.payload) != self._opening:
             raise ProtocolError("the two sides understood different prefaces")
         self._opened.set_result(None)
         self._held = True
@@ -365,7 +365,7 @@ class ControlLink:
 class _Plug(asyncio.Protocol):
     """Connects a link with asyncio's transport."""
 
-    def __init__(self, link: ControlLink) -> None:
+    def __init__(self, link: ControlConnection) -> None:
         self._link = link
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

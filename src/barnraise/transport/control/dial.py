@@ -19,13 +19,19 @@ from dataclasses import dataclass
 from barnraise.core.errors import BarnraiseError, HandshakeError, ProtocolError, TransportError
 from barnraise.identity import NodeId
 from barnraise.transport.addresses import show_address, source_of
-from barnraise.transport.control.agent_tls import AGENT_RUN, AgentTls, Handshakes, TlsSession, explain
-from barnraise.transport.control.connection import LIMITS, ControlLink, Meeting, OnClosed, OnMessage
+from barnraise.transport.control.agent_tls import AGENT_RUN, AgentTls, HandshakeLimits, TlsSession, explain
+from barnraise.transport.control.connection import (
+    LIMITS,
+    ConnectionOpening,
+    ControlConnection,
+    OnClosed,
+    OnMessage,
+)
 from barnraise.transport.listener.preface import (
     ANSWER_BYTES,
     ROUTE_AGENT,
-    Answer,
     Preface,
+    PrefaceAnswer,
     encode,
     encode_answer,
     negotiate,
@@ -38,8 +44,8 @@ __all__ = [
     "HANDSHAKE_S",
     "LIMITS",
     "AgentTls",
-    "ControlLink",
-    "Handshakes",
+    "ControlConnection",
+    "HandshakeLimits",
     "accept_agent",
     "dial_agent",
     "dial_unopened",
@@ -77,7 +83,7 @@ async def dial_agent(
     timeout_s: float = HANDSHAKE_S,
     on_message: OnMessage,
     on_closed: OnClosed,
-) -> ControlLink:
+) -> ControlConnection:
     """An open link; TransportError (see `was_refused`) or HandshakeError with the address in its words.
 
     Register the link before you await anything else: messages may come on the loop's next turn.
@@ -99,12 +105,12 @@ async def dial_unopened(
     tls: AgentTls,
     expect: NodeId | None,
     timeout_s: float = HANDSHAKE_S,
-) -> ControlLink:
+) -> ControlConnection:
     """A link that can only be pinged, until its ``begin`` opens it for the other side."""
     sockaddr, family = _numeric(address, port)
     knock = Preface(target, os.urandom(16), route)
     step = _Step(show_address(address, port), timeout_s)
-    link: ControlLink | None = None
+    link: ControlConnection | None = None
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
         with step.in_words():
@@ -118,7 +124,9 @@ async def dial_unopened(
                 session = tls.session(server_side=False)
                 await _shake(connection, session)
                 peer = tls.peer(session, expect)
-                link = ControlLink(Meeting(session, knock, answer.version, peer, address, port, True))
+                link = ControlConnection(
+                    ConnectionOpening(session, knock, answer.version, peer, address, port, True)
+                )
                 await link.attach(connection)
                 step.waits_for = "a sign that we were let in"
                 await link.ping(timeout_s)
@@ -138,14 +146,14 @@ async def accept_agent(
     timeout_s: float = HANDSHAKE_S,
     on_message: OnMessage,
     on_closed: OnClosed,
-) -> ControlLink:
+) -> ControlConnection:
     """Serve a connection whose preface was checked; owns ``connection`` from the call on, whatever happens.
 
     ``address`` is for people. An error means that there is no link: it was refused, or the dialler chose
     another address. Register the link before you await anything else.
     """
     step = _Step(address, timeout_s)
-    link: ControlLink | None = None
+    link: ControlConnection | None = None
     try:
         with step.in_words():
             host, port = connection.getpeername()[:2]
@@ -161,7 +169,9 @@ async def accept_agent(
                     await _shake(connection, session)
                     peer = tls.peer(session)
                     plain = host.removeprefix("::ffff:")
-                    link = ControlLink(Meeting(session, preface, version, peer, plain, port, False))
+                    link = ControlConnection(
+                        ConnectionOpening(session, preface, version, peer, plain, port, False)
+                    )
                     await link.attach(connection)
                     step.waits_for = "the opening of the link"
                     await link.opened()
@@ -229,7 +239,7 @@ async def _connect(connection: socket.socket, sockaddr: tuple[object, ...]) -> N
         raise TransportError("the system gave up connecting") from error
 
 
-async def _knock(connection: socket.socket, words: bytes) -> Answer:
+async def _knock(connection: socket.socket, words: bytes) -> PrefaceAnswer:
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(connection, words)
     received = b""
@@ -293,7 +303,7 @@ async def _last_words(connection: socket.socket, words: bytes) -> None:
                 pass
 
 
-def _give_up(connection: socket.socket, link: ControlLink | None) -> None:
+def _give_up(connection: socket.socket, link: ControlConnection | None) -> None:
     if link is None or not link.attached:
         connection.close()
     if link is not None:

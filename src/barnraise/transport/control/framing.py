@@ -18,7 +18,7 @@ HEADER_BYTES = _HEADER.size
 PING_BYTES = 8
 
 
-class Kind(IntEnum):
+class ControlFrameKind(IntEnum):
     """What a frame is for."""
 
     MESSAGE = 0
@@ -27,24 +27,28 @@ class Kind(IntEnum):
     OPEN = 3
 
 
-_FIXED = {Kind.PING: PING_BYTES, Kind.PONG: PING_BYTES, Kind.OPEN: _OPENING.size}
+_FIXED = {
+    ControlFrameKind.PING: PING_BYTES,
+    ControlFrameKind.PONG: PING_BYTES,
+    ControlFrameKind.OPEN: _OPENING.size,
+}
 
 
 class ControlFrame(NamedTuple):
     """One whole frame."""
 
-    kind: Kind
+    kind: ControlFrameKind
     payload: bytes
 
 
-def encode_control(kind: Kind, payload: bytes) -> bytes:
+def encode_control(kind: ControlFrameKind, payload: bytes) -> bytes:
     return _HEADER.pack(len(payload), kind) + payload
 
 
 def encode_opening(preface: Preface, version: int) -> bytes:
     """What the preface said and which version was understood: nobody between us has changed it."""
     opening = _OPENING.pack(preface.route, preface.version_min, preface.version_max, version)
-    return encode_control(Kind.OPEN, opening)
+    return encode_control(ControlFrameKind.OPEN, opening)
 
 
 class ControlFrames:
@@ -63,7 +67,7 @@ class ControlFrames:
             return None
         length, number = _HEADER.unpack_from(self._buffer)
         try:
-            kind = Kind(number)
+            kind = ControlFrameKind(number)
         except ValueError:
             raise ProtocolError(f"there is no frame of kind {number}") from None
         if length > self._largest:

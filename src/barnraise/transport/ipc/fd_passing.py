@@ -24,7 +24,7 @@ _MOST_DESCRIPTORS = 16
 _CHUNK = 64 * 1024
 
 
-class Frame(NamedTuple):
+class IpcFrame(NamedTuple):
     """One message as it was sent."""
 
     message: bytes
@@ -32,14 +32,14 @@ class Frame(NamedTuple):
     has_socket: bool
 
 
-class Delivery(NamedTuple):
+class SocketDelivery(NamedTuple):
     """One message, and the socket that came with it."""
 
     message: bytes
     socket: socket.socket | None
 
 
-class Frames:
+class IpcFrameReader:
     """Cuts a byte stream into frames. Pure."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Frames:
     def feed(self, data: bytes) -> None:
         self._buffer += data
 
-    def next(self) -> Frame | None:
+    def next(self) -> IpcFrame | None:
         """The next whole frame, or None if more bytes are needed."""
         if len(self._buffer) < _HEADER.size:
             return None
@@ -61,7 +61,7 @@ class Frames:
         end = middle + share_length
         if len(self._buffer) < end:
             return None
-        frame = Frame(
+        frame = IpcFrame(
             bytes(self._buffer[_HEADER.size : middle]), bytes(self._buffer[middle:end]), bool(attached)
         )
         del self._buffer[:end]
@@ -74,13 +74,13 @@ def encode_frame(message: bytes, *, share: bytes = b"", has_socket: bool = False
     return _HEADER.pack(len(message), len(share), has_socket) + message + share
 
 
-class Channel:
+class IpcChannel:
     """A local connection that carries messages and sockets, blocking or not."""
 
     def __init__(self, connection: socket.socket, *, takes_sockets: bool = False) -> None:
         self._connection = connection
         self._takes_sockets = takes_sockets
-        self._frames = Frames()
+        self._frames = IpcFrameReader()
         self._descriptors: deque[int] = deque()
         self.closed = False
 
@@ -109,7 +109,7 @@ class Channel:
         else:
             self._send(encode_frame(message, has_socket=True), passed.fileno())
 
-    def receive(self, deadline: float | None = None) -> Delivery | None:
+    def receive(self, deadline: float | None = None) -> SocketDelivery | None:
         """The next message; None when there is none yet, or when `closed` says that there will be none.
 
         ``deadline`` (monotonic) bounds the whole wait on a blocking channel; TimeoutError after it.
@@ -130,7 +130,7 @@ class Channel:
             self._frames.feed(data)
         if frame.has_socket and not self._takes_sockets:
             raise ProtocolError("a local message brought a socket that nobody wants")
-        return Delivery(frame.message, self._take_socket(frame) if frame.has_socket else None)
+        return SocketDelivery(frame.message, self._take_socket(frame) if frame.has_socket else None)
 
     def close(self) -> None:
         self.closed = True
@@ -157,7 +157,7 @@ class Channel:
         # A plain receive makes the kernel close any descriptor that was attached.
         return self._connection.recv(_CHUNK)
 
-    def _take_socket(self, frame: Frame) -> socket.socket:
+    def _take_socket(self, frame: IpcFrame) -> socket.socket:
         try:
             if sys.platform == "win32":
                 return socket.fromshare(frame.share)
@@ -180,7 +180,7 @@ class Channel:
                 raise ProtocolError("a local process sent more sockets than messages")
             return data
 
-        def _take_descriptor(self, frame: Frame) -> socket.socket:
+        def _take_descriptor(self, frame: IpcFrame) -> socket.socket:
             if frame.share or not self._descriptors:
                 raise ProtocolError("a local message came without its socket")
             descriptor = self._descriptors.popleft()

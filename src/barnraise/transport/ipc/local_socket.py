@@ -23,7 +23,7 @@ _LONGEST_PATH = 107 if sys.platform == "linux" else 103
 _BACKLOG = 256
 
 
-class LocalDoor:
+class LocalListener:
     """The listener's side. The caller makes sure that it is the only one on this directory."""
 
     def __init__(self, directory: Path) -> None:

@@ -20,7 +20,7 @@ LARGEST_BODY = (1 << 20) - 1024  # of a question or an answer; with its envelope
 Body = Annotated[bytes, Meta(max_length=LARGEST_BODY)]
 
 
-class Register(msgspec.Struct, frozen=True, tag="register", forbid_unknown_fields=True):
+class RegisterEndpoint(msgspec.Struct, frozen=True, tag="register", forbid_unknown_fields=True):
     """A worker enters; it stays registered for as long as its connection is open."""
 
     run: RunName
@@ -32,13 +32,13 @@ class Register(msgspec.Struct, frozen=True, tag="register", forbid_unknown_field
         return f"Register(run={self.run!r}, generation={self.generation}, pid={self.pid})"
 
 
-class Status(msgspec.Struct, frozen=True, tag="status", forbid_unknown_fields=True):
+class ListenerStatus(msgspec.Struct, frozen=True, tag="status", forbid_unknown_fields=True):
     """Is anybody there?"""
 
     token: str = ""
 
 
-class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
+class ListenerRequest(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
     """A question for the agent, in a language that the listener does not know; not from a worker."""
 
     question: Body
@@ -48,7 +48,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
         return f"Ask({len(self.question)} bytes)"
 
 
-class Ticket(msgspec.Struct, frozen=True, tag="ticket"):
+class DialTicket(msgspec.Struct, frozen=True, tag="ticket"):
     """All that a worker needs to dial and to be dialled. A torch Store is never asked for any of it."""
 
     credentials: WorkerCredentials
@@ -69,7 +69,7 @@ class Ticket(msgspec.Struct, frozen=True, tag="ticket"):
         return [("run", self.run), ("worker", self.worker.hex())]
 
 
-class Standing(msgspec.Struct, frozen=True, tag="standing"):
+class ListenerStanding(msgspec.Struct, frozen=True, tag="standing"):
     """The answer to Status."""
 
     node: RawNodeId
@@ -82,13 +82,13 @@ class Standing(msgspec.Struct, frozen=True, tag="standing"):
     agent: bool = False  # whether an agent serves it, so that questions are answered
 
 
-class Told(msgspec.Struct, frozen=True, tag="told"):
+class ListenerReply(msgspec.Struct, frozen=True, tag="told"):
     """The agent's answer to Ask."""
 
     answer: Body
 
 
-class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
+class IncomingConnection(msgspec.Struct, frozen=True, tag="incoming"):
     """A connection for this worker, with its socket; the mover answers the preface and does TLS."""
 
     worker: WorkerId
@@ -98,7 +98,7 @@ class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
     plaintext: bool
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class RegistrationRefused(msgspec.Struct, frozen=True, tag="refused"):
     """Why a request was not granted; ``code`` is that of the error behind it, if it was one of ours."""
 
     message: str
@@ -107,8 +107,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 _UNREADABLE = "a local message cannot be read"
-Request = Register | Status | Ask
-Reply = Ticket | Standing | Told | Incoming | Refused
+Request = RegisterEndpoint | ListenerStatus | ListenerRequest
+Reply = DialTicket | ListenerStanding | ListenerReply | IncomingConnection | RegistrationRefused
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

@@ -29,7 +29,7 @@ EAGER_BYTES = 16 << 10
 _LAYOUT = struct.Struct("<BBHIQQII")
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Every frame there is. Numbers are the wire's: never reuse one."""
 
     HELLO = 1  # link: who I am, once, first
@@ -56,14 +56,14 @@ class Kind(IntEnum):
 
 # Sent in the order given, from their owner's memory; all others may pass between two of these. An OFFER is
 # one of them so that it cannot overtake an EAGER message under the same tag.
-BULK = frozenset({Kind.DATA, Kind.PARCEL, Kind.EAGER, Kind.OFFER, Kind.PROBE})
-_BY_NUMBER = {int(kind): kind for kind in Kind}
+BULK = frozenset({FrameKind.DATA, FrameKind.PARCEL, FrameKind.EAGER, FrameKind.OFFER, FrameKind.PROBE})
+_BY_NUMBER = {int(kind): kind for kind in FrameKind}
 
 
-class Header(NamedTuple):
+class FrameHeader(NamedTuple):
     """A parsed header; its fields are within bounds."""
 
-    kind: Kind
+    kind: FrameKind
     length: int = 0
     group: int = 0
     sequence: int = 0
@@ -74,7 +74,7 @@ class Header(NamedTuple):
         return _LAYOUT.pack(self.kind, 0, 0, self.length, self.group, self.sequence, self.first, self.second)
 
 
-def parse_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Header:
+def parse_header(data: bytes | bytearray | memoryview, offset: int = 0) -> FrameHeader:
     """Read one header; anything the protocol does not allow raises ``ProtocolError``."""
     number, flags, reserved, length, group, sequence, first, second = _LAYOUT.unpack_from(data, offset)
     kind = _BY_NUMBER.get(number)
@@ -85,4 +85,4 @@ def parse_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Heade
     limit = MAX_PAYLOAD if kind in BULK else MAX_CONTROL
     if length > limit:
         raise ProtocolError(f"{kind.name} frame announces {length} bytes; at most {limit} are allowed")
-    return Header(kind, length, group, sequence, first, second)
+    return FrameHeader(kind, length, group, sequence, first, second)

@@ -16,8 +16,8 @@ from barnraise.transport.links.frames import (
     BULK,
     HEADER_BYTES,
     MAX_CONTROL,
-    Header,
-    Kind,
+    FrameHeader,
+    FrameKind,
     parse_header,
 )
 
@@ -29,10 +29,10 @@ assert _RECEIVE_BUFFER >= HEADER_BYTES + MAX_CONTROL
 class FrameHandler(Protocol):
     """What a link tells its owner."""
 
-    def target(self, link: Link, header: Header) -> memoryview | None:
+    def target(self, link: Link, header: FrameHeader) -> memoryview | None:
         """Where a bulk frame's payload goes (exactly ``length`` bytes); None throws it away."""
 
-    def frame(self, link: Link, header: Header, payload: memoryview) -> None:
+    def frame(self, link: Link, header: FrameHeader, payload: memoryview) -> None:
         """A whole frame has arrived; ``payload`` is valid only during the call."""
 
     def sent(self, link: Link, token: object) -> None:
@@ -48,7 +48,7 @@ class FrameReader:
         self._buffer = memoryview(bytearray(_RECEIVE_BUFFER))
         self._start = 0
         self._end = 0
-        self._header: Header | None = None
+        self._header: FrameHeader | None = None
         self._payload: memoryview | None = None
         self._filled = 0
         self._skipping = 0
@@ -136,7 +136,7 @@ class FrameReader:
 
 @dataclass(slots=True)
 class _Outgoing:
-    header: Header
+    header: FrameHeader
     payload: memoryview
     token: object
 
@@ -155,12 +155,12 @@ class FrameWriter:
         self.queued_bytes = 0
         self.control_bytes = 0
 
-    def control(self, header: Header, payload: bytes = b"") -> None:
+    def control(self, header: FrameHeader, payload: bytes = b"") -> None:
         frame = header._replace(length=len(payload)).encode() + payload
         self._control.append(frame)
         self.control_bytes += len(frame)
 
-    def bulk(self, header: Header, payload: memoryview, token: object) -> None:
+    def bulk(self, header: FrameHeader, payload: memoryview, token: object) -> None:
         self._bulk.append(_Outgoing(header._replace(length=len(payload)), payload, token))
         self.queued_bytes += len(payload)
 
@@ -233,11 +233,11 @@ class Link(ABC):
         self.bytes_in = 0
         self.bytes_out = 0
 
-    def send(self, header: Header, payload: bytes = b"") -> None:
+    def send(self, header: FrameHeader, payload: bytes = b"") -> None:
         """Queue a control frame."""
         self.writer.control(header, payload)
 
-    def send_bulk(self, header: Header, payload: memoryview, token: object) -> None:
+    def send_bulk(self, header: FrameHeader, payload: memoryview, token: object) -> None:
         """Queue a payload; it is read from the given memory when it leaves, then ``sent`` is called."""
         assert header.kind in BULK
         self.writer.bulk(header, payload, token)
@@ -265,4 +265,4 @@ class Link(ABC):
         """Cipher or plaintext, and the address, for a person."""
 
 
-__all__ = ["FrameHandler", "FrameReader", "FrameWriter", "Header", "Kind", "Link"]
+__all__ = ["FrameHandler", "FrameHeader", "FrameKind", "FrameReader", "FrameWriter", "Link"]

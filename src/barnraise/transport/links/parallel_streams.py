@@ -2,7 +2,7 @@
 
 One core encrypts a few hundred MB/s; a link faster than that gets lanes. A lane carries only bulk frames.
 Its thread touches nothing but its socket and the memory it was given: where bytes go and what they mean is
-decided in the loop of the link's owner, to which every lane reports through ``LaneReports``.
+decided in the loop of the link's owner, to which every lane reports through ``ParallelStreamReports``.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from collections import deque
 from dataclasses import dataclass
 
 from barnraise.core.errors import ProtocolError
-from barnraise.transport.links.frames import BULK, HEADER_BYTES, Header, parse_header
+from barnraise.transport.links.frames import BULK, HEADER_BYTES, FrameHeader, parse_header
 
 _POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class LaneReport:
+class ParallelStreamReport:
     """What happened on a lane: ``kind`` is arriving, arrived, sent or closed."""
 
-    lane: Lane
+    lane: ParallelStream
     kind: str
-    header: Header | None = None
+    header: FrameHeader | None = None
     payload: memoryview | None = None
     token: object = None
     why: str = ""
 
 
-class LaneReports:
+class ParallelStreamReports:
     """A queue from all lanes to the owner's loop, which polls ``fileno``."""
 
     def __init__(self) -> None:
-        self._reports: deque[LaneReport] = deque()
+        self._reports: deque[ParallelStreamReport] = deque()
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
         self._ringer.setblocking(False)
@@ -45,12 +45,12 @@ class LaneReports:
     def fileno(self) -> int:
         return self._bell.fileno()
 
-    def post(self, report: LaneReport) -> None:
+    def post(self, report: ParallelStreamReport) -> None:
         self._reports.append(report)
         with contextlib.suppress(BlockingIOError, OSError):  # full: the owner wakes anyway
             self._ringer.send(b"!")
 
-    def take(self) -> list[LaneReport]:
+    def take(self) -> list[ParallelStreamReport]:
         with contextlib.suppress(BlockingIOError):
             self._bell.recv(4096)
         taken = []
@@ -63,19 +63,19 @@ class LaneReports:
         self._ringer.close()
 
 
-class Lane:
+class ParallelStream:
     """One extra stream, with a thread that sends and one that receives nothing it was not told to place."""
 
-    def __init__(self, sock: socket.socket, reports: LaneReports) -> None:
+    def __init__(self, sock: socket.socket, reports: ParallelStreamReports) -> None:
         sock.setblocking(False)
         self._socket = sock
         self._reports = reports
         self._lock = threading.Lock()  # held during every call on the socket and while memory is exchanged
-        self._outgoing: deque[tuple[Header, memoryview, object]] = deque()
+        self._outgoing: deque[tuple[FrameHeader, memoryview, object]] = deque()
         self._views: list[memoryview] = []
-        self._current: tuple[Header, object] | None = None
+        self._current: tuple[FrameHeader, object] | None = None
         self._head = bytearray()
-        self._incoming: Header | None = None
+        self._incoming: FrameHeader | None = None
         self._payload: memoryview | None = None
         self._filled = 0
         self._wake, self._waker = socket.socketpair()
@@ -89,7 +89,7 @@ class Lane:
 
     # called by the owner
 
-    def send(self, header: Header, payload: memoryview, token: object) -> None:
+    def send(self, header: FrameHeader, payload: memoryview, token: object) -> None:
         with self._lock:
             self._outgoing.append((header._replace(length=len(payload)), payload, token))
             self.queued_bytes += len(payload)
@@ -139,7 +139,7 @@ class Lane:
             why = str(error)
         finally:
             if not self.closed:
-                self._reports.post(LaneReport(self, "closed", why=why))
+                self._reports.post(ParallelStreamReport(self, "closed", why=why))
             self.closed = True
             for sock in (self._socket, self._wake, self._waker):
                 with contextlib.suppress(OSError):
@@ -155,7 +155,7 @@ class Lane:
                 self._wake.recv(4096)
 
     def _write_some(self) -> bool:
-        done: tuple[Header, object] | None = None
+        done: tuple[FrameHeader, object] | None = None
         with self._lock:
             if not self._views and self._outgoing:
                 header, payload, token = self._outgoing.popleft()
@@ -175,12 +175,12 @@ class Lane:
             if not self._views:
                 done, self._current = self._current, None
         if done is not None and done[1] is not None:
-            self._reports.post(LaneReport(self, "sent", token=done[1]))
+            self._reports.post(ParallelStreamReport(self, "sent", token=done[1]))
         return True
 
     def _read_some(self) -> bool:
-        arriving: Header | None = None
-        arrived: tuple[Header, memoryview] | None = None
+        arriving: FrameHeader | None = None
+        arrived: tuple[FrameHeader, memoryview] | None = None
         with self._lock:
             try:
                 if self._incoming is None:
@@ -192,12 +192,12 @@ class Lane:
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return False
         if arriving is not None:
-            self._reports.post(LaneReport(self, "arriving", arriving))
+            self._reports.post(ParallelStreamReport(self, "arriving", arriving))
         elif arrived is not None:
-            self._reports.post(LaneReport(self, "arrived", arrived[0], arrived[1]))
+            self._reports.post(ParallelStreamReport(self, "arrived", arrived[0], arrived[1]))
         return True
 
-    def _read_header(self) -> Header | None:
+    def _read_header(self) -> FrameHeader | None:
         data = self._socket.recv(HEADER_BYTES - len(self._head))
         if not data:
             raise OSError("the other side closed a lane")
@@ -212,7 +212,7 @@ class Lane:
         self._incoming = header
         return header
 
-    def _read_payload(self) -> tuple[Header, memoryview] | None:
+    def _read_payload(self) -> tuple[FrameHeader, memoryview] | None:
         assert self._incoming is not None
         assert self._payload is not None
         count = self._socket.recv_into(self._payload[self._filled :])

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable
 
 from barnraise.core.errors import ProtocolError
-from barnraise.transport.links.frames import Header
+from barnraise.transport.links.frames import FrameHeader
 from barnraise.transport.links.link import FrameHandler, Link
-from barnraise.transport.links.parallel_streams import Lane
+from barnraise.transport.links.parallel_streams import ParallelStream
 
 _BUDGET = 2 << 20  # bytes one link may move before the others get their turn
 _WAKE_BYTES = 128 << 10  # inside a large payload the loop is woken for this much, not for every packet
@@ -58,14 +58,14 @@ class StreamLink(Link):
         self._one_by_one = isinstance(sock, ssl.SSLSocket) or not hasattr(sock, "sendmsg")
         address = sock.getpeername()
         self.address = str(address[0]) if isinstance(address, tuple) else "local"
-        self.lanes: list[Lane] = []
+        self.lanes: list[ParallelStream] = []
         self._wake_bytes = 1
         self._unsent_bytes = _UNSENT_LEAST
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send_bulk(self, header: Header, payload: memoryview, token: object) -> None:
+    def send_bulk(self, header: FrameHeader, payload: memoryview, token: object) -> None:
         lane = min(self.lanes, key=lambda lane: lane.queued_bytes, default=None)
         if lane is None or len(payload) < _LANE_BYTES or lane.queued_bytes > self.writer.queued_bytes:
             super().send_bulk(header, payload, token)

@@ -16,8 +16,15 @@ from typing import NamedTuple
 
 from barnraise.core.errors import ProtocolError
 from barnraise.transport.addresses import show_address, source_of
-from barnraise.transport.listener.pending_connections import WaitingRoom
-from barnraise.transport.listener.preface import PREFACE_BYTES, ROUTE_PAIRING, KeyFor, Preface, Replays, parse
+from barnraise.transport.listener.pending_connections import PendingConnections
+from barnraise.transport.listener.preface import (
+    PREFACE_BYTES,
+    ROUTE_PAIRING,
+    KeyFor,
+    Preface,
+    ReplayCache,
+    parse,
+)
 
 PREFACE_DEADLINE_S = 3.0
 MOST_WAITING = 128
@@ -31,7 +38,7 @@ _PAIRING_NONCES = 1024
 _log = logging.getLogger(__name__)
 
 
-class Refusal(NamedTuple):
+class ConnectionRefusal(NamedTuple):
     """Why one who knew the secret is turned away all the same, and what it is told."""
 
     why: str
@@ -40,10 +47,10 @@ class Refusal(NamedTuple):
 
 # Hands a connection on, with the peer's address. The socket stays the caller's, who closes it afterwards
 # whatever the answer: who keeps the connection keeps a copy.
-Deliver = Callable[[Preface, socket.socket, str], Refusal | None]
+Deliver = Callable[[Preface, socket.socket, str], ConnectionRefusal | None]
 
 
-class _Knock:
+class _PendingPreface:
     """A connection whose preface is not complete yet."""
 
     __slots__ = ("address", "deadline", "received", "socket", "source")
@@ -56,16 +63,18 @@ class _Knock:
         self.deadline: asyncio.TimerHandle | None = None
 
 
-class Doorkeeper:
+class ConnectionAcceptor:
     """Owns the listening port from ``open`` to ``close``."""
 
     def __init__(self, port_socket: socket.socket, key_for: KeyFor, deliver: Deliver) -> None:
         self._socket = port_socket
         self._key_for = key_for
         self._deliver = deliver
-        self._replays = Replays()
-        self._pairing_replays = Replays(_PAIRING_NONCES)
-        self._knocks = WaitingRoom[_Knock](total=MOST_WAITING, per_source=MOST_WAITING_PER_SOURCE)
+        self._replays = ReplayCache()
+        self._pairing_replays = ReplayCache(_PAIRING_NONCES)
+        self._knocks = PendingConnections[_PendingPreface](
+            total=MOST_WAITING, per_source=MOST_WAITING_PER_SOURCE
+        )
         self._named_sources: set[str] = set()
         self._loop = asyncio.get_running_loop()
         self.delivered = 0
@@ -101,9 +110,9 @@ class Doorkeeper:
             except OSError:  # it has left already
                 connection.close()
                 continue
-            self._receive(_Knock(connection, host, port))
+            self._receive(_PendingPreface(connection, host, port))
 
-    def _receive(self, knock: _Knock) -> None:
+    def _receive(self, knock: _PendingPreface) -> None:
         if self._read(knock):
             return
         while (oldest := self._knocks.oldest_in_the_way(knock.source)) is not None:
@@ -114,7 +123,7 @@ class Doorkeeper:
         self._loop.add_reader(knock.socket, self._read, knock)
         knock.deadline = self._loop.call_later(PREFACE_DEADLINE_S, self._dismiss, knock, "no preface in time")
 
-    def _read(self, knock: _Knock) -> bool:
+    def _read(self, knock: _PendingPreface) -> bool:
         """Take what has come; True once the knock is settled, one way or the other."""
         try:
             # Never a byte more: what follows the preface belongs to whom it names.
@@ -140,7 +149,7 @@ class Doorkeeper:
         self._enter(knock, preface)
         return True
 
-    def _enter(self, knock: _Knock, preface: Preface) -> None:
+    def _enter(self, knock: _PendingPreface, preface: Preface) -> None:
         try:
             refusal = self._deliver(preface, knock.socket, knock.address)
         except BaseException:
@@ -155,13 +164,13 @@ class Doorkeeper:
                 knock.socket.send(refusal.last_words)
         self._dismiss(knock, refusal.why)
 
-    def _dismiss(self, knock: _Knock, why: str | None = None) -> None:
+    def _dismiss(self, knock: _PendingPreface, why: str | None = None) -> None:
         if why is not None:
             self.refused += 1
             self._complain(knock.source, why)
         self._release(knock)
 
-    def _release(self, knock: _Knock) -> None:
+    def _release(self, knock: _PendingPreface) -> None:
         if knock in self._knocks:
             self._knocks.leave(knock)
             self._loop.remove_reader(knock.socket)

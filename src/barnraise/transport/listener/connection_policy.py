@@ -15,13 +15,13 @@ from barnraise.core.errors import AgentError, IdentityError
 from barnraise.identity import NodeId, NodeKey
 from barnraise.identity.private_file import private_directory
 from barnraise.identity.secret import load_or_create_secret, load_secret
-from barnraise.transport.listener.acceptor import Refusal
+from barnraise.transport.listener.acceptor import ConnectionRefusal
 from barnraise.transport.listener.preface import ROUTE_WORKER, Preface, refuse_route
 
 RESERVED = "@"  # names of runs that begin so are agents', never a worker's
 
 
-class House(Protocol):
+class ConnectionPolicy(Protocol):
     """All methods are called on the listener's loop and, but for ``answer``, must return at once."""
 
     @property
@@ -40,7 +40,7 @@ class House(Protocol):
         Strangers choose both, so no preface is authentic yet when this is asked.
         """
 
-    def deliver(self, preface: Preface, connection: socket.socket, address: str) -> Refusal | None:
+    def deliver(self, preface: Preface, connection: socket.socket, address: str) -> ConnectionRefusal | None:
         """Take a connection of another route than the workers'; its preface is checked, not answered.
 
         None: the house owns ``connection`` (not blocking, untouched by any loop) from now on and closes it.
@@ -57,7 +57,7 @@ class House(Protocol):
         """Why no worker of this run may register here; None if it may."""
 
 
-class SettingsHouse:
+class SettingsConnectionPolicy:
     """A machine without an agent: trust comes from the settings, the secret from a file."""
 
     def __init__(self, settings: Settings) -> None:
@@ -79,8 +79,8 @@ class SettingsHouse:
     def key_for(self, route: int, target: bytes) -> bytes | None:
         return self._secret if route == ROUTE_WORKER else None
 
-    def deliver(self, preface: Preface, connection: socket.socket, address: str) -> Refusal | None:
-        return Refusal(f"route {preface.route} does not exist here", refuse_route())
+    def deliver(self, preface: Preface, connection: socket.socket, address: str) -> ConnectionRefusal | None:
+        return ConnectionRefusal(f"route {preface.route} does not exist here", refuse_route())
 
     async def answer(self, question: bytes) -> bytes:
         raise AgentError("this machine has a listener but no agent", hint="Start the agent: barnraise up")

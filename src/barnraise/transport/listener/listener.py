@@ -29,25 +29,29 @@ from barnraise.core.file_lock import FileLock
 from barnraise.identity import WORKER_BYTES, NodeId, delegate
 from barnraise.identity.private_file import private_directory
 from barnraise.transport.addresses import own_addresses
-from barnraise.transport.ipc.fd_passing import Channel, encode_frame
-from barnraise.transport.ipc.local_socket import LocalDoor, is_same_user
+from barnraise.transport.ipc.fd_passing import IpcChannel, encode_frame
+from barnraise.transport.ipc.local_socket import LocalListener, is_same_user
 from barnraise.transport.ipc.messages import (
     LARGEST_BODY,
-    Ask,
-    Incoming,
-    Refused,
-    Register,
+    DialTicket,
+    IncomingConnection,
+    ListenerReply,
+    ListenerRequest,
+    ListenerStanding,
+    RegisterEndpoint,
+    RegistrationRefused,
     Reply,
     Request,
-    Standing,
-    Ticket,
-    Told,
     decode_request,
     encode_message,
 )
-from barnraise.transport.listener.acceptor import Doorkeeper, Refusal, accept_or_pause
+from barnraise.transport.listener.acceptor import ConnectionAcceptor, ConnectionRefusal, accept_or_pause
 from barnraise.transport.listener.bind import open_port
-from barnraise.transport.listener.connection_policy import RESERVED, House, SettingsHouse
+from barnraise.transport.listener.connection_policy import (
+    RESERVED,
+    ConnectionPolicy,
+    SettingsConnectionPolicy,
+)
 from barnraise.transport.listener.preface import ROUTE_WORKER, Preface, refuse_route
 
 _MOST_LOCAL = 1024
@@ -66,7 +70,7 @@ class _Local:
 
     __slots__ = ("channel", "pid", "requests", "run", "talk", "worker")
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: IpcChannel) -> None:
         self.channel = channel
         self.worker: bytes | None = None
         self.run = ""
@@ -78,7 +82,9 @@ class _Local:
 class Listener:
     """Owns the port and the local door between ``start`` and ``stop``."""
 
-    def __init__(self, settings: Settings, *, any_port: bool = False, house: House | None = None) -> None:
+    def __init__(
+        self, settings: Settings, *, any_port: bool = False, house: ConnectionPolicy | None = None
+    ) -> None:
         """``any_port`` takes another port when the wanted one is taken, and says so.
 
         An agent brings its ``house``; without one the settings say whom to trust.
@@ -87,21 +93,21 @@ class Listener:
         self._any_port = any_port
         self._directory = private_directory(state_directory(settings))
         self._agent = house is not None
-        self._house: House = SettingsHouse(settings) if house is None else house
+        self._house: ConnectionPolicy = SettingsConnectionPolicy(settings) if house is None else house
         self._lock = FileLock(self._directory / "listener.lock")
         self._locals: set[_Local] = set()
         self._workers: dict[bytes, _Local] = {}
         self._occupied, self._empty = asyncio.Event(), asyncio.Event()
         self._empty.set()
-        self._keeper: Doorkeeper | None = None
-        self._door: LocalDoor | None = None
+        self._keeper: ConnectionAcceptor | None = None
+        self._door: LocalListener | None = None
 
     @property
     def node(self) -> NodeId:
         return self._house.key.id
 
     @property
-    def keeper(self) -> Doorkeeper:
+    def keeper(self) -> ConnectionAcceptor:
         if self._keeper is None:
             raise ListenerError("the listener has not been started")
         return self._keeper
@@ -120,9 +126,9 @@ class Listener:
         await self._succeed()
         try:
             port_socket = open_port(self._settings.network.port, any_port=self._any_port)
-            self._keeper = Doorkeeper(port_socket, self._house.key_for, self._deliver)
+            self._keeper = ConnectionAcceptor(port_socket, self._house.key_for, self._deliver)
             self._keeper.open()
-            self._door = LocalDoor(self._directory)
+            self._door = LocalListener(self._directory)
             self._loop.add_reader(self._door.socket, self._accept_local)
         except BaseException:
             await self.stop()
@@ -170,13 +176,13 @@ class Listener:
                 )
             await asyncio.sleep(0.05)
 
-    def _deliver(self, preface: Preface, connection: socket.socket, address: str) -> Refusal | None:
+    def _deliver(self, preface: Preface, connection: socket.socket, address: str) -> ConnectionRefusal | None:
         if preface.route != ROUTE_WORKER:
             return self._deliver_to_house(preface, connection, address)
         local = self._workers.get(preface.target)
         if local is None:
-            return Refusal(f"no worker {preface.target.hex()[:8]} is registered", refuse_route())
-        incoming = Incoming(
+            return ConnectionRefusal(f"no worker {preface.target.hex()[:8]} is registered", refuse_route())
+        incoming = IncomingConnection(
             worker=preface.target,
             peer_address=address,
             version_min=preface.version_min,
@@ -187,16 +193,18 @@ class Listener:
             local.channel.send_socket(encode_message(incoming), connection, local.pid)
         except ListenerError as error:
             self._farewell(local)
-            return Refusal(error.message)
+            return ConnectionRefusal(error.message)
         except OSError as error:
-            return Refusal(f"worker {preface.target.hex()[:8]} takes no connection now: {error}")
+            return ConnectionRefusal(f"worker {preface.target.hex()[:8]} takes no connection now: {error}")
         return None
 
-    def _deliver_to_house(self, preface: Preface, connection: socket.socket, address: str) -> Refusal | None:
+    def _deliver_to_house(
+        self, preface: Preface, connection: socket.socket, address: str
+    ) -> ConnectionRefusal | None:
         try:
             copy = connection.dup()
         except OSError as error:
-            return Refusal(f"no connection can be taken now: {error.strerror}")
+            return ConnectionRefusal(f"no connection can be taken now: {error.strerror}")
         try:
             copy.setblocking(False)
             refusal = self._house.deliver(preface, copy, address)
@@ -215,7 +223,7 @@ class Listener:
         if len(self._locals) >= _MOST_LOCAL or not is_same_user(connection):
             connection.close()
             return
-        local = _Local(Channel(connection))
+        local = _Local(IpcChannel(connection))
         self._locals.add(local)
         self._occupied.set()
         self._empty.clear()
@@ -237,7 +245,7 @@ class Listener:
         assert self._door is not None
         if not secrets.compare_digest(request.token.encode(), self._door.token.encode()):
             raise ProtocolError("a local process showed a wrong token")
-        if local.talk is None and not isinstance(request, Ask):
+        if local.talk is None and not isinstance(request, ListenerRequest):
             local.channel.send(encode_message(self._reply(local, request)))
             return
         if len(local.requests) >= _MOST_QUESTIONS:
@@ -250,7 +258,7 @@ class Listener:
         try:
             while local.requests:
                 request = local.requests[0]
-                if isinstance(request, Ask) and local.worker is None:
+                if isinstance(request, ListenerRequest) and local.worker is None:
                     frame = encode_frame(encode_message(await self._tell(request)))
                     sending = self._loop.sock_sendall(local.channel.connection, frame)
                     await asyncio.wait_for(sending, _TELL_S)
@@ -262,40 +270,52 @@ class Listener:
             _log.warning("a local process is cut off: %s", error)
             self._farewell(local)
 
-    async def _tell(self, request: Ask) -> Reply:
+    async def _tell(self, request: ListenerRequest) -> Reply:
         try:
             answer = await asyncio.wait_for(self._house.answer(request.question), _LONGEST_ANSWER_S)
         except BarnraiseError as error:
-            return Refused(error.message, error.hint, error.code)
+            return RegistrationRefused(error.message, error.hint, error.code)
         except TimeoutError:
-            return Refused(f"the agent found no answer within {_LONGEST_ANSWER_S:g} s", "Ask again.")
+            return RegistrationRefused(
+                f"the agent found no answer within {_LONGEST_ANSWER_S:g} s", "Ask again."
+            )
         except Exception as error:  # noqa: BLE001  # our fault at one question must not end the agent
             _log.exception("a question could not be answered")
-            return Refused(f"the agent failed at this: {type(error).__name__}", "Read the agent's log.")
+            return RegistrationRefused(
+                f"the agent failed at this: {type(error).__name__}", "Read the agent's log."
+            )
         if len(answer) > LARGEST_BODY:
-            return Refused(f"the answer has {len(answer)} bytes, too many to tell", "Ask for less.")
-        return Told(answer)
+            return RegistrationRefused(
+                f"the answer has {len(answer)} bytes, too many to tell", "Ask for less."
+            )
+        return ListenerReply(answer)
 
     def _reply(self, local: _Local, request: Request) -> Reply:
-        if isinstance(request, Ask):
-            return Refused("this connection belongs to a worker", "Open another one for questions.")
-        if not isinstance(request, Register):
+        if isinstance(request, ListenerRequest):
+            return RegistrationRefused(
+                "this connection belongs to a worker", "Open another one for questions."
+            )
+        if not isinstance(request, RegisterEndpoint):
             return self._standing()
         if local.worker is not None:
-            return Refused("this connection has a worker already", "Open a connection for each worker.")
+            return RegistrationRefused(
+                "this connection has a worker already", "Open a connection for each worker."
+            )
         if request.run.startswith(RESERVED):
-            return Refused(f"a run's name cannot begin with {RESERVED}", "Choose another name for the run.")
+            return RegistrationRefused(
+                f"a run's name cannot begin with {RESERVED}", "Choose another name for the run."
+            )
         why = self._house.refuse_run(request.run)
         if why is not None:
-            return Refused(why, "See what runs are known here: barnraise status")
+            return RegistrationRefused(why, "See what runs are known here: barnraise status")
         try:
             return self._register(local, request)
         except IdentityError as error:
-            return Refused(error.message, error.hint)
+            return RegistrationRefused(error.message, error.hint)
 
-    def _register(self, local: _Local, request: Register) -> Ticket:
+    def _register(self, local: _Local, request: RegisterEndpoint) -> DialTicket:
         worker = secrets.token_bytes(WORKER_BYTES)
-        ticket = Ticket(
+        ticket = DialTicket(
             credentials=delegate(self._house.key, run=request.run, worker=worker),
             trusted=[node.raw for node in self._house.trusted()],
             secret=self._house.secret(),
@@ -312,8 +332,8 @@ class Listener:
         _log.info("worker %s of run %r is registered (pid %d)", worker.hex()[:8], request.run, request.pid)
         return ticket
 
-    def _standing(self) -> Standing:
-        return Standing(
+    def _standing(self) -> ListenerStanding:
+        return ListenerStanding(
             node=self.node.raw,
             port=self.port,
             addresses=self._addresses(),

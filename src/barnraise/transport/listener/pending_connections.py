@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 Guest = TypeVar("Guest", bound=Hashable)
 
 
-class WaitingRoom(Generic[Guest]):
+class PendingConnections(Generic[Guest]):
     """Full rooms stay open: the oldest guest leaves for the newest."""
 
     def __init__(self, *, total: int, per_source: int) -> None:

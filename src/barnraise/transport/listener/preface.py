@@ -68,7 +68,7 @@ class Preface:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PrefaceAnswer:
     """What a knock with a right MAC gets back: the version to speak, or why it is turned away."""
 
     version: int
@@ -143,22 +143,22 @@ def refuse_version() -> bytes:
     return _ANSWER.pack(_ANSWER_MAGIC, 0, _NO_VERSION)
 
 
-def parse_answer(data: bytes) -> Answer:
+def parse_answer(data: bytes) -> PrefaceAnswer:
     if len(data) != ANSWER_BYTES:
         raise ProtocolError(f"an answer has {ANSWER_BYTES} bytes, this has {len(data)}")
     magic, version, flags = _ANSWER.unpack(data)
     if magic != _ANSWER_MAGIC:
         raise ProtocolError("the port that was dialled does not belong to Barnraise")
     if version and not flags & ~_PLAINTEXT:
-        return Answer(version, plaintext=bool(flags))
+        return PrefaceAnswer(version, plaintext=bool(flags))
     if not version and flags == _NO_ROUTE:
-        return Answer(0, refusal="no such worker is registered there")
+        return PrefaceAnswer(0, refusal="no such worker is registered there")
     if not version and flags == _NO_VERSION:
-        return Answer(0, refusal="no protocol version is common to both")
+        return PrefaceAnswer(0, refusal="no protocol version is common to both")
     raise ProtocolError("the answer to the preface has a wrong form")
 
 
-class Replays:
+class ReplayCache:
     """Nonces seen lately. Only prefaces with a right MAC get here, so a stranger cannot push one out.
 
     Hence the pairing route, whose secret may be known to all, has one of its own.

@@ -16,25 +16,25 @@ from typing import Any, TypeVar
 import msgspec
 
 from barnraise.agent_client.client import ListenerClient
-from barnraise.agent_client.cluster_requests import Done, Told, decode_told, encode
-from barnraise.agent_client.log_tail import Following
+from barnraise.agent_client.cluster_requests import RequestDone, Told, decode_told, encode
+from barnraise.agent_client.log_tail import LogTail
 from barnraise.agent_client.run_requests import (
-    Follow,
-    ResultsAsk,
-    ResultsTold,
+    FollowPosition,
+    ResultsRequest,
+    ResultsResponse,
     RunQuestion,
     RunRow,
-    StartAsk,
-    Started,
-    StopAsk,
-    WatchAsk,
-    WatchTold,
+    RunStarted,
+    StartRunRequest,
+    StopRunRequest,
+    WatchRequest,
+    WatchResponse,
 )
 from barnraise.artifacts import (
     RESULTS,
+    ArtifactStore,
     FileEntry,
-    Manifest,
-    Store,
+    FolderManifest,
     folder_limits,
     pack,
     read_files,
@@ -88,12 +88,12 @@ def launch(
     _check_call(fn, args, kwargs, options)
     contents = encode_call(args, kwargs, script.constants)
     settings = load_settings()
-    store = Store(store_directory(state_directory(settings)))
+    store = ArtifactStore(store_directory(state_directory(settings)))
     with tempfile.TemporaryDirectory(prefix="barnraise-") as draft:
         (Path(draft) / SCRIPT).write_text(script.text, encoding="utf-8")
         write_file(Path(draft) / ARGUMENTS, contents)
         manifest = _pack(Path(draft), home, store, settings)
-    question = StartAsk(
+    question = StartRunRequest(
         command=(SCRIPT,),
         folder=store.put_manifest(manifest),
         title=name or fn.__name__,
@@ -109,7 +109,7 @@ def launch(
     _check_question(question)
     view = _View(sys.stdout.write if show else None)
     agent = _Agent(settings, view.say)
-    started = agent.ask(question, Started, question.wait_s + _ANSWER_S)
+    started = agent.ask(question, RunStarted, question.wait_s + _ANSWER_S)
     size, where = format_size(manifest.size), ", ".join(started.nodes)
     view.say(f"run {started.run} of {fn.__name__} ({size}) on {where}")
     row = _watch(agent, started.run, view, None if timeout is None else time.monotonic() + _seconds(timeout))
@@ -146,7 +146,7 @@ def _check_call(
             )
 
 
-def _pack(draft: Path, folder: Path | None, store: Store, settings: Settings) -> Manifest:
+def _pack(draft: Path, folder: Path | None, store: ArtifactStore, settings: Settings) -> FolderManifest:
     """The script and its arguments, and the folder's files if there is one."""
     limits = folder_limits(settings)
     manifest = pack(draft, store, limits, everything=True).manifest
@@ -164,16 +164,16 @@ def _pack(draft: Path, folder: Path | None, store: Store, settings: Settings) ->
     return both
 
 
-def _needs(store: Store, manifest: Manifest) -> bytes:
+def _needs(store: ArtifactStore, manifest: FolderManifest) -> bytes:
     needs = needs_of(read_files(store, manifest, lambda path: path.endswith(".py")), SCRIPT)
     if needs.syntax is not None:
         raise RunEnvironmentError(needs.syntax, hint="Correct the file; nothing was sent or started.")
     return msgspec.msgpack.encode(needs)
 
 
-def _check_question(question: StartAsk) -> None:
+def _check_question(question: StartRunRequest) -> None:
     try:
-        msgspec.msgpack.decode(encode(question), type=StartAsk)
+        msgspec.msgpack.decode(encode(question), type=StartRunRequest)
     except msgspec.ValidationError as error:
         raise RunError(
             f"an option of launch has a value that is not possible: {error}",
@@ -227,7 +227,7 @@ class _View:
 
     write: Callable[[str], object] | None
     version: int = 0
-    following: Following = field(default_factory=Following)
+    following: LogTail = field(default_factory=LogTail)
     said: set[str] = field(default_factory=set)
 
     def say(self, text: str) -> None:
@@ -236,10 +236,10 @@ class _View:
             sys.stderr.write(f"barnraise: {text}\n")
             sys.stderr.flush()
 
-    def follow(self, told: WatchTold | None) -> tuple[Follow, ...]:
+    def follow(self, told: WatchResponse | None) -> tuple[FollowPosition, ...]:
         return () if told is None or not told.workers else self.following.wanted(told, [0])
 
-    def show(self, told: WatchTold) -> None:
+    def show(self, told: WatchResponse) -> None:
         row = told.row
         for line in (*told.findings, *told.notes):
             self.say(line)
@@ -256,7 +256,7 @@ class _View:
             self.say(row.sentence)
         self.version = row.version
 
-    def is_done(self, told: WatchTold) -> bool:
+    def is_done(self, told: WatchResponse) -> bool:
         return told.row.phase == "ended" and self.following.is_complete(told)
 
     def _print(self, line: str) -> None:
@@ -267,11 +267,11 @@ class _View:
 
 def _watch(agent: _Agent, run: str, view: _View, deadline: float | None) -> RunRow:
     """Until it has ended. Whatever makes us leave before stops it, for nobody would hear of its result."""
-    told: WatchTold | None = None
+    told: WatchResponse | None = None
     try:
         while told is None or not view.is_done(told):
-            question = WatchAsk(run=run, version=view.version, follow=view.follow(told), wait_s=1.0)
-            told = agent.patiently(question, WatchTold)
+            question = WatchRequest(run=run, version=view.version, follow=view.follow(told), wait_s=1.0)
+            told = agent.patiently(question, WatchResponse)
             view.show(told)
             if deadline is not None and time.monotonic() > deadline and told.row.phase != "ended":
                 raise RunError(
@@ -281,7 +281,7 @@ def _watch(agent: _Agent, run: str, view: _View, deadline: float | None) -> RunR
     except BaseException:
         view.say(f"stopping run {run}")
         with suppress(BarnraiseError):
-            agent.ask(StopAsk(run), Done)
+            agent.ask(StopRunRequest(run), RequestDone)
         raise
     return told.row
 
@@ -289,10 +289,10 @@ def _watch(agent: _Agent, run: str, view: _View, deadline: float | None) -> RunR
 # after it has ended
 
 
-def _bring(agent: _Agent, store: Store, row: RunRow, target: Path, view: _View) -> FileEntry | None:
+def _bring(agent: _Agent, store: ArtifactStore, row: RunRow, target: Path, view: _View) -> FileEntry | None:
     """Rank 0's result in the store; the other files that it wrote go into ``target``."""
     try:
-        told = agent.ask(ResultsAsk(row.run), ResultsTold, _RESULTS_S)
+        told = agent.ask(ResultsRequest(row.run), ResultsResponse, _RESULTS_S)
         manifest = store.manifest(told.manifest) if told.manifest else None
         if manifest is None:
             if told.sentence:
@@ -310,7 +310,7 @@ def _bring(agent: _Agent, store: Store, row: RunRow, target: Path, view: _View) 
         return None
 
 
-def _result(store: Store, row: RunRow, found: FileEntry | None) -> Any:
+def _result(store: ArtifactStore, row: RunRow, found: FileEntry | None) -> Any:
     if row.code != 0:
         who = f"rank {row.failed_rank} on {row.failed_on}" if row.failed_on else "the first failure"
         words = f"\n--- last words of {who}\n{row.tail.rstrip()}\n---" if row.tail else ""

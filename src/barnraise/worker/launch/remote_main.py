@@ -16,7 +16,7 @@ ARGUMENTS = "barnraise_launch.arguments"
 RESULT = "barnraise_launch.result"
 
 
-class Call(NamedTuple):
+class RemoteCall(NamedTuple):
     """All that a function is given."""
 
     positional: list[Any]
@@ -62,12 +62,12 @@ def write_file(path: Path, contents: Sequence[Content]) -> None:
 
 
 @cache
-def _call(file: Path) -> Call:
+def _call(file: Path) -> RemoteCall:
     form, *values = decode_values(file.read_bytes())
     try:
         count, names, constants = form
         at = count + len(names)
-        return Call(
+        return RemoteCall(
             values[:count],
             dict(zip(names, values[count:at], strict=True)),
             dict(zip(constants, values[at:], strict=True)),

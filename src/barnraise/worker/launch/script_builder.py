@@ -20,21 +20,21 @@ from typing import Any
 
 from barnraise.core.errors import RunError
 from barnraise.worker.launch.serializer import a_kind, advice, is_data
-from barnraise.worker.launch.source_extract import Definition, class_definition, function_definition
+from barnraise.worker.launch.source_extract import SourceDefinition, class_definition, function_definition
 
 _MISSING = object()
 _OF_EVERY_MODULE = frozenset(["__name__", "__file__", "__doc__", "__builtins__", "__spec__", "__package__"])
 
 
 @dataclass(frozen=True)
-class Script:
+class GeneratedScript:
     """What a worker runs, and the plain data that it reads by name."""
 
     text: str
     constants: tuple[tuple[str, object], ...]
 
 
-def script_of(function: Callable[..., object], folder: Path | None = None) -> Script:
+def script_of(function: Callable[..., object], folder: Path | None = None) -> GeneratedScript:
     """RunError names what cannot be sent. ``folder`` is sent too, so its modules may be imported."""
     inner = _plain_function(function)
     parts = _Parts(inner, function, folder)
@@ -43,7 +43,7 @@ def script_of(function: Callable[..., object], folder: Path | None = None) -> Sc
         parts.imports[inner.__name__] = f"from {home} import {inner.__name__}"
     else:
         parts.take_root()
-    return Script(_text(parts, inner.__name__), tuple(parts.constants.items()))
+    return GeneratedScript(_text(parts, inner.__name__), tuple(parts.constants.items()))
 
 
 @dataclass
@@ -55,7 +55,7 @@ class _Parts:
     folder: Path | None
     imports: dict[str, str] = field(default_factory=dict)
     constants: dict[str, object] = field(default_factory=dict)
-    written: dict[str, Definition] = field(default_factory=dict)
+    written: dict[str, SourceDefinition] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
 
@@ -70,7 +70,7 @@ class _Parts:
         for each in self.written.values():
             self._submodules(each)
 
-    def _write(self, found: Definition) -> None:
+    def _write(self, found: SourceDefinition) -> None:
         """What is needed at once stands before it, with all that it may call; the rest may follow."""
         for used in sorted(found.now):
             self._take(used, found)
@@ -79,7 +79,7 @@ class _Parts:
             self._take(used, found)
         self._take_soft(found)
 
-    def _take(self, name: str, user: Definition) -> None:
+    def _take(self, name: str, user: SourceDefinition) -> None:
         if name in self.begun or name in _OF_EVERY_MODULE:
             return
         value = self.root.__globals__.get(name, _MISSING)
@@ -98,7 +98,7 @@ class _Parts:
         if not self._take_code(name, value, user):
             self._take_value(name, value, user)
 
-    def _take_code(self, name: str, value: Any, user: Definition) -> bool:
+    def _take_code(self, name: str, value: Any, user: SourceDefinition) -> bool:
         """Modules, functions and classes; whether it was one."""
         if isinstance(value, ModuleType):
             self.imports[name] = self._module_line(name, value, user)
@@ -126,7 +126,7 @@ class _Parts:
         self.imports[name] = f"from {home} import {actual}" + ("" if actual == name else f" as {name}")
         return True
 
-    def _take_definition(self, name: str, value: object, found: Definition) -> None:
+    def _take_definition(self, name: str, value: object, found: SourceDefinition) -> None:
         if found.name != name:
             other = self.root.__globals__.get(found.name, value)
             if other is not value:
@@ -140,7 +140,7 @@ class _Parts:
             self.begun.add(found.name)
         self._write(found)
 
-    def _take_value(self, name: str, value: object, user: Definition) -> None:
+    def _take_value(self, name: str, value: object, user: SourceDefinition) -> None:
         if not is_data(value):
             kind = "a lambda" if _is_lambda(value) else a_kind(value)
             raise RunError(
@@ -149,7 +149,7 @@ class _Parts:
             )
         self.constants[name] = value
 
-    def _take_soft(self, found: Definition) -> None:
+    def _take_soft(self, found: SourceDefinition) -> None:
         """Names in annotations come along if they can; no function needs them to run."""
         for name in sorted(found.annotations):
             if is_data(self.root.__globals__.get(name, None)):
@@ -169,7 +169,7 @@ class _Parts:
             self.imports, self.constants, self.written = trial.imports, trial.constants, trial.written
             self.aliases, self.begun = trial.aliases, trial.begun
 
-    def _submodules(self, found: Definition) -> None:
+    def _submodules(self, found: SourceDefinition) -> None:
         """``import xml.dom`` binds only ``xml``: what is reached through it must be imported as well."""
         for dotted in sorted(found.dotted):
             name, *steps = dotted.split(".")
@@ -184,7 +184,7 @@ class _Parts:
             if longest != name:
                 self.imports[longest] = f"import {longest}"
 
-    def _module_line(self, name: str, module: ModuleType, user: Definition) -> str:
+    def _module_line(self, name: str, module: ModuleType, user: SourceDefinition) -> str:
         # The same module has another name on Windows.
         full = "os.path" if module is os.path else module.__name__
         if sys.modules.get(full) is not module:
@@ -195,7 +195,7 @@ class _Parts:
         self._check_there(full, user)
         return f"import {full}" if full == name else f"import {full} as {name}"
 
-    def _check_there(self, home: str, user: Definition) -> None:
+    def _check_there(self, home: str, user: SourceDefinition) -> None:
         if _is_there(home, self.folder):
             return
         top = home.partition(".")[0]
@@ -225,7 +225,7 @@ def _plain_function(function: Callable[..., object]) -> FunctionType:
     raise RunError(f"{name} is {what} and cannot be sent", hint=hint)
 
 
-def _definition_of(value: object, inner: FunctionType) -> Definition:
+def _definition_of(value: object, inner: FunctionType) -> SourceDefinition:
     name = inner.__name__
     if _is_lambda(inner):
         raise RunError("a lambda cannot be sent", hint="Write it as a function with def.")

@@ -20,7 +20,7 @@ _AT_ONCE = frozenset(["listcomp", "setcomp", "dictcomp", "genexpr"])
 
 
 @dataclass(frozen=True)
-class Definition:
+class SourceDefinition:
     """Its names by when they are needed: while it is defined, once it is called, or only to annotate."""
 
     name: str
@@ -34,7 +34,7 @@ class Definition:
     dotted: frozenset[str] = frozenset()  # such as torch.nn.functional.relu
 
 
-def function_definition(function: FunctionType) -> Definition:
+def function_definition(function: FunctionType) -> SourceDefinition:
     """RunError if its source is not to be had or is not the one that runs."""
     code = function.__code__
     for node in _nodes(code.co_filename, function.__globals__):
@@ -44,7 +44,7 @@ def function_definition(function: FunctionType) -> Definition:
     raise _no_source(function.__name__, code.co_filename)
 
 
-def class_definition(cls: type, space: Mapping[str, Any]) -> Definition:
+def class_definition(cls: type, space: Mapping[str, Any]) -> SourceDefinition:
     """Of a class at the top of a file or cell; ``space`` are the globals of who uses it."""
     methods = list(_methods(cls))
     for code in methods:
@@ -60,14 +60,14 @@ def class_definition(cls: type, space: Mapping[str, Any]) -> Definition:
     raise _no_source(cls.__name__, methods[0].co_filename if methods else "")
 
 
-def names_used(name: str, text: str, place: str, *, decorated: bool = False) -> Definition:
+def names_used(name: str, text: str, place: str, *, decorated: bool = False) -> SourceDefinition:
     """Pure: what a definition's text needs of its globals."""
     tree = ast.parse(text)
     noted = _Annotations()
     bare = noted.visit(ast.parse(text))
     names = _Names()
     names.read(symtable.symtable(ast.unparse(ast.fix_missing_locations(bare)), name, "exec"), at_once=True)
-    return Definition(
+    return SourceDefinition(
         name=name,
         text=text,
         place=place,
@@ -146,7 +146,7 @@ def _dotted(tree: ast.AST) -> Iterator[str]:
             yield ".".join([inner.id, *reversed(parts)])
 
 
-def _definition(node: _Node, file: str, space: Mapping[str, Any]) -> Definition:
+def _definition(node: _Node, file: str, space: Mapping[str, Any]) -> SourceDefinition:
     first = _first_line(node)
     lines = linecache.getlines(file, dict(space))[first - 1 : node.end_lineno]
     is_file = os.path.exists(file)

@@ -6,7 +6,7 @@ import pytest
 
 from barnraise.collectives.comm_process import group as group_module
 from barnraise.collectives.comm_process.runner import _POOLED_BYTES, Runner
-from barnraise.collectives.messages import Specification
+from barnraise.collectives.messages import OperationSpec
 from tests.sim.operations import Collective, Message
 from tests.sim.plans import Plan
 from tests.sim.world import Machine, Side, Simulation
@@ -21,7 +21,7 @@ def opened(world: int, seed: int = 1) -> tuple[Simulation, list[tuple[Machine, S
 
 
 def broadcast(size: int, segment: int, world: int) -> Collective:
-    specification = Specification("broadcast", 6, "", 0, "star", (size,), segment, 2)
+    specification = OperationSpec("broadcast", 6, "", 0, "star", (size,), segment, 2)
     data = bytes(range(1, 251)) * (size // 250)
     data += bytes(size - len(data))
     return Collective(specification, (data,) + (bytes(size),) * (world - 1), (((0, data),),) * world)

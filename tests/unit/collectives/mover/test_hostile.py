@@ -13,11 +13,17 @@ import pytest
 from barnraise.collectives.comm_process import engine, group, point_to_point
 from barnraise.collectives.comm_process.group import JoinBody
 from barnraise.collectives.comm_process.links import handshakes
-from barnraise.collectives.comm_process.links.handshakes import Security
-from barnraise.collectives.messages import Failed, Failure, Specification, Start, encode_specification
+from barnraise.collectives.comm_process.links.handshakes import HandshakeSecurity
+from barnraise.collectives.messages import (
+    Failure,
+    OperationFailed,
+    OperationSpec,
+    StartOperation,
+    encode_specification,
+)
 from barnraise.core.errors import BarnraiseError, HandshakeError, ProtocolError
-from barnraise.transport.ipc.messages import Incoming
-from barnraise.transport.links.frames import EAGER_BYTES, Header, Kind
+from barnraise.transport.ipc.messages import IncomingConnection
+from barnraise.transport.links.frames import EAGER_BYTES, FrameHeader, FrameKind
 from barnraise.transport.listener.preface import encode_answer
 from benchmarks.fuzz import TARGETS, run_target
 from benchmarks.hostile_peer import FRIEND, HOSTILE, Session
@@ -30,7 +36,7 @@ def test_a_short_run_of_the_fuzzer(target: str) -> None:
     assert list(run_target(target, 400 if target != "handshake" else 50, seed=9000))
 
 
-def say(session: Session, header: Header, payload: bytes = b"") -> str | None:
+def say(session: Session, header: FrameHeader, payload: bytes = b"") -> str | None:
     """Deliver one frame; the reason if it ended the link."""
     session.hostile._inbox += header._replace(length=len(payload)).encode() + payload
     while session.hostile._inbox and session.hostile.closed is None:
@@ -47,34 +53,40 @@ def undisturbed(session: Session) -> None:
 def specification(**changes: Any) -> bytes:
     return encode_specification(
         msgspec.structs.replace(
-            Specification("all_reduce", 8, "sum", -1, "ring", (4096,), 1024, 2), **changes
+            OperationSpec("all_reduce", 8, "sum", -1, "ring", (4096,), 1024, 2), **changes
         )
     )
 
 
-Flood = Callable[[Session, int], tuple[Header, bytes]]
+Flood = Callable[[Session, int], tuple[FrameHeader, bytes]]
 FLOODS: dict[str, Flood] = {
-    "pings that are never answered to": lambda s, n: (Header(Kind.PING, first=n), b""),
-    "questions": lambda s, n: (Header(Kind.ASK, group=s.bad, sequence=n % 2), b""),
-    "answers": lambda s, n: (Header(Kind.TELL, group=s.bad, sequence=n), b""),
-    "empty data": lambda s, n: (Header(Kind.DATA, group=s.bad, sequence=50, first=n), b""),
-    "data ahead": lambda s, n: (Header(Kind.DATA, group=s.bad, sequence=50 + n), bytes(EAGER_BYTES)),
-    "starts": lambda s, n: (Header(Kind.OPEN, group=s.bad, sequence=50 + n), b"x" * 30_000),
-    "small starts": lambda s, n: (Header(Kind.OPEN, group=s.bad, sequence=50 + n), b""),
-    "messages": lambda s, n: (Header(Kind.EAGER, group=s.bad, sequence=n, first=77), bytes(EAGER_BYTES)),
-    "offers": lambda s, n: (Header(Kind.OFFER, group=s.bad, sequence=n, first=77), bytes(8)),
+    "pings that are never answered to": lambda s, n: (FrameHeader(FrameKind.PING, first=n), b""),
+    "questions": lambda s, n: (FrameHeader(FrameKind.ASK, group=s.bad, sequence=n % 2), b""),
+    "answers": lambda s, n: (FrameHeader(FrameKind.TELL, group=s.bad, sequence=n), b""),
+    "empty data": lambda s, n: (FrameHeader(FrameKind.DATA, group=s.bad, sequence=50, first=n), b""),
+    "data ahead": lambda s, n: (
+        FrameHeader(FrameKind.DATA, group=s.bad, sequence=50 + n),
+        bytes(EAGER_BYTES),
+    ),
+    "starts": lambda s, n: (FrameHeader(FrameKind.OPEN, group=s.bad, sequence=50 + n), b"x" * 30_000),
+    "small starts": lambda s, n: (FrameHeader(FrameKind.OPEN, group=s.bad, sequence=50 + n), b""),
+    "messages": lambda s, n: (
+        FrameHeader(FrameKind.EAGER, group=s.bad, sequence=n, first=77),
+        bytes(EAGER_BYTES),
+    ),
+    "offers": lambda s, n: (FrameHeader(FrameKind.OFFER, group=s.bad, sequence=n, first=77), bytes(8)),
     "stale joins": lambda s, n: (
-        Header(Kind.JOIN, group=n + 1),
+        FrameHeader(FrameKind.JOIN, group=n + 1),
         msgspec.msgpack.encode(JoinBody(1, "old", 0, 2, b"")),
     ),
     "joins": lambda s, n: (
-        Header(Kind.JOIN, group=n + 1),
+        FrameHeader(FrameKind.JOIN, group=n + 1),
         msgspec.msgpack.encode(JoinBody(2, "x" * 3000, 0, 2, b"")),
     ),
-    "probes": lambda s, n: (Header(Kind.PROBE, first=0, second=1), b""),
-    "probe results": lambda s, n: (Header(Kind.PROBED), bytes(16)),
-    "data for nobody": lambda s, n: (Header(Kind.DATA, group=9, sequence=n), bytes(4096)),
-    "failures of nothing": lambda s, n: (Header(Kind.FAIL, group=9), b"x" * 30_000),
+    "probes": lambda s, n: (FrameHeader(FrameKind.PROBE, first=0, second=1), b""),
+    "probe results": lambda s, n: (FrameHeader(FrameKind.PROBED), bytes(16)),
+    "data for nobody": lambda s, n: (FrameHeader(FrameKind.DATA, group=9, sequence=n), bytes(4096)),
+    "failures of nothing": lambda s, n: (FrameHeader(FrameKind.FAIL, group=9), b"x" * 30_000),
 }
 
 
@@ -110,51 +122,54 @@ def test_a_flood_fills_no_memory(flood: str) -> None:
     undisturbed(session)
 
 
-SILLY: dict[str, Callable[[Session], tuple[Header, bytes]]] = {
-    "a second hello": lambda s: (Header(Kind.HELLO), bytes(16)),
-    "a group frame without a group": lambda s: (Header(Kind.OPEN), specification()),
-    "a frame of a group it is not in": lambda s: (Header(Kind.OPEN, group=s.good), specification()),
+SILLY: dict[str, Callable[[Session], tuple[FrameHeader, bytes]]] = {
+    "a second hello": lambda s: (FrameHeader(FrameKind.HELLO), bytes(16)),
+    "a group frame without a group": lambda s: (FrameHeader(FrameKind.OPEN), specification()),
+    "a frame of a group it is not in": lambda s: (FrameHeader(FrameKind.OPEN, group=s.good), specification()),
     "a failure of a group it is not in": lambda s: (
-        Header(Kind.FAIL, group=s.good),
+        FrameHeader(FrameKind.FAIL, group=s.good),
         msgspec.msgpack.encode(Failure("peer-lost", "ha", 1)),
     ),
-    "data of 1 MiB ahead": lambda s: (Header(Kind.DATA, group=s.bad, sequence=50), bytes(MEBI)),
+    "data of 1 MiB ahead": lambda s: (FrameHeader(FrameKind.DATA, group=s.bad, sequence=50), bytes(MEBI)),
     "an eager message that is not small": lambda s: (
-        Header(Kind.EAGER, group=s.bad),
+        FrameHeader(FrameKind.EAGER, group=s.bad),
         bytes(EAGER_BYTES + 1),
     ),
     "an accepted message that was never offered": lambda s: (
-        Header(Kind.ACCEPT, group=s.bad, sequence=99),
+        FrameHeader(FrameKind.ACCEPT, group=s.bad, sequence=99),
         b"",
     ),
-    "an offer of no size": lambda s: (Header(Kind.OFFER, group=s.bad), b""),
-    "an offer of nine bytes": lambda s: (Header(Kind.OFFER, group=s.bad), bytes(9)),
-    "a cost table of rank 1": lambda s: (Header(Kind.TABLE, group=s.bad), b"\x80"),
+    "an offer of no size": lambda s: (FrameHeader(FrameKind.OFFER, group=s.bad), b""),
+    "an offer of nine bytes": lambda s: (FrameHeader(FrameKind.OFFER, group=s.bad), bytes(9)),
+    "a cost table of rank 1": lambda s: (FrameHeader(FrameKind.TABLE, group=s.bad), b"\x80"),
     "a cost that is no number": lambda s: (
-        Header(Kind.MEASURE, group=s.bad),
+        FrameHeader(FrameKind.MEASURE, group=s.bad),
         b"\x81\xa9latency_s\xcb\x7f\xf8\0\0\0\0\0\0",
     ),
-    "a probe of 1 MiB": lambda s: (Header(Kind.PROBE), bytes(MEBI)),
-    "a probe result of three bytes": lambda s: (Header(Kind.PROBED), b"abc"),
+    "a probe of 1 MiB": lambda s: (FrameHeader(FrameKind.PROBE), bytes(MEBI)),
+    "a probe result of three bytes": lambda s: (FrameHeader(FrameKind.PROBED), b"abc"),
     "a lost peer of another world": lambda s: (
-        Header(Kind.FAIL, group=s.bad),
+        FrameHeader(FrameKind.FAIL, group=s.bad),
         msgspec.msgpack.encode(Failure("peer-lost", "ha", 2)),
     ),
     "a lost peer without a name": lambda s: (
-        Header(Kind.FAIL, group=s.bad),
+        FrameHeader(FrameKind.FAIL, group=s.bad),
         msgspec.msgpack.encode(Failure("peer-lost", "ha", -1)),
     ),
     "late ranks that are none": lambda s: (
-        Header(Kind.FAIL, group=s.bad),
+        FrameHeader(FrameKind.FAIL, group=s.bad),
         msgspec.msgpack.encode(Failure("operation-timeout", "ha", -1, (0, 2**40))),
     ),
     "an unknown code": lambda s: (
-        Header(Kind.FAIL, group=s.bad),
+        FrameHeader(FrameKind.FAIL, group=s.bad),
         msgspec.msgpack.encode(Failure("no-such-code", "ha", 0)),
     ),
-    "text that is no text": lambda s: (Header(Kind.FAIL, group=s.bad), b"\x94\xa1\xff\xa1b\x00\x90"),
+    "text that is no text": lambda s: (
+        FrameHeader(FrameKind.FAIL, group=s.bad),
+        b"\x94\xa1\xff\xa1b\x00\x90",
+    ),
     "nesting without end": lambda s: (
-        Header(Kind.JOIN, group=s.bad),
+        FrameHeader(FrameKind.JOIN, group=s.bad),
         b"\x96\x02\xa1a\x00\x02\xc4\x00" + b"\x91" * 30_000 + b"\xc0",
     ),
 }
@@ -177,13 +192,13 @@ def test_what_no_honest_peer_says_ends_its_link_only(silly: str) -> None:
 def test_a_start_that_cannot_be_read_is_a_mismatch_when_this_rank_starts_it(encoded: bytes) -> None:
     """It waits until then, and must not come back as an error of our own command."""
     session = Session(3)
-    assert say(session, Header(Kind.OPEN, group=session.bad, sequence=9), encoded) is None
+    assert say(session, FrameHeader(FrameKind.OPEN, group=session.bad, sequence=9), encoded) is None
     number = session._number()
     session.victim.segments[number] = bytearray(4096)
-    command = Start(number, session.bad, 9, session.reduce, number, 0, 4096, 60.0)
+    command = StartOperation(number, session.bad, 9, session.reduce, number, 0, 4096, 60.0)
     session.victim.engine.command(command)
     ended = session.victim.ended[number]
-    assert isinstance(ended, Failed)
+    assert isinstance(ended, OperationFailed)
     assert ended.failure.code == "operation-mismatch"
     assert "rank 1 called" in ended.failure.message
     assert len(msgspec.msgpack.encode(ended.failure)) < 20_000, "it has to fit a control frame"
@@ -193,7 +208,7 @@ def test_a_start_that_cannot_be_read_is_a_mismatch_when_this_rank_starts_it(enco
 def test_a_join_that_claims_another_rank_fails_that_group_only() -> None:
     session = Session(4)
     body = msgspec.msgpack.encode(JoinBody(2, f"bad{session.bad_groups}", 0, 2, bytes(16)))
-    say(session, Header(Kind.JOIN, group=session.bad), body)
+    say(session, FrameHeader(FrameKind.JOIN, group=session.bad), body)
     failure = session.victim.engine._groups[session.bad].failure
     assert failure is not None
     assert "it says it is rank 0 of 2" in failure.message
@@ -204,7 +219,7 @@ def test_a_peers_old_joins_do_not_push_out_anothers() -> None:
     session = Session(5)
     theirs, mine = session.links[1], session.links[0]
     body = msgspec.msgpack.encode(JoinBody(2, "soon", 1, 2, b""))
-    theirs.send(Header(Kind.JOIN, group=1234), body)
+    theirs.send(FrameHeader(FrameKind.JOIN, group=1234), body)
     theirs.flush()
     mine.receive()
     for number in range(1000):
@@ -233,11 +248,11 @@ def meet(said: bytes, make: Callable[[socket.socket], handshakes.Steps]) -> Base
     raise AssertionError("it waits for ever")
 
 
-def in_the_clear(worker: bytes) -> Security:
-    return Security(worker, "run", bytes(32), True, None, None)
+def in_the_clear(worker: bytes) -> HandshakeSecurity:
+    return HandshakeSecurity(worker, "run", bytes(32), True, None, None)
 
 
-KNOCK = Incoming(bytes(16), "192.0.2.1", 1, 1, True)
+KNOCK = IncomingConnection(bytes(16), "192.0.2.1", 1, 1, True)
 
 
 @pytest.mark.parametrize(
@@ -246,10 +261,10 @@ KNOCK = Incoming(bytes(16), "192.0.2.1", 1, 1, True)
         b"",
         b"x" * 47,
         b"\xff" * 48,
-        Header(Kind.PING, 16).encode() + bytes(16),
-        Header(Kind.HELLO, 15).encode() + bytes(16),
-        Header(Kind.HELLO, 16, first=2**31).encode() + bytes(16),
-        Header(Kind.HELLO, 16).encode() + bytes(3),
+        FrameHeader(FrameKind.PING, 16).encode() + bytes(16),
+        FrameHeader(FrameKind.HELLO, 15).encode() + bytes(16),
+        FrameHeader(FrameKind.HELLO, 16, first=2**31).encode() + bytes(16),
+        FrameHeader(FrameKind.HELLO, 16).encode() + bytes(3),
     ],
 )
 def test_a_caller_that_does_not_say_hello_is_refused(said: bytes) -> None:
@@ -258,7 +273,7 @@ def test_a_caller_that_does_not_say_hello_is_refused(said: bytes) -> None:
 
 
 def test_a_caller_that_claims_to_be_us_is_refused() -> None:
-    said = Header(Kind.HELLO, 16).encode() + b"W" * 16
+    said = FrameHeader(FrameKind.HELLO, 16).encode() + b"W" * 16
     error = meet(said, lambda sock: handshakes.accept(sock, KNOCK, in_the_clear(b"W" * 16)))
     assert isinstance(error, HandshakeError)
     assert "this very worker" in error.message

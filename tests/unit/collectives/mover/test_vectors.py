@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,21 +14,22 @@ from barnraise.collectives.algorithms.cost_model import CostTable
 from barnraise.collectives.comm_process import group_setup
 from barnraise.collectives.comm_process.group import JoinBody, group_tag, membership_digest
 from barnraise.collectives.comm_process.links import handshakes
-from barnraise.collectives.comm_process.links.handshakes import Security
+from barnraise.collectives.comm_process.links.handshakes import HandshakeSecurity
 from barnraise.collectives.messages import (
     Failure,
-    Specification,
+    OperationSpec,
     decode_specification,
     encode_specification,
 )
 from barnraise.collectives.ops.dtypes import by_code, by_name
+from tests.repository import ROOT
 
-VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "frames.json").read_text("utf-8"))
+VECTORS = json.loads((ROOT / "tests" / "vectors" / "frames.json").read_text("utf-8"))
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     "JoinBody": JoinBody,
     "Failure": Failure,
     "CostTable": CostTable,
-    "Specification": Specification,
+    "Specification": OperationSpec,
 }
 
 
@@ -52,7 +52,7 @@ def test_structures(vector: dict[str, Any]) -> None:
     made = kind(**fields)
     assert msgspec.msgpack.encode(made).hex() == wire.hex()
     assert msgspec.msgpack.decode(wire, type=kind) == made
-    if isinstance(made, Specification):
+    if isinstance(made, OperationSpec):
         assert encode_specification(made) == wire
         assert decode_specification(wire) == made
 
@@ -66,18 +66,20 @@ def test_probe_results(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", bodies("offer"))
 def test_offers(vector: dict[str, Any]) -> None:
-    from barnraise.collectives.comm_process.point_to_point import Parcels
+    from barnraise.collectives.comm_process.point_to_point import PointToPoint
     from barnraise.collectives.messages import SendTo
-    from barnraise.transport.links.frames import Header, Kind
+    from barnraise.transport.links.frames import FrameHeader, FrameKind
 
     size, said = vector["fields"]["size"], []
-    parcels = Parcels(
+    parcels = PointToPoint(
         1, lambda *what: said.append(what), lambda *what: None, lambda *what: None, lambda text: None
     )
     parcels.send(SendTo(1, 1, 3, 9, 1, 0, 0, size, 1.0), memoryview(b""), 0.0)
-    assert said == [(3, Header(Kind.OFFER, group=1, first=9, second=1), bytes.fromhex(vector["bytes"]))]
+    assert said == [
+        (3, FrameHeader(FrameKind.OFFER, group=1, first=9, second=1), bytes.fromhex(vector["bytes"]))
+    ]
     said.clear()
-    parcels.frame(2, Header(Kind.OFFER, 8, 1, 0, 9, 1), memoryview(bytes.fromhex(vector["bytes"])))
+    parcels.frame(2, FrameHeader(FrameKind.OFFER, 8, 1, 0, 9, 1), memoryview(bytes.fromhex(vector["bytes"])))
     assert parcels.offers[0].size == size
 
 
@@ -95,8 +97,8 @@ def test_hello(vector: dict[str, Any]) -> None:
         assert said == (other, vector["stream"])
 
 
-def _security(worker: bytes) -> Security:
-    return Security(worker, "run", bytes(32), True, None, None)
+def _security(worker: bytes) -> HandshakeSecurity:
+    return HandshakeSecurity(worker, "run", bytes(32), True, None, None)
 
 
 def _finish(steps: Any, far: socket.socket, data: bytes) -> Any:

@@ -10,10 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from barnraise.collectives.comm_process.links.handshakes import Connected, Security, Steps, Want, accept, dial
-from barnraise.collectives.messages import Member
+from barnraise.collectives.comm_process.links.handshakes import (
+    EstablishedLink,
+    HandshakeSecurity,
+    LinkRequest,
+    Steps,
+    accept,
+    dial,
+)
+from barnraise.collectives.messages import GroupMember
 from barnraise.core.errors import BarnraiseError
-from barnraise.transport.ipc.messages import Incoming
+from barnraise.transport.ipc.messages import IncomingConnection
 
 log = logging.getLogger("barnraise.mover")
 
@@ -22,7 +29,7 @@ _RETRY_S = 0.2
 _MAX_ACCEPTING = 256
 
 
-class NetworkSettings(Protocol):
+class DialSettings(Protocol):
     @property
     def connect_timeout_s(self) -> float: ...
     @property
@@ -35,16 +42,16 @@ class _Attempt:
 
     steps: Steps
     deadline: float
-    call: _Call | None
+    call: _Dial | None
     where: str
     descriptor: int = -1
 
 
 @dataclass(eq=False)
-class _Call:
+class _Dial:
     """All attempts to reach one worker."""
 
-    member: Member
+    member: GroupMember
     stream: int
     waiting: list[str]
     next_at: float
@@ -70,9 +77,9 @@ class Connections:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        security: Security,
-        network: NetworkSettings,
-        made: Callable[[Connected], None],
+        security: HandshakeSecurity,
+        network: DialSettings,
+        made: Callable[[EstablishedLink], None],
         gave_up: Callable[[bytes, str], None],
     ) -> None:
         self._selector = selector
@@ -80,17 +87,17 @@ class Connections:
         self._network = network
         self._made = made
         self._gave_up = gave_up
-        self._calls: dict[tuple[bytes, int], _Call] = {}
+        self._calls: dict[tuple[bytes, int], _Dial] = {}
         self._accepting: set[_Attempt] = set()
 
-    def dial(self, member: Member, stream: int = 0) -> None:
+    def dial(self, member: GroupMember, stream: int = 0) -> None:
         """Reach this worker, or open a further stream to it; a call already under way goes on."""
         if (member.worker, stream) not in self._calls:
-            call = _Call(member, stream, list(member.addresses), time.monotonic())
+            call = _Dial(member, stream, list(member.addresses), time.monotonic())
             self._calls[(member.worker, stream)] = call
             self._next_address(call)
 
-    def accept(self, sock: socket.socket, incoming: Incoming) -> None:
+    def accept(self, sock: socket.socket, incoming: IncomingConnection) -> None:
         if len(self._accepting) >= _MAX_ACCEPTING:
             sock.close()
             return
@@ -114,7 +121,7 @@ class Connections:
     def _deadline(self) -> float:
         return time.monotonic() + self._network.connect_timeout_s
 
-    def _next_address(self, call: _Call) -> None:
+    def _next_address(self, call: _Dial) -> None:
         if call.waiting:
             address = call.waiting.pop(0)
             call.next_at = time.monotonic() + _STAGGER_S
@@ -129,7 +136,7 @@ class Connections:
         elif not call.attempts:
             self._next_round(call)
 
-    def _next_round(self, call: _Call) -> None:
+    def _next_round(self, call: _Dial) -> None:
         call.round += 1
         if call.round <= self._network.retries:
             call.waiting = list(call.member.addresses)
@@ -152,7 +159,7 @@ class Connections:
             self._end(attempt, str(error))
         else:
             attempt.descriptor = sock.fileno()
-            events = selectors.EVENT_READ if want is Want.READ else selectors.EVENT_WRITE
+            events = selectors.EVENT_READ if want is LinkRequest.READ else selectors.EVENT_WRITE
             self._selector.register(attempt.descriptor, events, lambda: self._ready(attempt))
 
     def _ready(self, attempt: _Attempt) -> None:
@@ -160,7 +167,7 @@ class Connections:
         if attempt.descriptor >= 0:
             self._resume(attempt)
 
-    def _finish(self, attempt: _Attempt, connected: Connected) -> None:
+    def _finish(self, attempt: _Attempt, connected: EstablishedLink) -> None:
         call = attempt.call
         if call is None:
             self._accepting.discard(attempt)

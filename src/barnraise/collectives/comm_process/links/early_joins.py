@@ -8,7 +8,7 @@ from barnraise.collectives.comm_process.decode import decoded
 from barnraise.collectives.comm_process.group import JoinBody
 from barnraise.collectives.messages import Failure
 from barnraise.core.errors import ProtocolError
-from barnraise.transport.links.frames import Header, Kind
+from barnraise.transport.links.frames import FrameHeader, FrameKind
 
 _REMEMBERED = 256  # groups of one peer
 _MAX_JOIN = 4096
@@ -20,10 +20,10 @@ class EarlyJoins:
     def __init__(self) -> None:
         self._kept: dict[bytes, OrderedDict[int, bytes | Failure]] = {}
 
-    def keep(self, worker: bytes, header: Header, payload: bytes, generation: int) -> JoinBody | None:
+    def keep(self, worker: bytes, header: FrameHeader, payload: bytes, generation: int) -> JoinBody | None:
         """Take in a frame of an unknown group; a JOIN of an older generation comes back, to be refused."""
         kept = self._kept.setdefault(worker, OrderedDict())
-        if header.kind is Kind.JOIN:
+        if header.kind is FrameKind.JOIN:
             if len(payload) > _MAX_JOIN:
                 raise ProtocolError(f"a JOIN of {len(payload)} bytes")
             body = decoded(payload, JoinBody)
@@ -32,9 +32,9 @@ class EarlyJoins:
             kept[header.group] = payload
             if len(kept) > _REMEMBERED:
                 kept.popitem(last=False)
-        elif header.kind is Kind.FAIL and header.group in kept:
+        elif header.kind is FrameKind.FAIL and header.group in kept:
             kept[header.group] = decoded(payload, Failure)
-        elif header.kind is Kind.LEAVE:
+        elif header.kind is FrameKind.LEAVE:
             kept.pop(header.group, None)
         return None
 

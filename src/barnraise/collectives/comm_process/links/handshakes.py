@@ -16,9 +16,9 @@ from enum import Enum
 from barnraise.core.errors import HandshakeError, ProtocolError, TransportError
 from barnraise.identity import WorkerCredentials, WorkerIdentity
 from barnraise.identity.node_id import NodeId
-from barnraise.transport.ipc.messages import Incoming
+from barnraise.transport.ipc.messages import IncomingConnection
 from barnraise.transport.links import tls
-from barnraise.transport.links.frames import HEADER_BYTES, Header, Kind, parse_header
+from barnraise.transport.links.frames import HEADER_BYTES, FrameHeader, FrameKind, parse_header
 from barnraise.transport.listener import preface
 
 _WORKER_BYTES = 16
@@ -27,18 +27,18 @@ _HELLO_BYTES = HEADER_BYTES + _WORKER_BYTES
 _IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", -1))
 
 
-class Want(Enum):
+class LinkRequest(Enum):
     """What the loop must wait for before it resumes the generator."""
 
     READ = "read"
     WRITE = "write"
 
 
-Steps = Generator[tuple[socket.socket, Want], None, "Connected"]
+Steps = Generator[tuple[socket.socket, LinkRequest], None, "EstablishedLink"]
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class EstablishedLink:
     """A finished handshake: the peer, which of the link's streams this is, and the authenticated socket."""
 
     worker: bytes
@@ -48,7 +48,7 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class Security:
+class HandshakeSecurity:
     """What this worker shows and whom it believes."""
 
     worker: bytes
@@ -61,14 +61,19 @@ class Security:
     @classmethod
     def of(
         cls, credentials: WorkerCredentials, trusted: list[NodeId], secret: bytes, *, plaintext: bool
-    ) -> Security:
+    ) -> HandshakeSecurity:
         server = None if plaintext else tls.server_context(credentials, trusted)
         client = None if plaintext else tls.client_context(credentials, trusted)
         return cls(credentials.worker, credentials.run, secret, plaintext, server, client)
 
 
 def dial(
-    address: str, port: int, worker: bytes, stream: int, security: Security, first: Callable[[], bool]
+    address: str,
+    port: int,
+    worker: bytes,
+    stream: int,
+    security: HandshakeSecurity,
+    first: Callable[[], bool],
 ) -> Steps:
     """Reach one worker at one address; the result is its id and an authenticated socket.
 
@@ -85,7 +90,7 @@ def dial(
             raise TransportError(f"{address[:60]!r} is not an address") from error
         if code not in _IN_PROGRESS:
             raise TransportError(f"{address}:{port} cannot be dialled: {os.strerror(code)}")
-        yield sock, Want.WRITE
+        yield sock, LinkRequest.WRITE
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise TransportError(f"{address}:{port} cannot be dialled: {os.strerror(code)}")
@@ -109,13 +114,13 @@ def dial(
         found, _ = yield from _hello(sock, security, stream)
         if found != worker:
             raise HandshakeError(f"{address}:{port} is worker {found.hex()[:8]}, not {worker.hex()[:8]}")
-        return Connected(found, stream, sock, node)
+        return EstablishedLink(found, stream, sock, node)
     except BaseException:
         sock.close()
         raise
 
 
-def accept(sock: socket.socket, incoming: Incoming, security: Security) -> Steps:
+def accept(sock: socket.socket, incoming: IncomingConnection, security: HandshakeSecurity) -> Steps:
     """Serve a connection whose preface the listener has checked."""
     try:
         sock.setblocking(False)
@@ -137,36 +142,36 @@ def accept(sock: socket.socket, incoming: Incoming, security: Security) -> Steps
         found, stream = yield from _hello(sock, security, 0)
         if expected is not None and found != expected.worker:
             raise HandshakeError("the peer's hello and its certificate name different workers")
-        return Connected(found, stream, sock, expected.node if expected is not None else None)
+        return EstablishedLink(found, stream, sock, expected.node if expected is not None else None)
     except BaseException:
         sock.close()
         raise
 
 
 def _hello(
-    sock: socket.socket, security: Security, stream: int
-) -> Generator[tuple[socket.socket, Want], None, tuple[bytes, int]]:
+    sock: socket.socket, security: HandshakeSecurity, stream: int
+) -> Generator[tuple[socket.socket, LinkRequest], None, tuple[bytes, int]]:
     """Who I am, and which stream of our link I dial; the answer's stream number means nothing."""
-    header = Header(Kind.HELLO, length=_WORKER_BYTES, first=stream)
+    header = FrameHeader(FrameKind.HELLO, length=_WORKER_BYTES, first=stream)
     yield from _write(sock, header.encode() + security.worker)
     data = yield from _read(sock, _HELLO_BYTES)
     found = parse_header(data)
-    if found.kind is not Kind.HELLO or found.length != _WORKER_BYTES or found.first > MAX_LANES:
+    if found.kind is not FrameKind.HELLO or found.length != _WORKER_BYTES or found.first > MAX_LANES:
         raise ProtocolError("the first frame must be a hello")
     if data[HEADER_BYTES:] == security.worker:
         raise HandshakeError("the other side claims to be this very worker")
     return data[HEADER_BYTES:], found.first
 
 
-def _shake(sock: ssl.SSLSocket) -> Generator[tuple[socket.socket, Want], None, None]:
+def _shake(sock: ssl.SSLSocket) -> Generator[tuple[socket.socket, LinkRequest], None, None]:
     while True:
         try:
             sock.do_handshake()
             return
         except ssl.SSLWantReadError:
-            yield sock, Want.READ
+            yield sock, LinkRequest.READ
         except ssl.SSLWantWriteError:
-            yield sock, Want.WRITE
+            yield sock, LinkRequest.WRITE
         except ssl.SSLCertVerificationError as error:
             raise HandshakeError(
                 f"the other machine's key is not trusted here ({error.verify_message})"
@@ -175,28 +180,28 @@ def _shake(sock: ssl.SSLSocket) -> Generator[tuple[socket.socket, Want], None, N
             raise HandshakeError(f"the other side broke off the TLS handshake ({error})") from error
 
 
-def _write(sock: socket.socket, data: bytes) -> Generator[tuple[socket.socket, Want], None, None]:
+def _write(sock: socket.socket, data: bytes) -> Generator[tuple[socket.socket, LinkRequest], None, None]:
     while data:
         try:
             data = data[sock.send(data) :]
         except (BlockingIOError, ssl.SSLWantWriteError):
-            yield sock, Want.WRITE
+            yield sock, LinkRequest.WRITE
         except ssl.SSLWantReadError:
-            yield sock, Want.READ
+            yield sock, LinkRequest.READ
         except OSError as error:
             raise HandshakeError(f"the other side broke off ({error})") from error
 
 
-def _read(sock: socket.socket, size: int) -> Generator[tuple[socket.socket, Want], None, bytes]:
+def _read(sock: socket.socket, size: int) -> Generator[tuple[socket.socket, LinkRequest], None, bytes]:
     data = b""
     while len(data) < size:
         try:
             chunk = sock.recv(size - len(data))
         except (BlockingIOError, ssl.SSLWantReadError):
-            yield sock, Want.READ
+            yield sock, LinkRequest.READ
             continue
         except ssl.SSLWantWriteError:
-            yield sock, Want.WRITE
+            yield sock, LinkRequest.WRITE
             continue
         except OSError as error:
             raise HandshakeError(f"the other side broke off ({error})") from error

@@ -1,0 +1,9 @@
+"""Where the repository's files are, however deep a test lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
+VECTORS = ROOT / "tests" / "vectors"

@@ -1,0 +1,449 @@
+"""Several shippers on one loop, with real stores on disk and links that die and return."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from barnraise.agent.artifact_service import ArtifactService, TransferProgress
+from barnraise.artifacts import PIECE, ArtifactStore, FolderLimits, PackedFolder, pack
+from barnraise.artifacts.store.manifest import FileEntry, encode_manifest, make_manifest, manifest_id
+from barnraise.artifacts.transfer import messages, swarm_scheduler
+from barnraise.artifacts.transfer.messages import (
+    ManifestIs,
+    PieceData,
+    PieceList,
+    PieceName,
+    WantManifest,
+    WantPieces,
+)
+from barnraise.core.errors import ProtocolError, ShippingError, TransportError
+from barnraise.identity import NodeId
+
+LIMITS = FolderLimits(most_bytes=1 << 30, most_files=10_000)
+
+
+def node(number: int) -> NodeId:
+    return NodeId(bytes([number]) * 32)
+
+
+class Network:
+    """Carries messages one by one on the loop; a cut link loses what is on the way."""
+
+    def __init__(self) -> None:
+        self.hosts: dict[NodeId, Host] = {}
+        self.cut: set[frozenset[NodeId]] = set()
+        self.sent: Counter[tuple[NodeId, NodeId]] = Counter()
+        self.messages: Counter[tuple[NodeId, NodeId]] = Counter()
+        self.on_message: Callable[[NodeId, NodeId, bytes], bytes | None] = lambda _a, _b, body: body
+
+    def link(self, a: NodeId, b: NodeId, *, up: bool) -> None:
+        pair = frozenset((a, b))
+        if up == (pair not in self.cut):
+            return
+        self.cut ^= {pair}
+        for one, other in ((a, b), (b, a)):
+            host = self.hosts[one]
+            host.waiting[other].clear()
+            if up:
+                host.shipper.link_up(other)
+            else:
+                host.shipper.link_down(other)
+
+    def isolate(self, one: NodeId, *, up: bool = False) -> None:
+        for other in self.hosts:
+            if other != one:
+                self.link(one, other, up=up)
+
+
+class Host:
+    def __init__(self, network: Network, me: NodeId, directory: Path, patience_s: float = 60.0) -> None:
+        self.network = network
+        self.me = me
+        self.waiting: dict[NodeId, deque[bytes]] = {}
+        self.store = ArtifactStore(directory / me.raw.hex()[:4])
+        self.shipper = ArtifactService(self.store, self, patience_s=patience_s)
+        self.faults: list[Exception] = []
+        network.hosts[me] = self
+        for one in network.hosts.values():
+            for other in network.hosts.values():
+                one.waiting.setdefault(other.me, deque())
+
+    def linked(self, other: NodeId) -> bool:
+        return other in self.network.hosts and frozenset((self.me, other)) not in self.network.cut
+
+    def send_ship(self, other: NodeId, body: bytes) -> None:
+        assert len(body) <= (8 << 20) - 1
+        if self.linked(other):
+            self.waiting[other].append(body)
+            asyncio.get_running_loop().call_soon(self._deliver, other)
+
+    async def drained(self, other: NodeId) -> None:
+        while sum(map(len, self.waiting[other])) > 1 << 20:
+            await asyncio.sleep(0.001)
+        if not self.linked(other):
+            raise TransportError("the link is gone")
+
+    def _deliver(self, other: NodeId) -> None:
+        if not self.waiting[other]:
+            return
+        body = self.network.on_message(self.me, other, self.waiting[other].popleft())
+        if body is None:
+            return
+        self.network.sent[self.me, other] += len(body)
+        self.network.messages[self.me, other] += 1
+        try:
+            self.network.hosts[other].shipper.received(self.me, memoryview(body))
+        except (ProtocolError, ShippingError) as error:
+            self.network.hosts[other].faults.append(error)
+
+
+def make_folder(folder: Path, seed: int = 1, large: int = 3, small: int = 40) -> Path:
+    source = random.Random(seed)
+    (folder / "sub").mkdir(parents=True)
+    for number in range(large):
+        size = 2 * PIECE + source.randrange(PIECE)
+        (folder / f"large{number}.bin").write_bytes(source.randbytes(size))
+    for number in range(small):
+        (folder / "sub" / f"small{number}.txt").write_bytes(source.randbytes(source.randrange(1, 3000)))
+    (folder / "empty").write_bytes(b"")
+    return folder
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(120):
+            await test()
+
+    asyncio.run(bounded())
+
+
+class Cluster:
+    """Host 0 has packed the folder; the others want it."""
+
+    def __init__(self, tmp_path: Path, count: int, patience_s: float = 60.0) -> None:
+        self.network = Network()
+        self.hosts = [Host(self.network, node(number), tmp_path, patience_s) for number in range(count)]
+        self.source, *self.receivers = self.hosts
+        self.nodes = [host.me for host in self.receivers]
+
+    def pack(self, folder: Path) -> PackedFolder:
+        packed = pack(folder, self.source.store, LIMITS)
+        for host in self.hosts:
+            host.shipper.allow(packed.id, [*self.nodes, self.source.me])
+        return packed
+
+    def fetch(
+        self, host: Host, packed: PackedFolder, **more: Callable[[TransferProgress], None]
+    ) -> Awaitable[object]:
+        return host.shipper.fetch(packed.id, [self.source.me], self.nodes, LIMITS, **more)
+
+    async def fetch_all(self, packed: PackedFolder) -> None:
+        await asyncio.gather(*(self.fetch(host, packed) for host in self.receivers))
+
+    def check(self, packed: PackedFolder, tmp_path: Path) -> None:
+        for host in self.receivers:
+            assert host.store.missing(packed.manifest) == {}
+            assert host.faults == []
+            target = tmp_path / f"out-{host.me.raw.hex()[:4]}-{packed.id.hex()[:8]}"
+            host.store.unpack(packed.manifest, target)
+            for entry in packed.manifest.files:
+                assert (target / entry.path).stat().st_size == entry.size
+
+    async def close(self) -> None:
+        for host in self.hosts:
+            await host.shipper.close()
+
+
+def test_three_nodes_get_it_and_the_source_sends_it_about_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However late one begins here: the others wait for it instead of asking the source, too.
+    monkeypatch.setattr("barnraise.artifacts.transfer.piece_server._START_S", 60.0)
+
+    async def test() -> None:
+        cluster = Cluster(tmp_path, 4)
+        packed = cluster.pack(make_folder(tmp_path / "work"))
+        seen: list[TransferProgress] = []
+        first, *others = cluster.receivers
+        await asyncio.gather(
+            cluster.fetch(first, packed, progress=seen.append),
+            *(cluster.fetch(one, packed) for one in others),
+        )
+        cluster.check(packed, tmp_path)
+        uploaded = sum(cluster.network.sent[cluster.source.me, other] for other in cluster.nodes)
+        assert packed.bytes <= uploaded < 1.1 * packed.bytes + 100_000
+        assert seen[-1] == TransferProgress(packed.bytes, packed.bytes, ())
+        await cluster.close()
+
+    run(test)
+
+
+def test_many_small_files_travel_together(tmp_path: Path) -> None:
+    async def test() -> None:
+        cluster = Cluster(tmp_path, 2)
+        packed = cluster.pack(make_folder(tmp_path / "work", large=0, small=2000))
+        await cluster.fetch_all(packed)
+        cluster.check(packed, tmp_path)
+        assert cluster.network.messages[cluster.source.me, cluster.nodes[0]] < 60
+        await cluster.close()
+
+    run(test)
+
+
+def test_a_second_run_sends_only_what_changed(tmp_path: Path) -> None:
+    async def test() -> None:
+        cluster = Cluster(tmp_path, 3)
+        folder = make_folder(tmp_path / "work")
+        await cluster.fetch_all(cluster.pack(folder))
+        cluster.network.sent.clear()
+        (folder / "sub" / "small1.txt").write_text("changed")
+        packed = cluster.pack(folder)
+        await cluster.fetch_all(packed)
+        cluster.check(packed, tmp_path)
+        assert sum(cluster.network.sent.values()) < 50_000
+        await cluster.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_links_that_die_and_return(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm_scheduler, "RETRY_S", 0.05)
+
+    async def test() -> None:
+        chance = random.Random(seed)
+        cluster = Cluster(tmp_path, 4)
+        packed = cluster.pack(make_folder(tmp_path / "work", seed))
+
+        async def disturb() -> None:
+            while True:
+                await asyncio.sleep(chance.random() * 0.02)
+                a, b = chance.sample(cluster.hosts, 2)
+                cluster.network.link(a.me, b.me, up=chance.random() < 0.6)
+
+        trouble = asyncio.create_task(disturb())
+        work = asyncio.gather(*(cluster.fetch(host, packed) for host in cluster.receivers))
+        await asyncio.sleep(0.4)
+        trouble.cancel()
+        for host in cluster.hosts:
+            cluster.network.isolate(host.me, up=True)
+        await work
+        cluster.check(packed, tmp_path)
+        await cluster.close()
+
+    run(test)
+
+
+def test_the_source_vanishes_while_another_receiver_has_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarm_scheduler, "RETRY_S", 0.05)
+    monkeypatch.setattr("barnraise.artifacts.transfer.piece_server._START_S", 0.1)
+    monkeypatch.setattr("barnraise.artifacts.transfer.piece_server._LOOK_S", 0.05)
+
+    async def test() -> None:
+        cluster = Cluster(tmp_path, 4)
+        packed = cluster.pack(make_folder(tmp_path / "work"))
+        await cluster.fetch(cluster.receivers[2], packed)
+        cluster.network.isolate(cluster.source.me)
+        await cluster.fetch_all(packed)
+        cluster.check(packed, tmp_path)
+        await cluster.close()
+
+    run(test)
+
+
+def test_it_resumes_after_the_agent_was_restarted(tmp_path: Path) -> None:
+    async def first() -> PackedFolder:
+        cluster = Cluster(tmp_path, 2)
+        packed = cluster.pack(make_folder(tmp_path / "work", large=1, small=0))
+        (receiver,) = cluster.receivers
+        task = asyncio.ensure_future(cluster.fetch(receiver, packed))
+        (name,) = packed.manifest.objects()
+        while receiver.store.read_piece(name, 0) is None:
+            await asyncio.sleep(0.001)
+        cluster.network.isolate(receiver.me)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await cluster.close()
+        return packed
+
+    async def second(packed: PackedFolder) -> None:
+        cluster = Cluster(tmp_path, 2)
+        (receiver,) = cluster.receivers
+        missing = receiver.store.missing(packed.manifest)
+        left = sum(len(numbers) for numbers in missing.values())
+        cluster.source.shipper.allow(packed.id, cluster.nodes)
+        await cluster.fetch(receiver, packed)
+        assert receiver.store.missing(packed.manifest) == {}
+        assert cluster.network.sent[cluster.source.me, receiver.me] <= left * PIECE + 10_000
+        assert left < 3
+        await cluster.close()
+
+    packed = asyncio.run(first())
+    asyncio.run(second(packed))
+
+
+def test_a_receiver_that_lies_is_left_out_and_a_lying_source_is_named(tmp_path: Path) -> None:
+    def spoil(body: bytes) -> bytes:
+        message = messages.decode(body)
+        if not isinstance(message, PieceList):
+            return body
+        pieces = [PieceData(one.name, memoryview(bytes(len(one.data)))) for one in message.pieces]
+        return messages.encode(PieceList(tuple(pieces)))
+
+    async def test() -> None:
+        cluster = Cluster(tmp_path, 3)
+        packed = cluster.pack(make_folder(tmp_path / "work"))
+        liar = cluster.receivers[0].me
+        cluster.network.on_message = lambda a, _b, body: spoil(body) if a == liar else body
+        await cluster.fetch_all(packed)
+        cluster.check(packed, tmp_path)
+        await cluster.close()
+
+        other = Cluster(tmp_path / "second", 2)
+        other.pack(tmp_path / "work")
+        other.network.on_message = lambda a, _b, body: spoil(body) if a == other.source.me else body
+        with pytest.raises(ShippingError, match="sent wrong bytes"):
+            await other.fetch_all(packed)
+        await other.close()
+
+    run(test)
+
+
+def test_nobody_gets_what_it_may_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("barnraise.artifacts.transfer.piece_server._START_S", 0.1)
+    monkeypatch.setattr("barnraise.artifacts.transfer.piece_server._LOOK_S", 0.05)
+
+    async def test() -> None:
+        cluster = Cluster(tmp_path, 3)
+        packed = pack(make_folder(tmp_path / "work", large=0), cluster.source.store, LIMITS)
+        friend, stranger = cluster.nodes
+        cluster.source.shipper.allow(packed.id, [friend])
+        replies: list[messages.Message] = []
+        cluster.receivers[1].shipper.received = lambda _node, body: replies.append(messages.decode(body))  # type: ignore[method-assign]
+        (name, *_) = packed.manifest.objects()
+        cluster.source.shipper.received(stranger, messages.encode(WantManifest(packed.id)))
+        cluster.source.shipper.received(stranger, messages.encode(WantPieces((PieceName(name, 0),), True)))
+        while not {ManifestIs, messages.LacksPieces} <= {type(one) for one in replies}:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert [one for one in replies if isinstance(one, PieceList)] == []
+        assert [one.data for one in replies if isinstance(one, ManifestIs)] == [b""]
+        assert [one.names for one in replies if isinstance(one, messages.LacksPieces)] == [
+            (PieceName(name, 0),)
+        ]
+        await cluster.close()
+
+    run(test)
+
+
+def test_who_asks_too_much_is_answered_a_bounded_amount(tmp_path: Path) -> None:
+    async def test() -> None:
+        cluster = Cluster(tmp_path, 2)
+        packed = cluster.pack(make_folder(tmp_path / "work", large=1, small=0))
+        greedy = cluster.nodes[0]
+        (name,) = packed.manifest.objects()
+        cluster.network.hosts[greedy].shipper.received = lambda _node, _body: None  # type: ignore[method-assign]
+        most = 0
+        for _ in range(50):
+            names = tuple(PieceName(name, number) for number in range(1000))
+            cluster.source.shipper.received(greedy, messages.encode(WantPieces(names, True)))
+            await asyncio.sleep(0.002)
+            most = max(most, sum(map(len, cluster.source.waiting[greedy])))
+        assert most < 3 * PIECE
+        await cluster.close()
+
+    run(test)
+
+
+def test_a_list_of_half_a_terabyte_or_of_escaping_names_is_refused(tmp_path: Path) -> None:
+    async def test() -> None:
+        cluster = Cluster(tmp_path, 2)
+        size = 1 << 39
+        huge = make_manifest([FileEntry("a", size, False, tuple([bytes(32)] * (size // PIECE)))])
+        escaping = make_manifest([FileEntry("../a", 1, False, (bytes(32),))])
+        (receiver,) = cluster.receivers
+        for bad in (escaping, huge):
+            data = msgspec.msgpack.encode(bad)
+            name = manifest_id(data)
+            fetch = receiver.shipper.fetch(name, [cluster.source.me], cluster.nodes, LIMITS)
+            waiting = asyncio.ensure_future(fetch)
+            while not cluster.network.messages[receiver.me, cluster.source.me]:
+                await asyncio.sleep(0.001)
+            cluster.network.messages.clear()
+            receiver.shipper.received(cluster.source.me, messages.encode(ManifestIs(name, data)))
+            with pytest.raises(ShippingError):
+                await waiting
+        assert list(receiver.store.manifests.iterdir()) == []
+        await cluster.close()
+
+    run(test)
+
+
+def test_a_source_that_never_answers_is_named(tmp_path: Path) -> None:
+    async def test() -> None:
+        cluster = Cluster(tmp_path, 2, patience_s=0.5)
+        packed = cluster.pack(make_folder(tmp_path / "work", large=1, small=0))
+        await asyncio.to_thread(cluster.receivers[0].store.put_manifest, packed.manifest)
+        cluster.network.on_message = lambda _a, _b, _body: None
+        with pytest.raises(ShippingError, match=cluster.source.me.short):
+            await cluster.fetch_all(packed)
+        await cluster.close()
+
+    run(test)
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        cluster = Cluster(tmp_path, 2)
+        packed = cluster.pack(make_folder(tmp_path / "work", large=0))
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("barnraise.artifacts.store.store.write_whole", full)
+        await asyncio.to_thread(
+            (cluster.receivers[0].store.manifests / packed.id.hex()).write_bytes,
+            encode_manifest(packed.manifest),
+        )
+        with pytest.raises(ShippingError, match="is full"):
+            await cluster.fetch_all(packed)
+        await cluster.close()
+
+    run(test)
+
+
+def test_two_callers_share_one_fetch_and_one_may_leave(tmp_path: Path) -> None:
+    async def test() -> None:
+        cluster = Cluster(tmp_path, 2)
+        packed = cluster.pack(make_folder(tmp_path / "work"))
+        (receiver,) = cluster.receivers
+        one = asyncio.ensure_future(cluster.fetch(receiver, packed))
+        two = asyncio.ensure_future(cluster.fetch(receiver, packed))
+        await asyncio.sleep(0)
+        one.cancel()
+        assert await two == packed.manifest
+        assert cluster.network.sent[cluster.source.me, receiver.me] < 1.1 * packed.bytes + 100_000
+        await cluster.close()
+
+    run(test)
+
+
+def test_what_is_no_message_is_a_protocol_error(tmp_path: Path) -> None:
+    async def test() -> None:
+        cluster = Cluster(tmp_path, 2)
+        for junk in (b"", b"\xc1", os.urandom(100), messages.encode(WantPieces((), True))[:-1]):
+            with pytest.raises(ProtocolError):
+                cluster.source.shipper.received(cluster.nodes[0], junk)
+        await cluster.close()
+
+    run(test)

@@ -1,0 +1,258 @@
+"""A process and the board, through the real local socket of an agent."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barnraise.agent_client import kv_client as board_module
+from barnraise.agent_client.kv_client import KvClient, agent_at, ask_cluster
+from barnraise.agent_client.kv_messages import LARGEST_VALUE, Namespace, decode_answer, decode_question
+from barnraise.core.errors import (
+    AgentError,
+    BarnraiseError,
+    ListenerError,
+    MembershipError,
+    OperationTimeout,
+    ProtocolError,
+)
+from tests.unit.runs.board_server import BoardServers
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="by-") as directory:  # short, as a socket's path must be
+        yield Path(directory)
+
+
+@pytest.fixture
+def one(root: Path) -> Iterator[BoardServers]:
+    with BoardServers(root) as servers:
+        yield servers
+
+
+def client(servers: BoardServers, machine: int = 0, generation: int = 1) -> KvClient:
+    return KvClient(agent_at(servers.directories[machine]), Namespace("test", generation), 60.0)
+
+
+def test_values_counters_and_queues(one: BoardServers) -> None:
+    board = client(one)
+    assert board.get("a") is None
+    board.set("a", b"\x00\xff")
+    assert board.get("a") == b"\x00\xff"
+    assert [board.add("n", 5), board.add("n", -2)] == [5, 3]
+    board.append("a", b"!")
+    assert board.multi_get(["a", "n"]) == [b"\x00\xff!", b"3"]
+    assert board.compare_set("a", b"wrong", b"new") == b"\x00\xff!"
+    assert board.compare_set("c", b"", b"new") == b"new"
+    assert board.missing(["a", "b", "c"]) == ("b",)
+    board.multi_set(["x", "y"], [b"1", b"2"])
+    assert board.count() == 5
+    assert board.delete("x") is True
+    assert board.delete("x") is False
+    board.push("q", b"first")
+    board.push("q", b"second")
+    assert board.length("q") == 2
+    assert [board.pop("q"), board.pop("q"), board.pop("q")] == [b"first", b"second", None]
+    assert board.number > 10
+
+
+def test_waiting_ends_when_the_keys_are_there(one: BoardServers) -> None:
+    board, other = client(one), client(one)
+    threading.Timer(0.2, lambda: other.multi_set(["k", "l"], [b"1", b"2"])).start()
+    board.wait(["k", "l"], 60)
+    assert board.multi_get(["k", "l"]) == [b"1", b"2"]
+
+
+def test_what_does_not_come_is_named(one: BoardServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board_module, "_LAST_LOOK_S", 60.0)  # however slow the agent is at the moment
+    board = client(one)
+    board.set("here", b"")
+    for patience in (0.0, 0.4):
+        with pytest.raises(
+            OperationTimeout, match=r"\] 'absent' did not appear in generation 1 of run 'test'"
+        ) as e:
+            board.wait(["here", "absent"], patience)
+        assert "'here'" not in e.value.message
+
+
+def test_long_answers_and_questions_come_in_pieces(one: BoardServers) -> None:
+    board = client(one)
+    keys = [f"key {number}" for number in range(5)]
+    values = [bytes([number]) * 400_000 for number in range(5)]
+    board.multi_set(keys, values)
+    assert board.multi_get(keys) == values
+    many = [f"{number:04d}" * 200 for number in range(1200)]
+    board.multi_set(many, [b""] * len(many))
+    assert board.missing(many) == ()
+    board.set("largest", bytes(LARGEST_VALUE))
+    assert board.get("largest") == bytes(LARGEST_VALUE)
+
+
+def test_what_the_board_cannot_take_is_said_at_once(one: BoardServers) -> None:
+    board = client(one)
+    with pytest.raises(AgentError, match="'big' would have"):
+        board.set("big", bytes(LARGEST_VALUE + 1))
+    with pytest.raises(AgentError, match="2000 bytes"):
+        board.set("k" * 2000, b"")
+    with pytest.raises(AgentError, match="not valid text"):
+        board.get("\udcff")
+    board.set("text", b"abc")
+    with pytest.raises(AgentError, match="no number"):
+        board.add("text", 1)
+
+
+def test_a_stale_generation_is_fenced(one: BoardServers) -> None:
+    old, new = client(one, generation=1), client(one, generation=2)
+    old.set("k", b"old")
+    assert new.get("k") is None
+    assert old.get("k") == b"old", "a reader alone ends nothing"
+    new.set("k", b"new")
+    for call in (lambda: old.get("k"), lambda: old.set("k", b""), lambda: old.wait(["k"])):
+        with pytest.raises(AgentError, match="generation 1 of run 'test' has ended"):
+            call()
+    new.drop()
+    with pytest.raises(AgentError, match="has ended"):
+        new.get("k")
+
+
+def test_threads_do_not_wait_for_each_other(one: BoardServers) -> None:
+    board = client(one)
+    found: list[bytes] = []
+    waiter = threading.Thread(target=lambda: found.extend(board.multi_get(["late"], 60)))
+    waiter.start()
+    sums: list[int] = []
+    counters = [
+        threading.Thread(target=lambda: sums.extend(board.add("n", 1) for _ in range(20))) for _ in range(4)
+    ]
+    for thread in counters:
+        thread.start()
+    for thread in counters:
+        thread.join(90)
+    assert sorted(sums) == list(range(1, 81))
+    board.set("late", b"now")
+    waiter.join(90)
+    assert found == [b"now"]
+
+
+def test_a_lost_connection_is_opened_again_and_nothing_happens_twice(one: BoardServers) -> None:
+    board = client(one)
+    assert board.add("n", 1) == 1
+    one.call(one.restart_listener(b"node0"))
+    assert board.add("n", 1) == 2
+    lost = 0
+
+    class Forgetful:
+        """Asks, but hangs up before it hears the answer, every other time."""
+
+        def __init__(self) -> None:
+            self.real = agent_at(one.directories[0])()
+
+        def ask(self, question: bytes, timeout: float) -> bytes:
+            nonlocal lost
+            answer = self.real.ask(question, timeout)
+            lost += 1
+            if lost % 2:
+                self.close()
+                raise AgentError("gone") from ConnectionResetError()
+            return answer
+
+        def close(self) -> None:
+            self.real.close()
+
+    forgetful = KvClient(Forgetful, Namespace("test", 1), 60.0)
+    assert [forgetful.add("n", 1) for _ in range(4)] == [3, 4, 5, 6]
+    assert lost == 8
+
+
+def test_without_a_quorum_the_error_says_for_whom_it_waits(root: Path) -> None:
+    with BoardServers(root, machines=3) as servers:
+        board = client(servers, machine=0)
+        board.set("k", b"v")
+        servers.kill(b"node1")
+        servers.kill(b"node2")
+        with pytest.raises(MembershipError, match=r"could not get 'k' in time.*waits for node1, node2"):
+            board.get("k", 2.0)
+
+
+def test_the_death_of_the_coordinator_loses_nothing(root: Path) -> None:
+    with BoardServers(root, machines=3) as servers:
+        board = client(servers, machine=2)
+        board.set("k", b"v")
+        waited: list[bytes] = []
+        waiter = threading.Thread(target=lambda: waited.extend(board.multi_get(["later"], 60)))
+        waiter.start()
+        assert board.add("n", 1) == 1
+        servers.kill(b"node0")
+        counted: list[int] = []
+        counting = threading.Thread(target=lambda: counted.append(board.add("n", 1, 60)))
+        counting.start()
+        time.sleep(0.3)
+        assert not counted, "nobody may answer before there is a new view"
+        servers.change_view(b"node1", b"node2")
+        counting.join(90)
+        assert counted == [2]
+        client(servers, machine=1).set("later", b"here")
+        waiter.join(90)
+        assert waited == [b"here"]
+        assert board.get("k") == b"v"
+
+
+def test_no_agent_is_an_error_at_the_deadline(root: Path) -> None:
+    board = KvClient(agent_at(root), Namespace("test", 1), 0.5)
+    with pytest.raises(MembershipError, match="no listener answers"):
+        board.get("k")
+    with pytest.raises(ListenerError):
+        ask_cluster(agent_at(root))
+
+
+def test_a_refusal_of_the_agent_is_not_asked_again(one: BoardServers) -> None:
+    one.mute = True
+    before = one.machines[b"node0"].questions
+    with pytest.raises(AgentError, match="being tested"):
+        client(one).get("k")
+    assert one.machines[b"node0"].questions == before + 1
+
+
+def test_the_size_of_the_cluster(one: BoardServers) -> None:
+    told = ask_cluster(agent_at(one.directories[0]))
+    assert (told.world, told.node_index, told.view) == (1, 0, 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_has_connections_of_its_own(one: BoardServers) -> None:
+    board = client(one)
+    board.add("n", 1)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if board.add("n", 1) == 2 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert board.add("n", 1) == 3
+
+
+@given(st.binary(max_size=200))
+def test_bytes_from_elsewhere_are_read_or_refused(data: bytes) -> None:
+    for decode in (decode_question, decode_answer):
+        try:
+            decode(data)
+        except ProtocolError:
+            pass
+
+
+def test_ranges_cover_everything_and_fit() -> None:
+    sizes = [100_000, 500_000, 1, 2, 600_000, 3]
+    parts = list(board_module._parts(sizes))
+    assert [place for start, end in parts for place in range(start, end)] == list(range(len(sizes)))
+    assert list(board_module._parts([])) == []
+    assert issubclass(MembershipError, BarnraiseError)

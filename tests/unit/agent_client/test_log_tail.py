@@ -1,0 +1,56 @@
+"""All output of who speaks for a run is shown, whoever that is, and nothing twice."""
+
+from __future__ import annotations
+
+from barnraise.agent_client.log_tail import LogTail
+from barnraise.agent_client.run_requests import LogChunk, RunRow, WatchResponse, WorkerRow
+
+
+def told(phase: str, generation: int, names: list[str], *heard: LogChunk) -> WatchResponse:
+    row = RunRow(
+        run="r",
+        title="r",
+        command=("train.py",),
+        by="h0",
+        at=0.0,
+        phase=phase,
+        generation=generation,
+        version=generation,
+        sentence="",
+        machines=tuple(names),
+    )
+    workers = tuple(
+        WorkerRow(rank=rank, name=name, device="cpu", state="running", start=1)
+        for rank, name in enumerate(names)
+    )
+    return WatchResponse(row=row, parts=(), workers=workers, heard=heard)
+
+
+def lines(following: LogTail, now: WatchResponse) -> list[str]:
+    return [line for _, line in following.heard(now)]
+
+
+def test_a_worker_is_followed_through_groups_to_its_end() -> None:
+    following = LogTail()
+    first = told("running", 1, ["h0", "h1"])
+    assert not following.is_complete(first), "nobody has looked yet"
+    assert [(one.rank, one.generation, one.offset) for one in following.wanted(first, [0])] == [(0, 1, 0)]
+    assert lines(following, told("running", 1, ["h0", "h1"], LogChunk(0, 1, 0, b"one\ntw", True))) == ["one"]
+    alone = told("running", 2, ["h0"])
+    assert [(one.generation, one.offset) for one in following.wanted(alone, [0])] == [(2, 6)]
+    last = told("ended", 2, ["h0"], LogChunk(0, 2, 6, b"o", True))
+    assert lines(following, last) == ["two"], "also without the end of its line"
+    assert following.is_complete(last)
+
+
+def test_who_follows_a_dead_first_rank_is_heard_also_if_the_run_ends_meanwhile() -> None:
+    """Nobody answered for the dead machine until the run was over."""
+    following = LogTail()
+    following.wanted(told("running", 1, ["h0", "h1"]), [0])
+    last = told("ended", 2, ["h1"], LogChunk(0, 1, 0, b"", True))
+    assert lines(following, last) == []
+    assert not following.is_complete(last), "h1 has the rank, and nobody has listened to it"
+    assert [(one.rank, one.generation, one.offset) for one in following.wanted(last, [0])] == [(0, 2, 0)]
+    heard = told("ended", 2, ["h1"], LogChunk(0, 2, 0, b"final\n", True))
+    assert lines(following, heard) == ["final"]
+    assert following.is_complete(heard)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from barnraise.cli.cluster import torch_install
+from barnraise.cli.cluster.torch_install import TorchProbe, advise, probe
+from barnraise.core.torch_range import is_tested
+from barnraise.environments.torch_build import choose_torch
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "nvidia", "amd", "index"),
+    [
+        ("Windows", "AMD64", True, False, "cu130"),
+        ("Windows", "AMD64", False, False, "cpu"),
+        ("Windows", "AMD64", False, True, "cpu"),
+        ("Windows", "ARM64", True, False, "cpu"),
+        ("Linux", "x86_64", True, False, "cu130"),
+        ("Linux", "aarch64", True, False, "cu130"),
+        ("Linux", "x86_64", False, True, "rocm7.2"),
+        ("Linux", "x86_64", False, False, "cpu"),
+        ("Darwin", "arm64", False, False, None),
+    ],
+)
+def test_the_command_fits_the_machine(
+    system: str, machine: str, nvidia: bool, amd: bool, index: str | None
+) -> None:
+    command = advise(choose_torch(system, machine, nvidia=nvidia, amd=amd)).command
+    assert command is not None
+    assert '"torch>=2.13,<2.14"' in command
+    assert command.startswith(f'"{sys.executable}" -m pip install ')
+    if index is None:
+        assert "--index-url" not in command
+    else:
+        assert command.endswith(f"--index-url https://download.pytorch.org/whl/{index}")
+
+
+def test_an_intel_mac_is_told_the_truth() -> None:
+    advice = advise(choose_torch("Darwin", "x86_64", nvidia=False, amd=False))
+    assert advice.command is None
+    assert "Intel" in advice.why
+
+
+@pytest.mark.parametrize(
+    ("version", "tested"),
+    [
+        ("2.13.0", True),
+        ("2.13.1+cu130", True),
+        ("2.12.1", False),
+        ("2.14.0", False),
+        ("3.0", False),
+        ("x", False),
+    ],
+)
+def test_the_tested_range(version: str, tested: bool) -> None:
+    assert is_tested(version) is tested
+
+
+def ending(returncode: int, out: str, err: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], returncode, out, err)
+
+    return run
+
+
+def test_a_torch_that_crashes_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", ending(-11, "", ""))
+    assert probe() == "importing it failed: the process ended with -11"
+    monkeypatch.setattr(subprocess, "run", ending(1, "", "Traceback\nOSError: a DLL is missing"))
+    assert probe() == "importing it failed: OSError: a DLL is missing"
+
+
+def test_a_torch_that_hangs_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*arguments: object, **options: object) -> None:
+        raise subprocess.TimeoutExpired("python", 1)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    found = probe()
+    assert isinstance(found, str)
+    assert "took more than" in found
+
+
+@pytest.mark.parametrize(("version", "code"), [("2.13.0+cpu", 0), ("2.15.0", 1)])
+def test_the_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str, code: int
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch_install, "probe", lambda: TorchProbe(version, ("cpu", "mps"), True))
+    assert torch_install.run() == code
+    out = capsys.readouterr().out
+    assert f"torch {version} ({'tested' if code == 0 else 'NOT tested'}" in out
+    assert "devices:   cpu, mps" in out
+
+
+def test_no_torch_at_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert torch_install.run() == 1
+    assert "no torch" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_real_torch_answers() -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    found = probe()
+    assert isinstance(found, TorchProbe), found
+    assert "cpu" in found.devices

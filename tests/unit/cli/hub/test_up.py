@@ -1,0 +1,246 @@
+"""What `barnraise hub` refuses before it makes anything."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from barnraise.cli.cluster.identity import machine_key
+from barnraise.cli.hub.directories import top_folder, write_addresses, write_local_address
+from barnraise.cli.hub.join import SEAT, _check_free, room
+from barnraise.cli.hub.mirror import hand_over, take_over
+from barnraise.cli.hub.owner import expel, pardon
+from barnraise.cli.hub.status import status
+from barnraise.cli.hub.up import HubUpOptions, up
+from barnraise.core.config import load_settings
+from barnraise.core.errors import HubError
+from barnraise.core.flow.background import begun
+from barnraise.hub.client.credentials import MemberCredentials, member_key, write_seat
+from barnraise.hub.mirror.mirror import make_succession
+from barnraise.hub.protocol.invites import make_invite
+from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig
+from barnraise.hub.storage.create import FOLLOWS, found_hub, hub_key
+from barnraise.hub.storage.log import HubLog, MemberRecord, change
+from barnraise.identity import NodeKey
+from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess
+
+
+def wishes(script: Path, codec: str = "int8", store: str = "", endpoint: str = "") -> HubUpOptions:
+    return HubUpOptions(
+        name="",
+        host="",
+        port=52480,
+        plain=False,
+        address=(),
+        uses=1,
+        round_time="30s",
+        codec=codec,
+        train=False,
+        parent="",
+        seats=100,
+        held_out=None,
+        store=store,
+        store_endpoint=endpoint,
+        folder=script.parent,
+        script=str(script),
+        arguments=(),
+    )
+
+
+@pytest.fixture
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BARNRAISE_STATE_DIRECTORY", str(tmp_path / "state"))
+
+
+@pytest.mark.parametrize("codec", ["nonsense", "powersgd"])
+def test_a_codec_that_no_hub_can_use(tmp_path: Path, codec: str) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    with pytest.raises(HubError, match=codec) as caught:
+        up(wishes(script, codec))
+    assert "int8" in caught.value.hint
+    assert not top_folder(load_settings()).exists()
+
+
+@pytest.mark.parametrize(
+    ("store", "endpoint", "why"),
+    [
+        ("bucket/folder", "", "names no bucket"),
+        ("", "https://s3.example.org", "names no bucket"),
+        ("s3://our-blobs", "s3.example.org", "no address"),
+        ("s3://our-blobs", "http://192.168.1.5:9000", "without TLS"),
+    ],
+)
+@pytest.mark.usefixtures("_own_state")
+def test_a_store_that_no_hub_can_use(tmp_path: Path, store: str, endpoint: str, why: str) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    with pytest.raises(HubError, match=why):
+        up(wishes(script, store=store, endpoint=endpoint))
+    assert not top_folder(load_settings()).exists()
+
+
+@pytest.mark.usefixtures("_own_state")
+def test_who_tries_updates_and_with_what(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    with pytest.raises(HubError, match="tried by the hub above it"):
+        up(wishes(script)._replace(parent="an invite", held_out=script))
+    with pytest.raises(HubError, match="in the folder that every friend gets"):
+        up(wishes(script)._replace(held_out=tmp_path / "check" / "check.py"))
+    assert not top_folder(load_settings()).exists()
+
+
+@pytest.mark.usefixtures("_own_state")
+def test_whoever_keeps_a_hub_hands_it_over_and_a_mirror_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also a machine that took over, or that keeps a region: the run's owner is another key there."""
+    hub, mirror = top_folder(load_settings()) / "hub", top_folder(load_settings()) / "mirror"
+    owner = NodeKey.generate().id
+    for directory in (hub, mirror):
+        found_hub(directory, directory.name, owner, RoundConfig())
+    log = HubLog(mirror)
+    log.transact([change(HubLog.set_fact, FOLLOWS, hub_key(hub).id.raw)])
+    log.close()
+    with pytest.raises(HubError, match="is a mirror"):
+        hand_over(node=str(owner), name="mirror")
+    assert not capsys.readouterr().out
+    assert hand_over(node=str(hub_key(mirror).id), name="hub") == 0
+    word = capsys.readouterr().out
+    forged = make_succession(hub_key(mirror), hub_key(hub).id, hub_key(mirror).id, 1)
+    with pytest.raises(HubError, match="neither"):
+        take_over(word=forged, name="mirror")
+    assert take_over(word=word, name="mirror") == 0
+    assert hand_over(node=str(owner), name="mirror") == 0, "it is the hub now"
+
+
+@pytest.mark.parametrize("whose", ["this machine's", "another's", "the hub's"])
+@pytest.mark.usefixtures("_own_state")
+def test_a_quarantine_ends_and_begins_by_the_word_of_who_keeps_the_hub(
+    whose: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whosever key the run's owner is: after a take-over it is another machine's, a region's is its own."""
+    settings = load_settings()
+    directory = top_folder(settings) / "fireside"
+    own = hub_key(directory)
+    mine = member_key(machine_key(settings), own.id)
+    owners = {"this machine's": mine, "another's": NodeKey.generate(), "the hub's": own}
+    found_hub(directory, "fireside", owners[whose].id, RoundConfig())
+    ann, bob = (
+        MemberRecord(
+            node=str(NodeKey.generate().id), name=name, role="friend", since=0.0, quarantine="too large"
+        )
+        for name in ("ann", "bob")
+    )
+    log = HubLog(directory)
+    log.transact([change(HubLog.put_member, ann), change(HubLog.put_member, bob)])
+    hub = HubProcess(directory, None)
+    write_addresses(directory, ["http://127.0.0.1:9"])  # as friends would reach it, not this machine
+    write_local_address(directory, hub.address)
+    hub.start()
+    try:
+        assert pardon(member="ann", name="") == 0
+        assert "ann may take part again" in capsys.readouterr().err
+        with pytest.raises(HubError, match="nobody of fireside"):
+            pardon(member="carol", name="")
+        found = log.read().members
+        assert (found[ann.node].quarantine, found[bob.node].quarantine) == ("", "too large")
+        assert expel(member=ann.node[:9], name="") == 0
+        assert "sent this machine away" in log.read().members[ann.node].quarantine
+        with pytest.raises(HubError, match="cannot be sent away"):
+            expel(member="owner", name="")
+    finally:
+        hub.kill()
+        log.close()
+
+
+@pytest.mark.usefixtures("_own_state")
+def test_a_taken_port_ends_the_command_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not when whoever waits for the hub's answer gives up."""
+    ends = threading.Event()
+    monkeypatch.setattr("barnraise.cli.hub.up._begin_own", lambda *_: ends.wait(120))
+    script = tmp_path / "train.py"
+    script.touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        given = wishes(script)._replace(host="127.0.0.1", port=taken.getsockname()[1])
+        began = time.monotonic()
+        with pytest.raises(HubError, match="the hub's process ended"):
+            up(given)
+    assert time.monotonic() - began < 60
+    ends.set()
+    assert "cannot listen" in capsys.readouterr().out
+
+
+def test_work_that_nobody_wants_any_more_keeps_no_command() -> None:
+    ends = threading.Event()
+
+    async def given_up() -> None:
+        work = begun(lambda: ends.wait(120))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(work, 0.05)
+
+    async def both() -> tuple[int, BaseException | int]:
+        found = await asyncio.gather(begun(lambda: 1), begun(lambda: 1 // 0), return_exceptions=True)
+        assert isinstance(found[0], int)
+        return found[0], found[1]
+
+    began = time.monotonic()
+    asyncio.run(given_up())
+    assert time.monotonic() - began < 60
+    ends.set()
+    one, error = asyncio.run(both())
+    assert one == 1
+    assert isinstance(error, ZeroDivisionError)
+
+
+@pytest.mark.usefixtures("_own_state")
+def test_the_status_says_whom_a_round_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = top_folder(load_settings()) / "fireside"
+    owner = NodeKey.generate()
+    found_hub(directory, "fireside", owner.id, TERMS)
+    hub = HubProcess(directory, None)
+    write_local_address(directory, hub.address)
+    hub.start()
+    invite = hub.invite()
+    friends = [Friend(hub.address, invite.hub_id, key) for key in (owner, None)]
+    try:
+        assert status(name="", as_json=False) == 0
+        assert "the owner has not pushed the base yet" in capsys.readouterr().out
+        friends[0].push_base(torch.zeros(LAYOUT.numel), HubDataOrder(samples=1000, batch=10))
+        friends[1].join(invite, "ann")
+        friends[1].version = 0
+        friends[1].lease()
+        assert status(name="", as_json=False) == 0
+        assert "waits for ann (training for " in capsys.readouterr().out
+    finally:
+        hub.kill()
+        for friend in friends:
+            friend.close()
+    assert status(name="", as_json=False) == 0
+    assert "barnraise hub up --name fireside" in capsys.readouterr().out
+
+
+def test_a_machine_trains_once_in_a_run() -> None:
+    settings, key = load_settings(), NodeKey.generate()
+    invite, _ = make_invite(("http://127.0.0.1:1",), key.id, "fireside", role="friend", uses=1, expires=9)
+    other, _ = make_invite(
+        ("http://127.0.0.1:2",), NodeKey.generate().id, "fireside", role="friend", uses=1, expires=9
+    )
+    with room(settings, "fireside") as place:
+        _check_free(settings, invite)
+        seat = MemberCredentials(addresses=invite.addresses, hub=invite.hub, key=bytes(32), run="fireside")
+        write_seat(seat, place / SEAT)
+        with pytest.raises(HubError, match="trains in fireside already") as found:
+            _check_free(settings, invite)
+        assert "--no-train" in found.value.hint
+        _check_free(settings, other)
+    _check_free(settings, invite)

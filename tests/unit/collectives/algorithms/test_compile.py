@@ -1,0 +1,51 @@
+"""An operation's specification says everything that its program is made from."""
+
+from __future__ import annotations
+
+import pytest
+
+from barnraise.collectives.algorithms.compile import compile_operation
+from barnraise.collectives.messages import OperationSpec
+from barnraise.core.errors import ConfigError
+
+FLOAT32 = 8
+
+
+def _specification(strategy: str, sites: tuple[tuple[int, ...], ...]) -> OperationSpec:
+    return OperationSpec("all_reduce", FLOAT32, "sum", -1, strategy, (4096,), 1024, 2, sites)
+
+
+@pytest.mark.parametrize(
+    ("sites", "following"),
+    [((), [1, 2, 3, 0]), (((0, 2, 1, 3),), [2, 3, 1, 0]), (((0, 2), (3, 1)), [2, 0, 3, 1])],
+    ids=["by rank", "one site", "two sites"],
+)
+def test_a_ring_goes_along_the_sites(sites: tuple[tuple[int, ...], ...], following: list[int]) -> None:
+    for rank in range(4):
+        program = compile_operation(_specification("ring", sites), rank, 4, None).program
+        assert {send.peer for send in program.sends} == {following[rank]}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "peers"),
+    [
+        ("sites", [{1, 4}, {0, 2}, {1, 3}, {2}, {0, 5}, {4}]),
+        ("sites:star/ring/star", [{1, 2, 3, 4}, {0}, {0}, {0}, {0, 5}, {4}]),
+        ("sites:tree/star/tree", [{1, 2, 4}, {0, 3}, {0}, {1}, {0, 5}, {4}]),
+        ("sites:ring/tree/star", [{1, 2, 3, 4}, {0, 2}, {1, 3, 0}, {2, 0}, {0, 5}, {4}]),
+    ],
+)
+def test_sites_have_the_shapes_that_are_named(strategy: str, peers: list[set[int]]) -> None:
+    for rank in range(6):
+        specification = _specification(strategy, ((0, 1, 2, 3), (4, 5)))
+        assert compile_operation(specification, rank, 6, None).peers == peers[rank]
+
+
+def test_a_shape_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="do not go through sites as 'rign'"):
+        compile_operation(_specification("sites:ring/rign/ring", ((0, 1), (2, 3))), 0, 4, None)
+
+
+def test_an_order_that_leaves_somebody_out_is_refused() -> None:
+    with pytest.raises(ConfigError, match="does not name each of 4 ranks once"):
+        compile_operation(_specification("ring", ((0, 1, 2),)), 0, 4, None)

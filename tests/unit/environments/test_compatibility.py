@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import pytest
+
+from barnraise.environments.compatibility import (
+    CompatibilityFinding,
+    ExcludedMachine,
+    compare,
+    describe,
+    usable,
+)
+from barnraise.environments.installed_packages import InstalledPackages, Package
+from barnraise.environments.script_imports import ScriptImports
+
+
+def machine(
+    *,
+    python: str = "3.11.7",
+    torch: str | None = "2.13.0",
+    os: str = "Linux",
+    arch: str = "x86_64",
+    **have: str,
+) -> InstalledPackages:
+    return InstalledPackages(
+        python=python,
+        implementation="CPython",
+        os=os,
+        arch=arch,
+        executable="/opt/by/bin/python",
+        torch=torch,
+        packages=tuple(Package(name, name, version) for name, version in have.items()),
+    )
+
+
+def compared(
+    here: InstalledPackages,
+    pc: InstalledPackages,
+    *required: str,
+    optional: tuple[str, ...] = (),
+    built_from: str | None = None,
+) -> list[CompatibilityFinding]:
+    needs = ScriptImports(required=required, optional=optional)
+    return list(compare(here, {"pc": pc}, needs, {"pc": ("cpu",)}, built_from=built_from))
+
+
+def only(findings: list[CompatibilityFinding]) -> CompatibilityFinding:
+    assert len(findings) == 1, findings
+    return findings[0]
+
+
+def test_equal_machines_have_no_findings_and_one_line() -> None:
+    findings = compared(machine(numpy="2.1"), machine(numpy="2.1"), "torch", "numpy")
+    assert findings == []
+    assert describe(findings) == ["Every machine has what the script needs."]
+
+
+def test_small_differences_are_fine_and_still_one_line() -> None:
+    findings = compared(
+        machine(numpy="2.1", torch="2.13.0+cpu"), machine(numpy="2.4", torch="2.13.1+cu130"), "torch", "numpy"
+    )
+    assert [each.level for each in findings] == ["fine", "fine"]
+    assert describe(findings) == ["Every machine has what the script needs (2 small differences)."]
+
+
+def test_another_python_is_risky_and_named() -> None:
+    found = only(compared(machine(), machine(python="3.13.1")))
+    assert (found.level, found.node) == ("risky", "pc")
+    assert found.sentence == "pc runs Python 3.13, and here it is Python 3.11."
+    assert compared(machine(), machine(python="3.11.9")) == []
+
+
+@pytest.mark.parametrize(
+    ("os", "arch", "kinds", "end"),
+    [
+        (
+            "Linux",
+            "x86_64",
+            ("cpu", "cuda"),
+            "torch==2.13.0 --index-url https://download.pytorch.org/whl/cu130",
+        ),
+        ("Windows", "AMD64", ("cpu",), "torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"),
+        ("Darwin", "arm64", ("cpu", "mps"), "torch==2.13.0"),
+    ],
+)
+def test_another_torch_is_impossible_with_the_exact_command(
+    os: str, arch: str, kinds: tuple[str, ...], end: str
+) -> None:
+    pc = machine(torch="2.12.1", os=os, arch=arch)
+    here = machine(torch="2.13.0+cpu")
+    (found,) = compare(here, {"pc": pc}, ScriptImports(required=("torch",)), {"pc": kinds})
+    assert found.level == "impossible"
+    assert "2.12.1" in found.sentence
+    assert f"On pc run `/opt/by/bin/python -m pip install {end}`" in found.mend
+    assert "--env sync" in found.mend
+    # A script that does not import torch may still do it through another package.
+    (found,) = compare(here, {"pc": pc}, ScriptImports(), {"pc": kinds})
+    assert found.level == "risky"
+
+
+def test_torch_is_compared_between_the_others_if_it_is_missing_here() -> None:
+    others = {"a": machine(torch="2.13.0"), "b": machine(torch="2.12.0")}
+    (found,) = compare(machine(torch=None), others, ScriptImports(required=("torch",)), {})
+    assert found.sentence == "b has torch 2.12.0, and on a it is 2.13.0: they cannot train in one group."
+
+
+def test_a_missing_torch() -> None:
+    found = only(compared(machine(), machine(torch=None), "torch"))
+    assert found.level == "impossible"
+    assert "`barnraise torch`" in found.mend
+    assert only(compared(machine(), machine(torch=None), optional=("torch",))).level == "risky"
+    assert compared(machine(), machine(torch=None)) == []
+    old_mac = machine(torch=None, os="Darwin", arch="x86_64")
+    assert "Leave pc out with `--on`" in only(compared(machine(), old_mac, "torch")).mend
+
+
+def test_a_missing_package_names_the_machine_and_the_version() -> None:
+    here = InstalledPackages(
+        python="3.11.7",
+        implementation="CPython",
+        os="Linux",
+        arch="x86_64",
+        packages=(Package("sklearn", "scikit-learn", "1.5.2"),),
+    )
+    found = only(compared(here, machine(), "sklearn"))
+    assert (found.level, found.node) == ("impossible", "pc")
+    assert "On pc run `/opt/by/bin/python -m pip install scikit-learn==1.5.2`" in found.mend
+    found = only(compared(here, machine(), "sklearn", built_from="requirements.txt"))
+    assert found.mend == "Add `scikit-learn==1.5.2` to what requirements.txt is made from, and run again."
+
+
+def test_a_package_that_only_others_have() -> None:
+    others = {"here": machine(), "pc": machine(timm="1.0.1")}
+    (found,) = compare(machine(), others, ScriptImports(required=("timm",)), {})
+    assert found.node == "here"
+    assert "timm==1.0.1" in found.mend
+
+
+def test_a_package_that_nobody_has_is_said_once() -> None:
+    others = {name: machine() for name in ("a", "b", "c")}
+    (found,) = compare(machine(), others, ScriptImports(required=("timm",)), {})
+    assert (found.level, found.node) == ("impossible", "")
+    assert "pip install timm`" in found.mend
+    (found,) = compare(machine(), others, ScriptImports(optional=("timm",)), {})
+    assert found.level == "fine"
+
+
+def test_versions_and_optional_packages() -> None:
+    assert only(compared(machine(numpy="2.1"), machine(numpy="1.26"), "numpy")).level == "risky"
+    assert only(compared(machine(wandb="1"), machine(), optional=("wandb",))).level == "risky"
+    assert compared(machine(odd="unknown"), machine(odd="unknown"), "odd") == []
+
+
+def test_a_peers_words_do_not_become_commands() -> None:
+    evil = machine(timm="1;rm -rf ~")
+    evil = InstalledPackages(
+        python="3", implementation="CPython", os="Linux", arch="x", packages=evil.packages, torch="2.13.0"
+    )
+    victim = InstalledPackages(
+        python="3", implementation="CPython", os="L", arch="x", executable="`reboot`\n"
+    )
+    findings = compare(victim, {"evil": evil, "victim": victim}, ScriptImports(required=("timm",)), {})
+    (mend,) = [each.mend for each in findings if each.node == "victim"]
+    assert mend.startswith("On victim run `python -m pip install timm`, or put ")
+
+
+def test_a_peers_words_do_not_move_the_cursor() -> None:
+    lines = describe(compared(machine(), machine(torch="1.0\x1b[2J"), "torch"))
+    assert all(line.isprintable() for line in lines)
+
+
+def test_machines_without_cuda_are_left_out_and_named() -> None:
+    needs = ScriptImports(required=("numpy",), cuda="train.py line 3 asks for CUDA: x.cuda()")
+    others = {"mac": machine(os="Darwin", arch="arm64"), "pc": machine(numpy="2")}
+    devices = {"mac": ("cpu", "mps"), "pc": ("cpu", "cuda")}
+    findings = compare(machine(numpy="2"), others, needs, devices)
+    verdict = usable(findings, ["mac", "pc"])
+    assert verdict.kept == ("pc",)
+    why = "mac has no CUDA device and is left out: train.py line 3 asks for CUDA: x.cuda()"
+    assert verdict.left_out == (ExcludedMachine("mac", why),)
+    # What is missing on a machine that is left out anyway stops nobody.
+    assert verdict.blocking == ()
+
+
+def test_a_missing_package_blocks() -> None:
+    findings = compared(machine(numpy="2"), machine(), "numpy")
+    verdict = usable(findings, ["mac", "pc"])
+    assert verdict.kept == ("mac",)
+    assert verdict.blocking == tuple(findings)
+
+
+def test_a_syntax_error_is_all_that_is_said() -> None:
+    findings = compare(
+        machine(), {"pc": machine(torch=None)}, ScriptImports(syntax="train.py line 3: invalid"), {}
+    )
+    assert [each.about for each in findings] == ["code"]
+    assert usable(findings, ["pc"]).blocking == findings
+
+
+def test_the_lines_put_the_worst_first() -> None:
+    pc = machine(python="3.12.0", numpy="1.26")
+    lines = describe(compared(machine(numpy="2.1", timm="1.0"), pc, "numpy", "timm"))
+    assert [line.split()[0] for line in lines] == ["impossible", "->", "risky", "->", "risky", "->"]
+    assert "timm is missing on pc, and the script imports it." in lines[0]

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barnraise.environments.script_imports import ScriptImports, needs_of
+
+
+def needs(script: str, **others: str) -> ScriptImports:
+    files = {"train.py": script.encode()}
+    files |= {name.replace("__", "/") + ".py": text.encode() for name, text in others.items()}
+    return needs_of(files, "train.py")
+
+
+def test_required_and_optional_imports_are_told_apart() -> None:
+    found = needs(
+        """
+from __future__ import annotations
+import os, numpy as np
+import torch.nn.functional as F
+from typing import TYPE_CHECKING
+import barnraise
+try:
+    import wandb
+except ImportError:
+    wandb = None
+try:
+    import always
+finally:
+    import after
+from contextlib import suppress
+with suppress(ImportError):
+    import apex
+if TYPE_CHECKING:
+    import pandas
+else:
+    import runtime
+if os.name == "nt":
+    import colorama
+class Model:
+    import inner
+def main():
+    import matplotlib.pyplot
+if __name__ == "__main__":
+    import entry
+for each in range(2):
+    import looped
+"""
+    )
+    assert found.required == ("numpy", "torch", "always", "after", "runtime", "inner", "entry")
+    assert found.optional == ("wandb", "apex", "colorama", "matplotlib", "looped")
+    assert found.syntax is None
+
+
+def test_modules_of_the_folder_are_followed() -> None:
+    files = {
+        "train.py": b"import model.net\nfrom data import loader\nimport lonely\nimport random\n",
+        "model/__init__.py": b"from . import heads\nimport einops",
+        "model/net.py": b"from .parts.block import Block\nfrom ..nowhere import x\nimport torch",
+        "model/heads.py": b"import timm\nif __name__ == '__main__':\n    import only_as_a_script",
+        "model/parts/block.py": b"import xformers",
+        "data/loader.py": b"import PIL.Image",
+        "lonely.py": b"def f():\n    import late\nimport early",
+        "random.py": b"import shadowing",
+        "unused.py": b"import never",
+    }
+    found = needs_of(files, "train.py")
+    wanted = {"einops", "torch", "timm", "xformers", "PIL", "early", "shadowing"}
+    assert set(found.required) == wanted
+    assert found.optional == ("late",)
+
+
+def test_a_script_in_a_subfolder_finds_what_lies_beside_it_and_at_the_top() -> None:
+    files = {"src/train.py": b"import beside, top, far", "src/beside.py": b"", "top.py": b"import torch"}
+    assert needs_of(files, "src/train.py") == ScriptImports(required=("far", "torch"))
+    assert needs_of(files, "./src/train.py") == ScriptImports(required=("far", "torch"))
+
+
+def test_what_an_optional_module_needs_is_optional() -> None:
+    found = needs(
+        "try:\n    import extra\nexcept ImportError:\n    pass\nimport main_part",
+        extra="import both, maybe\nimport deep",
+        deep="import deeper",
+        main_part="import both",
+    )
+    assert found == ScriptImports(required=("both",), optional=("maybe", "deeper"))
+    # The same module, once optional and once required, is required.
+    found = needs("def f():\n    import extra\nimport extra", extra="import x")
+    assert found == ScriptImports(required=("x",))
+
+
+def test_a_folder_of_data_does_not_hide_a_package() -> None:
+    files = {"train.py": b"from datasets import load_dataset\nimport tools.mine"}
+    files |= {"datasets/fetch.py": b"", "tools/mine.py": b"import torch", "fast.cpython-311.so": b"\0"}
+    assert needs_of(files, "train.py") == ScriptImports(required=("datasets", "torch"))
+    files["train.py"] = b"import fast"
+    assert needs_of(files, "train.py") == ScriptImports()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "model.cuda()",
+        "model = Net().to('cuda')",
+        "x.to(f'cuda:{rank}')",
+        "torch.device('cuda:0')",
+        "torch.zeros(3, device='cuda')",
+        "torch.cuda.set_device(rank)",
+        "device = 'cuda'",
+        "def f():\n        return x.cuda(non_blocking=True)",
+    ],
+)
+def test_a_demand_for_cuda_names_its_line(line: str) -> None:
+    found = needs(f"import torch\nif True:\n    {line}")
+    assert found.cuda is not None
+    assert found.cuda.startswith(f"train.py line {3 + line.count(chr(10))} asks for CUDA")
+    guarded = needs(f"import torch\nif True:\n    {line}\nprint(torch.cuda.is_available())")
+    assert guarded.cuda is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dist.init_process_group('nccl')",
+        "parser.add_argument('--device', default='cuda')",
+        "def train(device='cuda'): pass",
+        "if args.cuda:\n    model.cuda()",
+        "if device.type == 'cuda':\n    torch.cuda.set_device(0)",
+        "device = 'cuda' if torch.cuda.is_available() else 'cpu'\nmodel.to('cuda')",
+        "from torch.cuda import is_available\nx.cuda()",
+        "x.to(torch.accelerator.current_accelerator()) or x.cuda()",
+        "with torch.autocast('cuda'): pass",
+        "print('cuda')",
+        "x.to('cudazzz')",
+    ],
+)
+def test_what_is_no_demand(text: str) -> None:
+    assert needs(text).cuda is None
+
+
+def test_another_modules_guard_does_not_count_and_its_demand_does() -> None:
+    found = needs("import net\ntorch.cuda.is_available()", net="import torch\nx.cuda()")
+    assert found.cuda == "net.py line 2 asks for CUDA without a test for it: x.cuda()"
+    assert needs("import net\ndist.is_available()\ny.cuda()", net="").cuda is not None
+
+
+def test_a_syntax_error_is_named_with_its_file_and_line() -> None:
+    found = needs("import torch\n\ndef f(:\n    pass")
+    assert found.syntax is not None
+    assert found.syntax.startswith("train.py line 3: invalid syntax: ")
+    assert "`def f(:`" in found.syntax
+    found = needs("import net", net="x = = 1")
+    assert found.syntax is not None
+    assert found.syntax.startswith("net.py line 1: invalid syntax")
+    assert needs_of({"other.py": b""}, "train.py").syntax == "train.py is not in the folder that is sent"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"\0", b"\xff\xfe\x00", b"# coding: no-such\nx", b"x = '\xe9'", b"(" * 5000, b"-" * 100_000 + b"1", b""],
+)
+def test_strange_bytes_never_raise(text: bytes) -> None:
+    found = needs_of({"train.py": text}, "train.py")
+    assert found.required == ()
+
+
+@given(st.binary(max_size=200), st.text(max_size=20))
+def test_no_bytes_and_no_name_raise(text: bytes, script: str) -> None:
+    needs_of({"train.py": text, script: text}, script)
+
+
+_LINES = st.sampled_from(
+    ["import a", "from . import b", "from ..x import y", "from .c import *", "import d.e.f", "x.cuda()"]
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["a.py", "b.py", "d/e.py", "c/__init__.py", "x/y.py"]), st.lists(_LINES))
+)
+def test_circles_and_odd_folders_end(modules: dict[str, list[str]]) -> None:
+    files = {path: "\n".join(lines).encode() for path, lines in modules.items()}
+    files["train.py"] = b"import a, b, c, d.e, x.y"
+    found = needs_of(files, "train.py")
+    assert set(found.required) <= {"a", "b", "c", "d", "x"}

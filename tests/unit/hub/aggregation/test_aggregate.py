@@ -1,0 +1,132 @@
+"""Merge rules against Flower's, the outer step against torch's, and memory that does not grow."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from barnraise.core.errors import ProtocolError
+from barnraise.hub.aggregation.aggregate import (
+    MergeInput,
+    OuterState,
+    capped,
+    in_order,
+    measure,
+    merged_chunk,
+    take_outer_step,
+    trimmed_mean,
+    weighted_mean,
+)
+from barnraise.hub.protocol.vector_file import VectorFile, VectorForm, add_vector, encode_vector
+from barnraise.hub.storage.blobs import BlobStore
+
+REFERENCE = json.loads((Path(__file__).parent / "reference" / "flower_merges.json").read_text())
+CASES = REFERENCE["cases"] if isinstance(REFERENCE, dict) else REFERENCE
+
+
+def _files(folder: Path, vectors: Sequence[torch.Tensor], form: VectorForm) -> list[VectorFile]:
+    files = []
+    for number, vector in enumerate(vectors):
+        sink = io.BytesIO()
+        encode_vector(sink, vector, form)
+        path = folder / f"update-{number}"
+        path.write_bytes(sink.getvalue())
+        files.append(VectorFile(path, form))
+    return files
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_our_means_are_flowers(case: dict[str, object], tmp_path: Path) -> None:
+    updates = torch.tensor(case["updates"], dtype=torch.float32)
+    samples = [float(count) for count in case["samples"]]  # type: ignore[attr-defined]
+    mean = weighted_mean(iter(zip(updates, samples, strict=True)), updates.shape[1])
+    numpy.testing.assert_allclose(mean, case["weighted_mean"], rtol=1e-5, atol=1e-8)
+    trimmed = case["trimmed_mean"]
+    assert isinstance(trimmed, dict)
+    for trim, expected in trimmed.items():
+        found = trimmed_mean(updates, [1.0] * len(updates), float(trim))
+        numpy.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
+    form = VectorForm(updates.shape[1], 1024, "fp32", 0)
+    files = _files(tmp_path, list(updates), form)
+    inputs = [MergeInput(file, weight) for file, weight in zip(files, samples, strict=True)]
+    numpy.testing.assert_allclose(merged_chunk(inputs, 0, None), case["weighted_mean"], rtol=1e-5, atol=1e-8)
+
+
+def test_a_trimmed_mean_weighs_what_is_left() -> None:
+    rows = torch.tensor([[1.0, 9.0], [2.0, 8.0], [4.0, 7.0], [1e9, -1e9]])
+    found = trimmed_mean(rows, [1.0, 1.0, 3.0, 3.0], 0.25)
+    assert found.tolist() == [(2 + 3 * 4) / 4, (8 + 3 * 7) / 4]
+    assert trimmed_mean(rows[:1], [5.0], 0.25).tolist() == [1.0, 9.0]
+    assert capped([1.0, 1.0, 100.0]) == [1.0, 1.0, 3.0]
+
+
+def test_no_number_of_samples_makes_a_mean_ones_own(tmp_path: Path) -> None:
+    form = VectorForm(4, 1024, "fp32", 0)
+    files = _files(tmp_path, [torch.ones(4), torch.ones(4), torch.ones(4), -torch.ones(4)], form)
+    weights = (10.0, 30.0, 40.0, 1e9)
+    found = merged_chunk(
+        [MergeInput(file, weight) for file, weight in zip(files, weights, strict=True)], 0, None
+    )
+    numpy.testing.assert_allclose(found, [(80.0 - 300.0) / 380.0] * 4, rtol=1e-6)
+    usual = merged_chunk([MergeInput(files[0], 10.0), MergeInput(files[3], 100.0)], 0, None)
+    numpy.testing.assert_allclose(usual, [-90.0 / 110.0] * 4, rtol=1e-6)
+
+
+def test_the_outer_step_is_torchs_and_its_losses_come_back(tmp_path: Path) -> None:
+    """A coarse codec: the chain stays within one step's rounding of what torch.optim.SGD does."""
+    torch.manual_seed(2)
+    numel, blobs = 3000, BlobStore(tmp_path / "blobs")
+    parameter = torch.nn.Parameter(torch.randn(numel))
+    state = parameter.detach().clone()
+    optimizer = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
+    outer, worst = OuterState(None, None), 0.0
+    with ThreadPoolExecutor(2) as pool:
+        for version in range(1, 12):
+            gradient = torch.randn(numel)
+            parameter.grad = gradient.clone()
+            optimizer.step()
+            form = VectorForm(numel, 1024, "int4", version)
+            means = [gradient[form.slice(index)].clone() for index in range(form.count)]
+            outcome = take_outer_step(blobs, form, means.__getitem__, outer, 0.7, 0.9, pool)
+            add_vector(blobs.path(outcome.step.sha256), form, state)
+            outer = OuterState(blobs.path(outcome.momentum), blobs.path(outcome.feedback))
+            worst = max(worst, float((state - parameter.detach()).abs().max()))
+    lost = torch.frombuffer(bytearray(blobs.path(outcome.feedback).read_bytes()), dtype=torch.float32)
+    assert torch.allclose(state + lost, parameter.detach(), atol=1e-4)
+    assert worst < 5.0
+
+
+def test_figures_of_updates(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    form = VectorForm(20_000, 4096, "fp32", 0)
+    one, other = torch.randn(20_000), torch.randn(20_000)
+    files = _files(tmp_path, [one, other, one + 0.01 * other], form)
+    figures = [measure(tmp_path / f"update-{number}", form) for number in range(len(files))]
+    assert figures[0].norm == pytest.approx(float(one.norm()), rel=1e-5)
+    sketches = [numpy.frombuffer(figure.sketch, dtype="<f4") for figure in figures]
+
+    def cosine(a: int, b: int) -> float:
+        return float(
+            sketches[a] @ sketches[b] / numpy.linalg.norm(sketches[a]) / numpy.linalg.norm(sketches[b])
+        )
+
+    assert cosine(0, 2) > 0.999
+    assert abs(cosine(0, 1)) < 0.15
+    with pytest.raises(ProtocolError):
+        measure(tmp_path / "update-0", VectorForm(20_001, 4096, "fp32", 0))
+
+
+def test_work_is_never_far_ahead() -> None:
+    started: list[int] = []
+    with ThreadPoolExecutor(2) as pool:
+        results = in_order(pool, lambda index: started.append(index) or index, 1000)
+        assert next(results) == 0
+        assert len(started) < 100
+        assert list(results) == list(range(1, 1000))

@@ -1,0 +1,228 @@
+"""Each kind of bad update is named; honest ones pass."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy
+import pytest
+
+from barnraise.hub.aggregation.update_checks import (
+    SKETCH,
+    RequestRateLimit,
+    UpdateVerdict,
+    after_acceptance,
+    after_refusal,
+    believed_merged,
+    confirmed_norms,
+    fitting_scale,
+    judge_copy,
+    judge_norm,
+    judge_round,
+    remembered_norm,
+    usual_norm,
+    with_norms,
+)
+from barnraise.hub.protocol.messages import RoundConfig
+from barnraise.hub.rounds.leases import PendingUpdate
+from barnraise.hub.storage.log import AcceptedUpdate, Contribution, MemberRecord, UpdateFingerprint
+
+TERMS = RoundConfig()
+RANDOM = numpy.random.default_rng(5)
+DIRECTION = RANDOM.normal(size=SKETCH).astype(numpy.float32)
+
+
+def _seen(node: str, sketch: numpy.ndarray, norm: float = 1.0, sha256: str = "") -> UpdateFingerprint:
+    return UpdateFingerprint(
+        node=node, lease="", sha256=sha256 or node, norm=norm, sketch=sketch.astype("<f4").tobytes()
+    )
+
+
+def _arrival(name: str, sketch: numpy.ndarray, norm: float = 1.0, merged: int = 1) -> AcceptedUpdate:
+    return AcceptedUpdate(
+        update=PendingUpdate(name, name, "lease", 0, 10),
+        sha256=name,
+        size=1,
+        spans=(),
+        norm=norm,
+        scale=1.0,
+        sketch=sketch.astype("<f4").tobytes(),
+        merged=merged,
+    )
+
+
+def _honest(noise: float = 0.7) -> numpy.ndarray:
+    return DIRECTION + RANDOM.normal(size=SKETCH) * noise
+
+
+def test_norms_are_clipped_then_refused() -> None:
+    assert usual_norm([_seen("a", DIRECTION)] * 2) is None
+    median = usual_norm([_seen("a", DIRECTION, norm) for norm in (1.0, 2.0, 300.0)])
+    assert median == 2.0
+    assert judge_norm(5.9, median, TERMS).scale == 1.0
+    clipped = judge_norm(8.0, median, TERMS)
+    assert (clipped.kind, clipped.scale) == ("", 0.75)
+    assert judge_norm(20.1, median, TERMS).kind == "norm"
+    assert judge_norm(1e9, None, TERMS) == UpdateVerdict(), "of two nobody knows who is right"
+
+
+def test_what_was_usual_only_cuts_and_is_learned_anew() -> None:
+    seen = [_seen("a", DIRECTION) for _ in range(30)]
+    scales = []
+    for _ in range(40):
+        usual = usual_norm(seen)
+        scales.append(fitting_scale(8.0, usual, TERMS))
+        seen.append(_seen("a", DIRECTION, remembered_norm(8.0, usual, TERMS)))
+    assert scales[0] == 3 / 8
+    assert scales[-1] == 1.0
+    assert remembered_norm(1e9, 1.0, TERMS) == TERMS.refuse_over
+
+
+def test_a_round_whose_updates_all_grew_is_not_refused() -> None:
+    arrivals = [_arrival(f"n{number}", _honest(), norm=100.0 + number) for number in range(5)]
+    assert judge_round(arrivals, frozenset(), TERMS) == {}
+    cut = [msgspec.structs.replace(one, scale=scale) for one in arrivals for scale in (0.5, 0.1)]
+    assert judge_round(cut[::2], frozenset(), TERMS) == {}, "less than by the running median alone"
+    assert {one.scale for one in judge_round(cut[1::2], frozenset(), TERMS).values()} == {0.1 * 10 / 3}
+    assert {one.scale for one in judge_round(cut[1:4:2], frozenset(), TERMS).values()} == {0.1}, "two alone"
+    arrivals.append(_arrival("large", _honest(), norm=5000.0))
+    assert judge_round(arrivals, frozenset(), TERMS)["large"].kind == "norm"
+
+
+def test_copies_are_named() -> None:
+    earlier = [_seen("a", DIRECTION, sha256="x"), _seen("b", _honest())]
+    sketch = DIRECTION.tobytes()
+    assert judge_copy("c", "x", b"", earlier).kind == "copy"
+    assert judge_copy("a", "x", b"", earlier).kind == "copy", "one's own update, a second time"
+    assert judge_copy("c", "y", sketch, earlier).kind == "copy"
+    assert judge_copy("c", "y", (-3 * DIRECTION).tobytes(), earlier).kind == "copy", "scaled and turned round"
+    assert judge_copy("a", "y", sketch, earlier).kind == "", "a member may agree with itself"
+    assert judge_copy("c", "y", _honest().astype("<f4").tobytes(), earlier).kind == ""
+    assert judge_copy("c", "y", b"", earlier).kind == "", "a small model has no sketch"
+
+
+def test_a_rounds_strangers_are_judged_by_the_others() -> None:
+    arrivals = [_arrival(f"n{number}", _honest()) for number in range(15)]
+    arrivals += [_arrival(f"flip{number}", -_honest()) for number in range(3)]
+    arrivals += [_arrival("random", RANDOM.normal(size=SKETCH)), _arrival("large", _honest(), norm=100.0)]
+    everybody = frozenset(one.update.node for one in arrivals)
+    verdicts = judge_round(arrivals, everybody, TERMS)
+    assert {name: one.kind for name, one in verdicts.items()} == {
+        **{f"flip{number}": "unlike" for number in range(3)},
+        "random": "unlike",
+        "large": "norm",
+    }
+    assert "against" in verdicts["flip0"].reason
+    assert "nothing to do" in verdicts["random"].reason
+    friends = judge_round(arrivals, frozenset(), TERMS)
+    assert set(friends) == {"large"}, "friends are believed in their direction"
+
+
+def test_without_an_agreed_direction_nobody_is_left_out() -> None:
+    arrivals = [_arrival(f"n{number}", RANDOM.normal(size=SKETCH)) for number in range(10)]
+    assert judge_round(arrivals, frozenset(one.update.node for one in arrivals), TERMS) == {}
+
+
+NORMS = {"friend": 1.5, "owner": 1.0, "eve": 1e6, "mallory": 1e6}
+
+
+@pytest.mark.parametrize(
+    ("here", "strangers", "counts"),
+    [
+        ("friend eve", "eve", {"friend": 1.5, "eve": 1.5}),
+        ("friend owner eve", "eve", {"friend": 1.5, "owner": 1.0}),
+        ("friend eve mallory", "eve mallory", {"friend": 1.5, "eve": 1.5, "mallory": 1.5}),
+        ("friend owner eve", "friend owner eve", {"friend": 1.5, "owner": 1.0}),
+        ("eve", "eve", {}),
+        ("eve mallory", "eve mallory", {}),
+    ],
+)
+def test_while_nobody_knows_what_is_usual_a_stranger_counts_no_more_than_a_friend(
+    here: str, strangers: str, counts: dict[str, float]
+) -> None:
+    arrivals = [_arrival(name, DIRECTION, NORMS[name]) for name in here.split()]
+    verdicts = judge_round(arrivals, frozenset(strangers.split()), TERMS)
+    found = {name: verdicts.get(name, UpdateVerdict()) for name in here.split()}
+    counted = {name: NORMS[name] * one.scale for name, one in found.items() if not one.kind}
+    assert counted == pytest.approx(counts)
+    assert not {one.kind for one in found.values()} - {"", "norm", "incomparable"}
+
+
+def test_a_stranger_that_came_before_it_was_known_is_cut_to_what_is_usual() -> None:
+    seen = [_seen(f"n{number}", DIRECTION) for number in range(3)]
+    verdict = judge_round([_arrival("eve", DIRECTION, 1e6)], frozenset({"eve"}), TERMS, seen)["eve"]
+    assert (verdict.kind, verdict.scale * 1e6) == ("", pytest.approx(TERMS.clip_over))
+
+
+def test_strangers_teach_what_is_usual_only_as_others_confirm_it() -> None:
+    unconfirmed = [_seen("eve", DIRECTION, 0.0, sha256=name) for name in ("x", "y", "z")]
+    assert usual_norm(unconfirmed) is None
+    arrivals = [_arrival(name, DIRECTION, 4.0) for name in ("ann", "bob", "eve")]
+    parts = [_part("ann", 1.0), _part("eve", 0.5)]
+    assert confirmed_norms(arrivals, parts, frozenset({"eve"})) == {"eve": 2.0}
+    assert confirmed_norms(arrivals[1:], parts[1:], frozenset({"eve"})) == {}, "of two nobody knows"
+    seen = with_norms([_seen("eve", DIRECTION, 0.0)], {"eve": 2.0})
+    assert [one.norm for one in seen] == [2.0]
+
+
+def _part(name: str, scale: float) -> Contribution:
+    return Contribution(
+        node=name, lease="", samples=1, spans=(), behind=0, weight=1.0, scale=scale, sha256=name
+    )
+
+
+@pytest.mark.parametrize("agreed", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize(("regions", "leaves"), [(2, 1), (3, 1), (1, 2), (1, 3), (3, 3), (0, 3), (3, 0)])
+def test_regions_and_direct_members_beside_each_other_all_count(
+    regions: int, leaves: int, agreed: float
+) -> None:
+    """The mean of n updates of norm 1 whose cosine is ``agreed``."""
+
+    def norm(merged: int) -> float:
+        return (1 / merged + (1 - 1 / merged) * agreed) ** 0.5
+
+    sizes = [200, 500, 1000][:regions] + [1] * leaves
+    arrivals = [_arrival(f"n{place}", DIRECTION, norm(size), size) for place, size in enumerate(sizes)]
+    assert judge_round(arrivals, frozenset(), TERMS) == {}
+    seen = [msgspec.structs.replace(_seen("a", DIRECTION, one.norm), merged=one.merged) for one in arrivals]
+    for size in (1, 500):
+        usual = usual_norm(seen, size)
+        assert fitting_scale(norm(size), usual, TERMS) == 1.0
+    if len(arrivals) > 2:
+        for size in (1, 500):
+            large = _arrival("large", DIRECTION, 400.0, size)
+            assert judge_round([*arrivals, large], frozenset(), TERMS)["large"].kind == "norm"
+
+
+def test_how_many_updates_were_merged_is_no_strangers_word() -> None:
+    assert believed_merged("region", 40, 1000) == believed_merged("friend", 40, 1000) == 40
+    assert believed_merged("stranger", 40, 1000) == 1
+    assert believed_merged("region", 1 << 30, 1000) == 1000
+
+
+def test_quarantine_after_refusals_that_count() -> None:
+    member = MemberRecord(node="a", name="ann", role="friend", since=0.0)
+    for kind in ("stale", "rate", "digest"):
+        assert after_refusal(member, kind, "late", TERMS) == member
+    for _ in range(2):
+        member = after_refusal(member, "not-finite", "it is not finite", TERMS)
+    assert not member.quarantine
+    for _ in range(10):
+        member = after_acceptance(member, 5)
+    assert (member.refusals, member.accepted, member.samples) == (1, 10, 50)
+    for _ in range(2):
+        member = after_refusal(member, "norm", "too large", TERMS)
+    assert "too large" in member.quarantine
+    owner = MemberRecord(node="o", name="owner", role="owner", since=0.0)
+    for _ in range(9):
+        owner = after_refusal(owner, "norm", "too large", TERMS)
+    assert not owner.quarantine
+
+
+def test_an_allowance_refills() -> None:
+    allowance = RequestRateLimit(per_second=2.0, reserve=3.0, most_names=2)
+    assert [allowance.take("a", 0.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
+    assert allowance.take("a", 0.5) == 0.0
+    assert allowance.take("b", 0.5) == 0.0
+    assert allowance.take("c", 0.5) == 0.0
+    assert len(allowance._left) == 2
+    assert allowance.take("a", 0.5) == pytest.approx(0.0), "whoever was forgotten begins anew"

@@ -1,0 +1,128 @@
+"""Manners on somebody's line: caps, metered connections, quiet hours."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barnraise.core.config import ContributorSettings
+from barnraise.core.errors import ConfigError
+from barnraise.hub.client import bandwidth_policy
+from barnraise.hub.client.bandwidth_policy import BandwidthPolicy, QuietHours, UplinkLimiter, is_metered
+from barnraise.hub.protocol.invites import make_invite
+from barnraise.hub.server.server import polite_client
+from barnraise.identity.keys import NodeKey
+
+NIGHT = QuietHours.parse("22:30-07:00")
+NOON = QuietHours.parse("12:00-13:00")
+
+
+@pytest.mark.parametrize(
+    ("hours", "now", "left_s"),
+    [
+        (NIGHT, "22:29", 0.0),
+        (NIGHT, "22:30", 8.5 * 3600),
+        (NIGHT, "00:00", 7 * 3600),
+        (NIGHT, "06:59", 60.0),
+        (NIGHT, "07:00", 0.0),
+        (NOON, "12:30", 1800.0),
+        (NOON, "13:00", 0.0),
+    ],
+)
+def test_quiet_hours_end_when_they_say(hours: QuietHours, now: str, left_s: float) -> None:
+    assert hours.left_s(datetime.fromisoformat(f"2026-03-01T{now}")) == left_s
+
+
+@given(st.integers(0, 1439), st.integers(0, 1439), st.integers(0, 1439))
+def test_after_what_is_left_it_is_not_quiet(begin: int, end: int, now: int) -> None:
+    if begin == end:
+        return
+    text = f"{begin // 60:02}:{begin % 60:02}-{end // 60:02}:{end % 60:02}"
+    hours = QuietHours.parse(text)
+    assert hours is not None
+    moment = datetime(2026, 5, 5) + timedelta(minutes=now)
+    left = hours.left_s(moment)
+    assert hours.left_s(moment + timedelta(seconds=left)) == 0.0
+    assert 0 <= left <= 86_400
+
+
+@pytest.mark.parametrize("text", ["22-7", "24:00-07:00", "22:30", "07:00-07:00", "22:30 - 07:00"])
+def test_what_is_no_span_of_a_day_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="quiet"):
+        QuietHours.parse(text)
+
+
+def test_no_quiet_hours_and_free_line_is_no_reason() -> None:
+    now = datetime(2026, 1, 1, 3)
+    assert BandwidthPolicy().reason_to_wait(now, metered=False) == ("", 0.0)
+    assert BandwidthPolicy(metered="allow").reason_to_wait(now, metered=True) == ("", 0.0)
+    assert "metered" in BandwidthPolicy().reason_to_wait(now, metered=True)[0]
+    why, again_s = BandwidthPolicy(quiet=NIGHT).reason_to_wait(now, metered=False)
+    assert "07:00" in why
+    assert again_s == 60.0
+
+
+@given(st.floats(1e3, 1e9), st.lists(st.integers(1, 1 << 20), min_size=1, max_size=50))
+def test_the_mean_rate_never_exceeds_the_cap(rate: float, sizes: list[int]) -> None:
+    pace, now, sent = UplinkLimiter(rate), 100.0, 0
+    for size in sizes:
+        now += pace.delay(size, now)
+        assert sent <= rate * (now - 100.0) * (1 + 1e-9) + 1e-3
+        sent += size
+
+
+def test_without_a_cap_nothing_waits() -> None:
+    pace = UplinkLimiter(0.0)
+    assert pace.delay(1 << 30, 1.0) == 0.0
+    assert UplinkLimiter(125_000).portion == 31_250
+
+
+NMCLI = (
+    "GENERAL.STATE:20 (unavailable)\nGENERAL.METERED:yes\n\n"
+    "GENERAL.STATE:100 (connected)\nGENERAL.METERED:{}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("platform", "answer", "expected"),
+    [
+        ("linux", NMCLI.format("no (guessed)"), False),
+        ("linux", NMCLI.format("yes (guessed)"), True),
+        ("linux", "", False),
+        ("win32", "Unrestricted\r\n", False),
+        ("win32", "Fixed\r\n", True),
+        ("win32", "", False),
+        ("darwin", "anything", False),
+    ],
+)
+def test_metered_is_what_the_system_says(platform: str, answer: str, expected: bool) -> None:
+    assert is_metered(platform, lambda command: answer) is expected
+
+
+def test_a_region_uses_its_line_as_its_owner_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = NodeKey.generate()
+    invite, _ = make_invite(("http://127.0.0.1:9",), key.id, "fireside", role="region", uses=1, expires=9)
+    waited: list[float] = []
+
+    class Waited(Exception):
+        pass
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        raise Waited
+
+    monkeypatch.setattr(bandwidth_policy, "is_metered", lambda: True)
+    client = polite_client(invite, key, ContributorSettings(uplink_mbps=0.8, metered="allow"))
+    client.wait_politely()
+    assert client.piece_bytes == 3_000_000
+    monkeypatch.setattr(bandwidth_policy.PolicyGate.__init__, "__defaults__", (sleep, None))
+    client = polite_client(invite, key, ContributorSettings())
+    with pytest.raises(Waited):
+        client.wait_politely()
+    with pytest.raises(Waited):
+        client.fetch("0" * 64, Path("blob"), size=1)
+    assert len(waited) == 2

@@ -1,0 +1,499 @@
+"""A member and a hub whose line breaks: what counts as an answer, and what is done twice without harm."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import socket
+import ssl
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+
+from barnraise.core.errors import HubAway, HubError, HubRefused, RunError
+from barnraise.core.flow.backoff import ReportedBackoff
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.client.contributor import Contributor
+from barnraise.hub.client.credentials import (
+    MemberCredentials,
+    member_key,
+    member_secret,
+    read_seat,
+    read_seat_text,
+    seat_text,
+    write_seat,
+)
+from barnraise.hub.protocol.messages import (
+    HubDataOrder,
+    Lease,
+    LeaseRequest,
+    Problem,
+    RunDescription,
+    VectorEntry,
+    VectorLayout,
+    VersionHead,
+)
+from barnraise.hub.protocol.pinning import PinnedContext
+from barnraise.identity.keys import NodeKey, private_pem
+from barnraise.identity.node_id import NodeId
+from tests.unit.hub_client.stand_in import (
+    StandIn,
+    changed,
+    denied,
+    longer,
+    lost_answer,
+    no_connection,
+    proxys_page,
+)
+
+LAYOUT = VectorLayout((VectorEntry("weight", (50, 60), "float32"), VectorEntry("bias", (60,), "float32")))
+COURSE = HubDataOrder(samples=100, batch=8, epochs=4)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> StandIn:
+    room = tmp_path / "hub"
+    room.mkdir()
+    return StandIn(room)
+
+
+def client_of(hub: StandIn, **more: Any) -> HubClient:
+    settings: dict[str, Any] = {"transport": hub.transport, "sleep": lambda seconds: None, **more}
+    return HubClient(["http://hub.test"], hub.key.id, NodeKey.generate(), **settings)
+
+
+def owner(hub: StandIn, room: Path, **more: Any) -> Contributor:
+    return Contributor(client_of(hub, **more), room, is_owner=True, metered=lambda: False)
+
+
+# answers
+
+
+def test_an_answer_of_another_key_is_no_answer(hub: StandIn) -> None:
+    client = HubClient(
+        ["http://hub.test"], NodeKey.generate().id, NodeKey.generate(), transport=hub.transport
+    )
+    with pytest.raises(HubAway, match="not signed with the key of the invite"):
+        client.ask("GET", "/v1/run", RunDescription)
+
+
+def test_an_unsigned_answer_is_no_answer(hub: StandIn) -> None:
+    hub.signs = False
+    with pytest.raises(HubAway, match="answered 200"):
+        client_of(hub).ask("GET", "/v1/run", RunDescription)
+
+
+def test_an_answer_to_another_question_is_no_answer(hub: StandIn) -> None:
+    client, kept = client_of(hub), []
+    hub.faults = [lambda request, answer: kept.append(answer()) or kept[0], lambda request, answer: kept[0]]
+    client.ask("GET", "/v1/run", RunDescription)
+    with pytest.raises(HubAway):
+        client.ask("GET", "/v1/run", RunDescription)
+
+
+def test_a_wrong_clock_is_set_right_once(tmp_path: Path) -> None:
+    hub = StandIn(tmp_path, clock_ahead_s=5000.0)
+    client = client_of(hub)
+    client.ask("GET", "/v1/run", RunDescription)
+    client.ask("GET", "/v1/run", RunDescription)
+    assert len(hub.requests) == 3
+
+
+def test_the_hubs_clock_is_known_by_its_answers(hub: StandIn) -> None:
+    for behind in (300.0, 100.0):  # too far for the hub, and not
+        client = client_of(hub, wall=lambda late=behind: time.time() - late)
+        client.ask("GET", "/v1/run", RunDescription)
+        assert client.ahead_s is not None
+        assert abs(client.ahead_s - behind) < 30
+
+
+def test_the_second_address_is_used_and_remembered(hub: StandIn) -> None:
+    client = HubClient(
+        ["http://one.test", "http://two.test"], hub.key.id, NodeKey.generate(), transport=hub.transport
+    )
+    hub.faults = [no_connection, None]
+    client.ask("GET", "/v1/run", RunDescription)
+    assert client.address == "http://two.test"
+
+
+def test_a_hub_below_a_path_of_a_proxy_is_asked_there(hub: StandIn) -> None:
+    client = HubClient(["http://hub.test/fireside"], hub.key.id, NodeKey.generate(), transport=hub.transport)
+
+    def strip(request: Any, answer: Any) -> Any:
+        request.url = request.url.copy_with(path=request.url.path.removeprefix("/fireside"))
+        return answer()
+
+    hub.faults = [strip]
+    assert client.ask("GET", "/v1/run", RunDescription).name == "test"
+
+
+def test_patience_outlasts_a_crash_and_says_for_whom_it_waits(hub: StandIn) -> None:
+    said: list[str] = []
+    hub.faults = [no_connection, proxys_page, lost_answer, None]
+    client_of(hub, say=said.append).patiently("GET", "/v1/run", RunDescription)
+    assert len(hub.requests) == 4
+    now = [0.0]
+    waiting = ReportedBackoff(
+        "the hub at X", said.append, lambda s: now.__setitem__(0, now[0] + s), lambda: now[0]
+    )
+    for _ in range(12):
+        waiting.pause("it is asleep")
+    assert said
+    assert "for the hub at X: it is asleep" in said[0]
+    assert len(said) <= 1 + now[0] / 60
+
+
+def test_patience_with_a_busy_hub_ends_too(hub: StandIn) -> None:
+    busy = Problem(kind="disk", message="the disk is full", hint="Later.", retry_s=0.01)
+    hub.refuse = [(503, busy)] * 50
+    with pytest.raises(HubRefused, match="disk is full"):
+        client_of(hub).patiently("POST", "/v1/leave", RunDescription, patience_s=0.0)
+    assert len(hub.refuse) > 40
+
+
+def test_a_refusal_is_the_hubs_own_sentence(hub: StandIn) -> None:
+    hub.refuse = [(403, Problem(kind="quarantined", message="three refusals", hint="Ask the owner."))]
+    with pytest.raises(HubRefused, match="three refusals") as caught:
+        client_of(hub).patiently("POST", "/v1/leases", RunDescription)
+    assert (caught.value.status, caught.value.kind) == (403, "quarantined")
+
+
+def test_what_a_hub_says_cannot_command_a_terminal(hub: StandIn) -> None:
+    hub.refuse = [(403, Problem(kind="role", message="no\x1b[2J\nbarnraise: all is well", hint="a\rb"))]
+    with pytest.raises(HubRefused) as caught:
+        client_of(hub).patiently("POST", "/v1/leases", RunDescription)
+    assert (caught.value.message, caught.value.hint) == ("no?[2J?barnraise: all is well", "a?b")
+    said: list[str] = []
+    now = [0.0]
+    waiting = ReportedBackoff(
+        "the others", said.append, lambda s: now.__setitem__(0, now[0] + s), lambda: now[0]
+    )
+    for _ in range(12):
+        waiting.pause("\x1b]0;for nobody\x07")
+    assert said[0].endswith("for the others: ?]0;for nobody?")
+
+
+# rounds
+
+
+def train(contributor: Contributor, state: torch.Tensor, rounds: int) -> list[torch.Tensor]:
+    """Every round changes the state by something of its own; what was handed over."""
+    lease, changes = contributor.begin(LAYOUT, COURSE, state), []
+    for number in range(rounds):
+        assert lease is not None
+        change = torch.sin(torch.arange(LAYOUT.numel) * (number + 1.0))
+        changes.append(change)
+        lease = contributor.exchange(change, state, samples=8, loss=1.0, speed=100.0)
+    assert lease is None
+    return changes
+
+
+def test_the_state_is_what_the_hub_made_of_the_changes(hub: StandIn, tmp_path: Path) -> None:
+    begin = torch.randn(LAYOUT.numel)
+    state = begin.clone()
+    contributor = owner(hub, tmp_path)
+    changes = train(contributor, state, 3)
+    expected = begin.clone()
+    for update in hub.updates:
+        expected += -0.5 * update
+    assert torch.equal(state, expected)
+    assert contributor.contributed == 3
+    # Error feedback: what int8 lost of one update is in the next, so the sums agree far better than each.
+    lost = (sum(hub.updates) - sum(changes)).abs().max()
+    assert float(lost) <= float((hub.updates[0] - changes[0]).abs().max()) * 1.5
+
+
+@pytest.mark.parametrize("fault", [lost_answer, no_connection, proxys_page, denied, changed, longer])
+def test_whatever_breaks_at_whichever_request_the_rounds_are_the_same(fault: Any, tmp_path: Path) -> None:
+    plain = StandIn(tmp_path / "plain")
+    plain.room.mkdir()
+    begin = torch.linspace(-1, 1, LAYOUT.numel)
+    state = begin.clone()
+    train(owner(plain, tmp_path), state, 3)
+    for broken in range(0, len(plain.requests), 3):
+        hub = StandIn(tmp_path / f"{fault.__name__}-{broken}")
+        hub.room.mkdir()
+        hub.faults = [None] * broken + [fault, None, fault]
+        other = begin.clone()
+        train(owner(hub, tmp_path), other, 3)
+        assert len(hub.updates) == 3, broken
+        assert torch.equal(state, other), broken
+
+
+def test_a_stale_update_is_dropped_and_said_and_the_member_goes_on(
+    hub: StandIn, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = torch.zeros(LAYOUT.numel)
+    contributor = owner(hub, tmp_path)
+    contributor.begin(LAYOUT, COURSE, state)
+    hub.refuse = [(409, Problem(kind="stale", message="the chain is 3 versions further", hint="Pull."))]
+    hub.steps.append(
+        hub.steps[0].__class__("base", 1, *[getattr(hub.steps[0], f) for f in ("sha256", "size", "codec")])
+    )
+    assert contributor.exchange(torch.ones(LAYOUT.numel), state, samples=8, loss=None, speed=1.0) is not None
+    assert contributor.contributed == 0
+    assert "does not count: the chain is 3 versions further" in caplog.text
+
+
+def test_a_member_whose_round_came_to_nothing_trains_again(
+    hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its update was taken, and no version came of it: the hub has samples for it nevertheless."""
+    state = torch.zeros(LAYOUT.numel)
+    contributor = owner(hub, tmp_path)
+    contributor.begin(LAYOUT, COURSE, state)
+    waiting = [HubRefused(409, "delivered", "the update of this round is here already")] * 2
+    lease, heads = hub._lease, 0
+
+    def head(after: str | None) -> VersionHead:
+        nonlocal heads
+        heads += 1
+        assert heads < 10, "it waits for ever"
+        return VersionHead(version=0, steps=())
+
+    def lend(asked: LeaseRequest) -> Lease:
+        if waiting:
+            raise waiting.pop()
+        return lease(asked)
+
+    monkeypatch.setattr(hub, "_head", head)
+    monkeypatch.setattr(hub, "_lease", lend)
+    assert contributor.exchange(torch.ones(LAYOUT.numel), state, samples=8, loss=None, speed=1.0) is not None
+    assert heads == 3
+
+
+def test_a_friend_waits_for_the_owners_model_and_never_pushes_its_own(hub: StandIn, tmp_path: Path) -> None:
+    begun: list[str] = []
+
+    def sleep(seconds: float) -> None:
+        if not begun:
+            begun.append("owner")
+            owner(hub, tmp_path).begin(LAYOUT, COURSE, torch.full((LAYOUT.numel,), 7.0))
+
+    friend = Contributor(client_of(hub, sleep=sleep), tmp_path, metered=lambda: False)
+    state = torch.zeros(LAYOUT.numel)
+    friend.begin(LAYOUT, COURSE, state)
+    assert torch.equal(state, torch.full((LAYOUT.numel,), 7.0))
+    assert hub.requests.count("POST /v1/uploads") == 1
+
+
+def test_another_model_or_order_is_refused_by_name(hub: StandIn, tmp_path: Path) -> None:
+    owner(hub, tmp_path).begin(LAYOUT, COURSE, torch.zeros(LAYOUT.numel))
+    other = VectorLayout((VectorEntry("weight", (60, 50), "float32"), LAYOUT.entries[1]))
+    with pytest.raises(RunError, match=r"weight \[50, 60\] float32 where this one has weight \[60, 50\]"):
+        owner(hub, tmp_path).begin(other, COURSE, torch.zeros(LAYOUT.numel))
+    with pytest.raises(RunError, match="seed"):
+        owner(hub, tmp_path).begin(
+            LAYOUT, HubDataOrder(samples=100, batch=8, seed=1), torch.zeros(LAYOUT.numel)
+        )
+
+
+def test_leaving_gives_the_lease_back_even_if_nobody_listens(hub: StandIn, tmp_path: Path) -> None:
+    contributor = owner(hub, tmp_path)
+    contributor.begin(LAYOUT, COURSE, torch.zeros(LAYOUT.numel))
+    contributor.leave()
+    assert hub.left == 1
+    contributor.begin(LAYOUT, COURSE, torch.zeros(LAYOUT.numel))
+    hub.faults = [no_connection]
+    contributor.leave()
+
+
+def test_another_process_of_a_member_goes_on_with_its_lease_which_counts_once(
+    hub: StandIn, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = owner(hub, tmp_path), owner(hub, tmp_path)
+    begun, change = torch.zeros(LAYOUT.numel), torch.ones(LAYOUT.numel)
+    lease = first.begin(LAYOUT, COURSE, begun)
+    assert lease is not None
+    mine, theirs = begun.clone(), begun.clone()
+    following = first.exchange(change, mine, samples=8, loss=None, speed=1.0)
+    assert float(mine.max()) < 0
+    # It dies before anybody hears of it; another one of its site was trained just as far.
+    second.go_on(LAYOUT, COURSE, lease)
+    hub.refuse = [(409, Problem(kind="lease-over", message="the lease of this update is over", hint="."))]
+    assert second.exchange(change, theirs, samples=8, loss=None, speed=1.0) == following
+    assert torch.equal(mine, theirs)
+    assert len(hub.updates) == 1
+    assert "is delivered already, or over" in caplog.text
+    # From now on it speaks.
+    second.exchange(change, theirs, samples=8, loss=None, speed=1.0)
+    assert len(hub.updates) == 2
+
+
+def test_nothing_of_a_round_stays_on_disk(hub: StandIn, tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    train(owner(hub, room), torch.zeros(LAYOUT.numel), 3)
+    assert list(room.iterdir()) == []
+
+
+# blobs
+
+
+def test_a_blob_goes_on_where_it_broke_off(hub: StandIn, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 1000
+    name = hashlib.sha256(data).hexdigest()
+    hub.blobs[name] = data
+
+    def half(request: Any, answer: Any) -> Any:
+        whole = answer()
+        return type(whole)(whole.status_code, content=whole.content[:100_000])
+
+    hub.faults = [half, half, None]
+    client_of(hub).fetch(name, tmp_path / "blob", size=len(data))
+    assert (tmp_path / "blob").read_bytes() == data
+    assert len(hub.requests) == 3
+
+
+def test_a_blob_that_was_whole_when_the_process_died_is_begun_again(hub: StandIn, tmp_path: Path) -> None:
+    data = b"whole"
+    name = hashlib.sha256(data).hexdigest()
+    hub.blobs[name] = data
+    (tmp_path / f"{name}.part").write_bytes(data)
+    hub.faults = [lambda request, answer: httpx.Response(416), None]
+    assert client_of(hub).fetch_bytes(name, 100, tmp_path) == data
+
+
+def test_a_blob_with_another_content_is_refused(hub: StandIn, tmp_path: Path) -> None:
+    hub.blobs["ab" * 32] = b"something else"
+    with pytest.raises(HubError, match="another content"):
+        client_of(hub).fetch("ab" * 32, tmp_path / "blob", size=14)
+    with pytest.raises(HubError, match="larger than was said"):
+        client_of(hub).fetch("ab" * 32, tmp_path / "blob", size=3)
+    assert list(tmp_path.glob("blob*")) == []
+
+
+@pytest.mark.parametrize("fault", [denied, changed, longer])
+def test_a_blob_that_one_way_spoils_is_taken_by_another(hub: StandIn, tmp_path: Path, fault: Any) -> None:
+    """A cache at one address that holds something else, for ever."""
+    owner(hub, tmp_path).begin(LAYOUT, COURSE, torch.full((LAYOUT.numel,), 7.0))
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "one.test" and request.url.path.startswith("/v1/blobs/"):
+            return fault(request, lambda: hub._answer(request))
+        return hub._answer(request)
+
+    addresses, said = ["http://one.test", "http://two.test"], []
+    client = HubClient(
+        addresses,
+        hub.key.id,
+        NodeKey.generate(),
+        transport=httpx.MockTransport(handle),
+        sleep=lambda seconds: said.append(seconds),
+    )
+    state = torch.zeros(LAYOUT.numel)
+    Contributor(client, tmp_path, metered=lambda: False).begin(LAYOUT, COURSE, state)
+    assert torch.equal(state, torch.full((LAYOUT.numel,), 7.0))
+    assert len(said) == 1
+    assert client.address == "http://two.test"
+
+
+# seats
+
+
+def test_a_machine_has_one_key_for_each_hub_and_the_script_gets_only_that(tmp_path: Path) -> None:
+    machine, one, two = NodeKey.generate(), NodeKey.generate().id, NodeKey.generate().id
+    assert member_key(machine, one).id == member_key(machine, one).id
+    assert len({member_key(machine, one).id, member_key(machine, two).id, machine.id}) == 3
+    secret = member_secret(machine, one)
+    seat = MemberCredentials(
+        addresses=("http://hub.test",), hub=one.raw, key=secret, run="test", folder=str(tmp_path)
+    )
+    write_seat(seat, tmp_path / "seat")
+    found = read_seat(tmp_path / "seat")
+    assert found.member_key.id == member_key(machine, one).id
+    assert (tmp_path / "seat").stat().st_mode & 0o077 == 0
+    with pytest.raises(HubError, match="cannot be read"):
+        read_seat(tmp_path / "none")
+    assert read_seat_text(seat_text(seat)) == seat
+    for wrong in ("", "not base64!", seat_text(seat)[:-8]):
+        with pytest.raises(HubError, match="cannot be read"):
+            read_seat_text(wrong)
+
+
+# servers
+
+
+class Server:
+    """Speaks TLS with a certificate of a key, and answers every request with 204 and its count."""
+
+    def __init__(self, key: NodeKey, folder: Path) -> None:
+        now = datetime.datetime(2000, 1, 1)
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hub")])
+        made = (
+            x509.CertificateBuilder(name, name, key.signer.public_key(), 1)
+            .not_valid_before(now)
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .sign(key.signer, None)
+        )
+        path = folder / "server.pem"
+        path.write_bytes(private_pem(key.signer) + made.public_bytes(Encoding.PEM))
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(path)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"https://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.heard: list[bytes] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            link, _ = self._listener.accept()
+            with contextlib.suppress(OSError), self._context.wrap_socket(link, server_side=True) as talk:
+                while data := talk.recv(4096):
+                    self.heard.append(data)
+                    talk.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+
+def ask_once(address: str, hub: NodeId, context: ssl.SSLContext | None = None) -> None:
+    client = HubClient([address], hub, NodeKey.generate())
+    if context is not None:
+        client._lines[address] = httpx.Client(verify=context, timeout=60)
+    with contextlib.closing(client):
+        client.ask("GET", "/v1/run", RunDescription)
+
+
+def test_a_server_with_the_hubs_key_is_known_by_it_whatever_its_certificate_says(tmp_path: Path) -> None:
+    key = NodeKey.generate()
+    server = Server(key, tmp_path)
+    with pytest.raises(HubAway, match="answered 204"):  # it was asked, and did not sign
+        ask_once(server.address, key.id)
+    assert server.heard
+
+
+def test_a_server_with_another_key_and_no_ordinary_certificate_hears_nothing(tmp_path: Path) -> None:
+    server = Server(NodeKey.generate(), tmp_path)
+    with pytest.raises(HubAway, match="CERTIFICATE_VERIFY_FAILED"):
+        ask_once(server.address, NodeKey.generate().id)
+    assert server.heard == []
+
+
+def test_a_server_that_took_the_hubs_place_later_hears_nothing(tmp_path: Path) -> None:
+    hub = NodeKey.generate().id
+    server = Server(NodeKey.generate(), tmp_path)
+    with pytest.raises(HubAway, match="does not have the hub's key"):
+        ask_once(server.address, hub, PinnedContext.of(hub))
+    assert server.heard == []
+
+
+def test_a_hub_behind_a_proxy_that_passes_tls_on_by_name_is_known_by_its_key(tmp_path: Path) -> None:
+    hub = NodeKey.generate()
+    for name in ("hub", "proxy"):
+        (tmp_path / name).mkdir()
+    behind, server = Server(hub, tmp_path / "hub"), Server(NodeKey.generate(), tmp_path / "proxy")
+
+    def by_name(talk: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        if name == "localhost":
+            talk.context = behind._context
+
+    server._context.sni_callback = by_name
+    with pytest.raises(HubAway, match="answered 204"):
+        ask_once(server.address.replace("127.0.0.1", "localhost"), hub.id)

@@ -1,0 +1,94 @@
+"""Pieces on a slow line: smaller until one comes through."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import httpx
+import pytest
+
+from barnraise.core.errors import HubAway, HubError, HubRefused
+from barnraise.core.flow.backoff import ReportedBackoff
+from barnraise.hub.client.bandwidth_policy import UplinkLimiter
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.client.upload import push
+from barnraise.hub.protocol.messages import PIECE_BYTES, HubProgress, UpdateDeclaration
+from barnraise.identity.keys import NodeKey
+
+SIZE = 3 * PIECE_BYTES
+
+
+class SlowLine(HubClient):
+    """More than ``most`` bytes do not come through."""
+
+    def __init__(self, most: int, why: HubError, pace: UplinkLimiter) -> None:
+        key = NodeKey.generate()
+        super().__init__(["http://hub.test"], key.id, key, pace=pace)
+        self.most, self.why = most, why
+        self.arrived = bytearray()
+        self.pieces: list[int] = []
+        self.comes_back_after = SIZE
+
+    def waiting(self, whom: str = "") -> ReportedBackoff:
+        return ReportedBackoff(whom, lambda _: None, lambda _: None)
+
+    def ask(self, method: str, path: str, kind: object, body: object = b"", **more: object) -> HubProgress:  # type: ignore[override]
+        if isinstance(body, bytes):
+            self.pieces.append(len(body))
+            assert len(self.pieces) < 2000
+            if len(self.pieces) > self.comes_back_after:
+                self.most = SIZE
+            if len(body) > self.most:
+                raise self.why
+            self.arrived += body
+        done = len(self.arrived) == SIZE
+        return HubProgress(id="ab" * 16, offset=len(self.arrived), size=SIZE, accepted=done)
+
+
+def _away(why: httpx.TransportError) -> HubAway:
+    error = HubAway("the hub does not answer in time")
+    error.__cause__ = why
+    return error
+
+
+@pytest.mark.parametrize(
+    "why", [HubRefused(408, "slow", "the body took too long"), _away(httpx.WriteTimeout("slow"))]
+)
+def test_a_piece_that_is_too_large_for_the_line_is_halved(tmp_path: Path, why: HubError) -> None:
+    line = SlowLine(100_000, why, UplinkLimiter(0.0))
+    assert _pushed(tmp_path, line).accepted
+    assert line.pieces == [1 << 20, 1 << 19, 1 << 18, 1 << 17] + [1 << 16] * (SIZE >> 16)
+
+
+def test_a_hub_that_is_away_says_nothing_about_the_line(tmp_path: Path) -> None:
+    line = SlowLine(0, _away(httpx.ConnectError("refused")), UplinkLimiter(0.0))
+    line.comes_back_after = 3
+    assert _pushed(tmp_path, line).accepted
+    assert set(line.pieces) == {PIECE_BYTES}
+
+
+def test_a_capped_line_begins_with_what_it_manages(tmp_path: Path) -> None:
+    line = SlowLine(60_000, HubAway("never"), UplinkLimiter(2000.0))
+    assert _pushed(tmp_path, line).accepted
+    assert max(line.pieces) == 60_000
+
+
+def test_whoever_waits_for_the_hub_asks_again_whether_it_may_send(tmp_path: Path) -> None:
+    """It may be late by then, or the line another one."""
+    line = SlowLine(0, _away(httpx.ConnectError("refused")), UplinkLimiter(0.0))
+    line.comes_back_after = 3
+    asked: list[int] = []
+    line.wait_politely = lambda: asked.append(len(line.pieces))
+    assert _pushed(tmp_path, line).accepted
+    assert asked[:5] == [0, 1, 2, 3, 4]
+
+
+def _pushed(folder: Path, line: SlowLine) -> HubProgress:
+    data = bytes(SIZE)
+    path = folder / "update"
+    path.write_bytes(data)
+    declaration = UpdateDeclaration(sha256=hashlib.sha256(data).hexdigest(), size=SIZE, lease="0" * 32)
+    found = push(line, declaration, path)
+    assert line.arrived == data
+    return found

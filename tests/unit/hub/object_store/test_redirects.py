@@ -1,0 +1,336 @@
+"""Where a hub may lead a member: never into its own network. What it says there: never who it is."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+
+from barnraise.hub.client.client import HubClient
+from barnraise.hub.object_store.downloader import BucketDownloader, StoreLink
+from barnraise.hub.object_store.redirects import STORE_HEADER, origin_of, reachable, reason_against, where
+from barnraise.identity.keys import NodeKey, private_pem
+from tests.unit.hub_client.stand_in import StandIn
+
+DATA = bytes(range(256)) * 100
+NAME = hashlib.sha256(DATA).hexdigest()
+STORE = "https://store.example"
+
+
+class Server(ThreadingHTTPServer):
+    """A store on loopback that notes what it hears."""
+
+    def __init__(self, answer: bytes = DATA, status: int = 200, location: str = "") -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answer, self.status, self.location = answer, status, location
+        self.heard: list[tuple[str, dict[str, str]]] = []
+        self.connections = 0
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        self.connections += 1
+        return True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Somebody hung up: that is what it is for."""
+
+    def link(self, host: str = "127.0.0.1", scheme: str = "http") -> str:
+        return f"{scheme}://{host}:{self.server_port}/bucket/{NAME}?X-Amz-Signature=ab"
+
+    def end(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.heard.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+        first = int(self.headers.get("range", "bytes=0-")[6:-1])
+        self.send_response(206 if first else self.server.status)
+        if self.server.location:
+            self.send_header("location", self.server.location)
+        self.send_header("content-length", str(len(self.server.answer) - first))
+        self.end_headers()
+        self.wfile.write(self.server.answer[first:])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def servers() -> Iterator[list[Server]]:
+    made: list[Server] = []
+    yield made
+    for server in made:
+        server.end()
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def take(link: str, draft: Path, hub: str = "127.0.0.1", size: int = len(DATA)) -> tuple[bool, list[str]]:
+    said: list[str] = []
+    origin = origin_of(link)
+    assert origin is not None
+    line = BucketDownloader(origin, said.append)
+    try:
+        return line.take(StoreLink(link, hub), NAME, draft, size), said
+    finally:
+        line.close()
+
+
+# decisions
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("https://Store.Example/a?b", STORE),
+        ("https://store.example:443/a", STORE),
+        ("https://store.example:9000/a", "https://store.example:9000"),
+        ("http://[::1]:80/a", "http://[::1]"),
+        ("https://user:word@store.example/a", None),
+        ("ftp://store.example/a", None),
+        ("/v1/blobs", None),
+        ("https://", None),
+        ("https://store.example:port/", None),
+    ],
+)
+def test_an_origin_is_scheme_host_and_port(url: str, origin: str | None) -> None:
+    assert origin_of(url) == origin
+
+
+@pytest.mark.parametrize(
+    ("link", "why"),
+    [
+        (f"{STORE}/bucket/{NAME}?sig", ""),
+        (f"http://store.example/bucket/{NAME}", "another place"),
+        (f"{STORE}:8443/bucket/{NAME}", "another place"),
+        (f"https://store.example.evil.example/{NAME}", "another place"),
+        (f"https://store.example@evil.example/{NAME}", "another place"),
+        (f"//store.example/{NAME}", "another place"),
+        (f"{STORE}/admin/restart", "something else"),
+        (f"{STORE}/admin?x=/{NAME}", "something else"),
+        (f"{STORE}/{NAME}?{'x' * 9000}", "cannot be read"),
+        (f"{STORE}/\n{NAME}", "cannot be read"),
+    ],
+)
+def test_a_link_is_to_the_accepted_origin_and_for_the_blob(link: str, why: str) -> None:
+    found = reason_against(link, STORE, NAME)
+    assert why in found
+    assert bool(why) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("127.0.0.1", "machine"),
+        ("::1", "machine"),
+        ("::ffff:127.0.0.1", "machine"),
+        ("64:ff9b::7f00:1", "machine"),
+        ("192.168.1.1", "network"),
+        ("10.0.0.1", "network"),
+        ("100.64.0.1", "network"),
+        ("fd00::1", "network"),
+        ("2002:c0a8:101::1", "network"),
+        ("8.8.8.8", "internet"),
+        ("64:ff9b::808:808", "internet"),
+        ("2001:4860:4860::8888", "internet"),
+        ("169.254.169.254", "nowhere"),
+        ("fe80::1%eth0", "nowhere"),
+        ("0.0.0.0", "nowhere"),
+        ("224.0.0.1", "nowhere"),
+        ("", "nowhere"),
+    ],
+)
+def test_what_an_address_reaches(address: str, place: str) -> None:
+    assert where(address) == place
+
+
+def test_a_hub_leads_into_a_network_only_if_it_is_there() -> None:
+    found = ("127.0.0.1", "192.168.1.1", "169.254.169.254", "8.8.8.8")
+    assert reachable(found, "machine", "https") == ("127.0.0.1", "192.168.1.1", "8.8.8.8")
+    assert reachable(found, "network", "https") == ("192.168.1.1", "8.8.8.8")
+    assert reachable(found, "internet", "https") == ("8.8.8.8",)
+    assert reachable(found, "nowhere", "https") == ("8.8.8.8",)
+    assert reachable(found, "machine", "http") == ("127.0.0.1",), "without TLS on this machine only"
+
+
+# what is done
+
+
+def test_a_store_hears_a_plain_question_and_nothing_else(servers: list[Server], tmp_path: Path) -> None:
+    servers.append(store := Server())
+    assert take(store.link(), tmp_path / "draft") == (True, [])
+    ((path, headers),) = store.heard
+    assert path.startswith(f"/bucket/{NAME}?")
+    assert set(headers) == {"host", "accept", "accept-encoding", "connection", "user-agent"}
+
+
+@pytest.mark.parametrize("hub", ["8.8.8.8", "192.168.1.20", ""])
+def test_a_hub_elsewhere_cannot_have_this_machine_asked(
+    servers: list[Server], tmp_path: Path, hub: str
+) -> None:
+    servers.append(store := Server())
+    for host in ("127.0.0.1", "localhost"):
+        taken, said = take(store.link(host), tmp_path / "draft", hub)
+        assert not taken
+        assert "an address that this hub may not lead to" in said[0]
+    assert store.connections == 0
+
+
+def test_a_store_cannot_lead_further(servers: list[Server], tmp_path: Path) -> None:
+    servers.append(other := Server())
+    servers.append(store := Server(status=302, location=other.link()))
+    taken, said = take(store.link(), tmp_path / "draft")
+    assert not taken
+    assert "it answered 302" in said[0]
+    assert other.connections == 0
+
+
+def test_a_name_is_looked_up_once_and_that_very_address_is_asked(
+    servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers.append(store := Server())
+    asked, really = [], socket.getaddrinfo
+
+    def look_up(host: Any, *more: Any, **named: Any) -> Any:
+        asked.append(host)
+        return really("127.0.0.1" if host == "store.example" else host, *more, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert take(store.link("store.example"), tmp_path / "draft") == (True, [])
+    assert asked.count("store.example") == 1
+    assert store.heard[0][1]["host"] == f"store.example:{store.server_port}"
+
+
+@pytest.mark.parametrize(("named", "is_taken"), [("store.example", True), ("other.example", False)])
+def test_a_store_shows_an_ordinary_certificate_for_its_name(
+    servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, is_taken: bool
+) -> None:
+    servers.append(store := Server())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*_certificate(named, tmp_path))
+    store.socket = context.wrap_socket(store.socket, server_side=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+    really = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *more, **n: really("127.0.0.1" if host == "store.example" else host, *more, **n),
+    )
+    taken, said = take(store.link("store.example", "https"), tmp_path / "draft")
+    assert taken == is_taken, said
+    assert bool(store.heard) == is_taken
+
+
+def test_no_more_is_taken_than_the_blob_has(servers: list[Server], tmp_path: Path) -> None:
+    servers.append(store := Server(DATA + bytes(1 << 20)))
+    taken, said = take(store.link(), tmp_path / "draft")
+    assert not taken
+    assert "more than the blob has" in said[0]
+    assert not (tmp_path / "draft").exists()
+
+
+def test_what_was_begun_is_gone_on_with(servers: list[Server], tmp_path: Path) -> None:
+    servers.append(store := Server())
+    (tmp_path / "draft").write_bytes(DATA[:1000])
+    assert take(store.link(), tmp_path / "draft") == (True, [])
+    assert store.heard[0][1]["range"] == "bytes=1000-"
+
+
+# with a hub
+
+
+class Leading(StandIn):
+    """Leads whoever would follow to a link."""
+
+    def __init__(self, room: Path, link: str) -> None:
+        super().__init__(room)
+        self.blobs[NAME] = DATA
+        self._link, self.offers = link, []
+
+    def _blob(self, request: httpx.Request) -> httpx.Response:
+        self.offers.append(request.headers.get(STORE_HEADER))
+        if self.offers[-1]:
+            return httpx.Response(307, headers={"location": self._link})
+        return super()._blob(request)
+
+
+def fetched(hub: Leading, room: Path, store: str | None) -> list[str]:
+    said: list[str] = []
+    client = HubClient(
+        ["http://hub.test"],
+        hub.key.id,
+        NodeKey.generate(),
+        say=said.append,
+        store=store,
+        transport=hub.transport,
+        sleep=lambda seconds: None,
+    )
+    for turn in range(2):
+        client.fetch(NAME, room / f"fetched{turn}", size=len(DATA))
+        assert (room / f"fetched{turn}").read_bytes() == DATA
+    client.close()
+    return said
+
+
+def test_a_hub_that_leads_elsewhere_is_asked_again_itself(servers: list[Server], tmp_path: Path) -> None:
+    servers.append(victim := Server())
+    hub = Leading(tmp_path, victim.link())
+    (said,) = fetched(hub, tmp_path, STORE)
+    assert "another place than the one that was accepted; for 5 min all comes from the hub" in said
+    assert hub.offers == [STORE, None, None]
+    assert victim.connections == 0
+
+
+def test_nobody_is_led_who_accepted_nothing(tmp_path: Path) -> None:
+    hub = Leading(tmp_path, f"{STORE}/{NAME}")
+    assert fetched(hub, tmp_path, None) == []
+    assert hub.offers == [None, None]
+
+
+def test_behind_a_proxy_all_comes_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    hub = Leading(tmp_path, f"{STORE}/{NAME}")
+    assert fetched(hub, tmp_path, STORE) == []
+    assert hub.offers == [None, None]
+
+
+def _certificate(named: str, folder: Path) -> tuple[Path, Path]:
+    key = Ed25519PrivateKey.generate()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, named)])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(named)]), critical=False)
+        .sign(key, None)
+    )
+    (folder / "cert.pem").write_bytes(made.public_bytes(Encoding.PEM))
+    (folder / "key.pem").write_bytes(private_pem(key))
+    return folder / "cert.pem", folder / "key.pem"

@@ -1,0 +1,134 @@
+"""Our form of HTTP Message Signatures, against the reference library and against tricks."""
+
+from __future__ import annotations
+
+import datetime
+from types import SimpleNamespace
+
+import pytest
+from http_message_signatures import HTTPMessageVerifier, MappingKeyResolver
+from http_message_signatures.algorithms import ED25519
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barnraise.core.errors import HubError, HubRefused
+from barnraise.hub.protocol.signatures import (
+    WINDOW_S,
+    NonceCache,
+    content_digest,
+    request_signature,
+    sign_request,
+    sign_response,
+    verify_request,
+    verify_response,
+)
+from barnraise.identity import NodeKey
+
+MEMBER, HUB, NOW = NodeKey.generate(), NodeKey.generate(), 1_800_000_000.0
+
+
+def _request(body: bytes = b"hello", query: str = "after=3&wait=5") -> dict[str, str]:
+    return sign_request(MEMBER, "POST", "/v1/leases", query, body, HUB.id, NOW)
+
+
+def test_a_request_and_its_answer_are_verified() -> None:
+    headers = _request()
+    signed = verify_request("POST", "/v1/leases", "after=3&wait=5", headers, HUB.id)
+    assert (signed.node, signed.created) == (MEMBER.id, int(NOW))
+    answer = sign_response(HUB, 200, b"fine", request_signature(headers) or "", NOW + 7)
+    assert verify_response(HUB.id, 200, answer, b"fine", headers) == NOW + 7
+
+
+def test_the_reference_library_verifies_ours() -> None:
+    class Verifier(HTTPMessageVerifier):
+        max_clock_skew = datetime.timedelta(days=10_000)
+
+    keys = {str(MEMBER.id): MEMBER.signer.public_key(), str(HUB.id): HUB.signer.public_key()}
+    resolver = MappingKeyResolver(public_keys=keys, private_keys={})
+    verifier = Verifier(signature_algorithm=ED25519, key_resolver=resolver)
+    headers = _request()
+    request = SimpleNamespace(
+        method="POST", url="https://any.example/v1/leases?after=3&wait=5", headers=headers
+    )
+    (found,) = verifier.verify(request, max_age=None, body=b"hello")
+    assert found.parameters["keyid"] == str(MEMBER.id)
+    answer = sign_response(HUB, 409, b"no", request_signature(headers) or "", NOW)
+    response = SimpleNamespace(status_code=409, headers=answer, request=request)
+    (found,) = verifier.verify(response, max_age=None, body=b"no")
+    assert found.parameters["keyid"] == str(HUB.id)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "query"),
+    [
+        ("PUT", "/v1/leases", "after=3&wait=5"),
+        ("POST", "/v1/head", "after=3&wait=5"),
+        ("POST", "/v1/leases", ""),
+    ],
+)
+def test_another_request_is_not_covered(method: str, path: str, query: str) -> None:
+    with pytest.raises(HubRefused) as caught:
+        verify_request(method, path, query, _request(), HUB.id)
+    assert (caught.value.status, caught.value.kind) == (401, "signature")
+
+
+def test_what_was_meant_for_another_hub_is_refused() -> None:
+    with pytest.raises(HubRefused, match="another hub"):
+        verify_request("POST", "/v1/leases", "after=3&wait=5", _request(), NodeKey.generate().id)
+
+
+def test_another_bodys_digest_is_not_covered() -> None:
+    headers = _request() | {"content-digest": content_digest(b"other")}
+    with pytest.raises(HubRefused, match="does not belong"):
+        verify_request("POST", "/v1/leases", "after=3&wait=5", headers, HUB.id)
+
+
+def test_answers_of_others_to_others_or_changed_are_refused() -> None:
+    headers = _request()
+    asked = request_signature(headers) or ""
+    good = sign_response(HUB, 200, b"fine", asked, NOW)
+    impostor = sign_response(NodeKey.generate(), 200, b"fine", asked, NOW)
+    for answer, status, body, request in (
+        (impostor, 200, b"fine", headers),
+        (good, 201, b"fine", headers),
+        (good, 200, b"evil", headers),
+        (good, 200, b"fine", _request()),
+        ({}, 200, b"fine", headers),
+    ):
+        with pytest.raises(HubError):
+            verify_response(HUB.id, status, answer, body, request)
+
+
+def test_nothing_counts_twice_and_clocks_may_differ_a_little() -> None:
+    nonces = NonceCache()
+    signed = verify_request("POST", "/v1/leases", "after=3&wait=5", _request(), HUB.id)
+    nonces.take(signed, NOW + WINDOW_S - 1, now=0.0)
+    with pytest.raises(HubRefused, match="before"):
+        nonces.take(signed, NOW - 5, now=WINDOW_S)
+    with pytest.raises(HubRefused, match="clock"):
+        nonces.take(signed._replace(nonce="another"), NOW + WINDOW_S + 2, now=0.0)
+    assert len(nonces._seen) == 1
+    nonces.take(signed._replace(nonce="late", created=int(NOW) + 999), NOW + 999, now=3 * WINDOW_S)
+    assert len(nonces._seen) == 1, "the window has passed"
+
+
+def test_a_hub_that_began_anew_does_not_hear_what_was_signed_before() -> None:
+    signed = verify_request("POST", "/v1/leases", "after=3&wait=5", _request(), HUB.id)
+    with pytest.raises(HubRefused, match="clock"):
+        NonceCache(began=NOW + 1).take(signed, NOW + 2, 0.0)
+    NonceCache(began=NOW + 0.5).take(signed, NOW + 2, 0.0)
+
+
+def test_nonces_are_bounded() -> None:
+    nonces = NonceCache(most=1)
+    signed = verify_request("POST", "/v1/leases", "after=3&wait=5", _request(), HUB.id)
+    nonces.take(signed, NOW, 0.0)
+    with pytest.raises(HubRefused) as caught:
+        nonces.take(signed._replace(nonce="another"), NOW, 0.0)
+    assert caught.value.status == 429
+
+
+@given(st.dictionaries(st.sampled_from(["signature", "signature-input", "content-digest"]), st.text()))
+def test_any_headers_are_refused_with_a_reason(headers: dict[str, str]) -> None:
+    with pytest.raises(HubRefused):
+        verify_request("GET", "/", "", headers | {"barnraise-hub": str(HUB.id)}, HUB.id)

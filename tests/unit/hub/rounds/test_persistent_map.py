@@ -1,0 +1,176 @@
+"""Books: every version stays what it was, and a hub's decisions cost the same for each of many members."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barnraise.hub.protocol.messages import (
+    HubDataOrder,
+    Lease,
+    RoundConfig,
+    SampleSpan,
+    UpdateDeclaration,
+    UploadStep,
+    decode_message,
+    encode_message,
+)
+from barnraise.hub.region.region import declared
+from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate
+from barnraise.hub.rounds.persistent_map import LeaseTable, PersistentMap
+from barnraise.hub.rounds.portions import middle_but
+from barnraise.hub.rounds.sample_pool import SamplePool, give_back, without
+from barnraise.hub.rounds.state_machine import (
+    GrantLease,
+    LeaseRequested,
+    RoundCommitted,
+    RoundState,
+    RunFounded,
+    UpdateAccepted,
+    UploadProgressed,
+    decide,
+    next_moment,
+)
+from barnraise.hub.storage.log import Contribution
+
+_SOME = st.integers(0, 20)
+_CHANGES = st.lists(st.tuples(_SOME, st.integers(0, 5), st.none() | _SOME), max_size=40)
+_LEASES = st.lists(st.tuples(_SOME, st.sampled_from("abcde"), st.none() | _SOME, _SOME), max_size=40)
+
+
+@given(_CHANGES)
+def test_every_version_of_a_book_stays_what_it_was(changes: list[tuple[int, int, int | None]]) -> None:
+    versions: list[tuple[PersistentMap[int, int], dict[int, int]]] = [(PersistentMap(), {})]
+    for place, key, value in changes:
+        book, copy = versions[place % len(versions)]
+        if value is None:
+            after = {one: other for one, other in copy.items() if one != key}
+            versions.append((book.without([key]), after))
+        else:
+            versions.append((book.put(key, value), {**copy, key: value}))
+    for book, copy in versions:
+        assert book == copy
+        assert len(book) == len(copy)
+        assert sorted(book.items()) == sorted(copy.items())
+
+
+def lent(name: str, overdue: float, void: float) -> ActiveLease:
+    return ActiveLease(name, f"node {name}", 0, (SampleSpan(0, 0, 1),), 1.0, overdue, void)
+
+
+@given(_LEASES, st.lists(_SOME, min_size=1, max_size=5))
+def test_leases_are_overdue_and_void_at_their_moments(
+    changes: list[tuple[int, str, int | None, int]], moments: list[int]
+) -> None:
+    versions: list[tuple[LeaseTable, dict[str, ActiveLease]]] = [(LeaseTable(), {})]
+    for place, name, overdue, more in changes:
+        book, copy = versions[place % len(versions)]
+        if overdue is None:
+            after = {one: other for one, other in copy.items() if one != name}
+            versions.append((book.without([name]), after))
+        else:
+            lease = lent(name, overdue, overdue + more)
+            versions.append((book.put(name, lease), {**copy, name: lease}))
+        for now in moments:
+            book, copy = versions[(place * 7 + now) % len(versions)]
+            assert book.expected(now) == sum(one.overdue > now for one in copy.values())
+            gone = {one.id for one in copy.values() if one.void <= now}
+            assert {one.id for one in book.expired(now)} == gone
+            assert {one.id for one in book.expired(now)} == gone, "asking changes nothing"
+            coming = [one.void for one in copy.values()]
+            coming += [one.overdue for one in copy.values() if one.overdue > now]
+            assert book.next_moment(now) == min(coming, default=None)
+            for one in copy.values():
+                assert book.of(one.node) == one
+
+
+def test_the_middle_of_the_others() -> None:
+    assert middle_but((), 5) == 0
+    assert middle_but((5,), 5) == 0
+    assert middle_but((5, 7), 5) == 7
+    assert middle_but((5, 7), 7) == 5
+    assert middle_but((1, 5, 7), 0) == 5
+    assert middle_but((1, 5, 7, 9), 9) == 5
+    assert middle_but((1, 5, 7, 9), 1) == 7
+
+
+def round_s(members: int) -> float:
+    """Of a core, for each member in a round."""
+    course = HubDataOrder(samples=1 << 40, batch=32)
+    state = decide(RoundState(terms=RoundConfig()), RunFounded(course), 0.0).state
+    begin = time.process_time()
+    for version in range(2):
+        leases, now = [], 100.0 * version
+        for one in range(members):
+            decision = decide(state, LeaseRequested(f"n{one}", f"{version}.{one}", version, 2.0), now)
+            state = decision.state
+            leases += [effect.lease for effect in decision.effects if isinstance(effect, GrantLease)]
+        for lease in leases:
+            state = decide(state, UploadProgressed(lease.id), now + 10).state
+            next_moment(state, now + 10)
+        for lease in leases:
+            update = PendingUpdate(lease.id, lease.node, lease.id, version, lease.samples - lease.samples % 3)
+            state = decide(state, UpdateAccepted(update), now + 11).state
+        state = decide(state, RoundCommitted(version + 1), now + 12).state
+    assert len(state.usual) == members
+    return (time.process_time() - begin) / members
+
+
+def test_decisions_of_a_round_cost_the_same_for_each_of_many_members() -> None:
+    """With copies of all leases at every step, ten times as many members cost ten times as much each."""
+    few, many = (min(round_s(members) for _ in range(3)) for members in (200, 2000))
+    assert many < 4 * few
+
+
+def test_what_is_cut_out_of_many_spans() -> None:
+    spans = [SampleSpan(0, 10 * one, 10 * one + 10) for one in range(2000)]
+    taken = [SampleSpan(0, 10 * one + 2, 10 * one + 5) for one in range(2000)]
+    took = []
+    for _ in range(3):  # a processor that is withheld may count as used
+        begin = time.process_time()
+        rest = without(spans, taken)
+        took.append(time.process_time() - begin)
+    assert min(took) < 1.0, "each with each would be four million comparisons"
+    assert rest is not None
+    assert sum(one.size for one in rest) == 2000 * 7
+    # What lies side by side is one, whoever cut it: a region tells its members' spans so.
+    assert without([SampleSpan(0, 0, 4), SampleSpan(0, 4, 9)], [SampleSpan(0, 2, 6)]) == [
+        SampleSpan(0, 0, 2),
+        SampleSpan(0, 6, 9),
+    ]
+    assert give_back(SamplePool(0, (SampleSpan(0, 0, 5),)), [SampleSpan(0, 9, 9)]) == SamplePool(
+        0, (SampleSpan(0, 0, 5),)
+    )
+
+
+@pytest.mark.parametrize("leaves", [100, 10_000])
+def test_a_region_of_thousands_says_in_one_message_what_they_trained_on(leaves: int) -> None:
+    parts = [
+        Contribution(
+            node=f"n{one}",
+            lease=f"{one:032x}",
+            samples=30,
+            spans=(SampleSpan(0, 30 * one, 30 * one + 30),),
+            behind=0,
+            weight=30.0,
+            scale=1.0,
+            sha256=f"{one:064x}",
+        )
+        for one in reversed(range(leaves))
+    ]
+    lease = Lease(
+        id="0" * 32, version=3, spans=(SampleSpan(0, 0, 30 * leaves),), steps=1, seconds=1.0, void_s=1.0
+    )
+    told = declared(UploadStep("delta", 3, "0" * 64, 10, "int8"), lease, parts)
+    assert decode_message(UpdateDeclaration, encode_message(told)) == told
+    assert (told.samples, told.trained) == (30 * leaves, lease.spans)
+
+
+def test_spans_that_cancel_each_other_out_are_nobodys() -> None:
+    lent = [SampleSpan(0, 0, 20)]
+    assert without(lent, [SampleSpan(0, 0, 20)]) is not None
+    assert without(lent, [SampleSpan(0, 0, 20), SampleSpan(0, 30, 40), SampleSpan(0, 60, 50)]) is None
+    assert without(lent, [SampleSpan(0, 5, 5)]) is None

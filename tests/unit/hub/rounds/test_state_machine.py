@@ -1,0 +1,447 @@
+"""Each sample counts once, whoever vanishes; rounds close by the rule."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig, SampleSpan
+from barnraise.hub.rounds.leases import PendingUpdate
+from barnraise.hub.rounds.sample_pool import SamplePool, give_back, take
+from barnraise.hub.rounds.state_machine import (
+    ClockTick,
+    DropUpdate,
+    GrantLease,
+    LeaseAbandoned,
+    LeaseRequested,
+    MergeFailed,
+    MergeRound,
+    ParentFinished,
+    QueueUpdate,
+    RefuseRequest,
+    ReleaseLease,
+    RoundCommitted,
+    RoundState,
+    RunFounded,
+    SamplesSupplied,
+    UpdateAccepted,
+    UploadProgressed,
+    decide,
+    next_moment,
+    weight_of,
+)
+from barnraise.hub.server.waits import waits_for
+
+TERMS = RoundConfig(round_s=10.0, grace=0.5, quorum=0.6, stale_limit=1, first_batches=2)
+COURSE = HubDataOrder(samples=100, batch=5, epochs=2)
+
+
+class Table:
+    """A hub's state, with short words."""
+
+    def __init__(self, terms: RoundConfig = TERMS, course: HubDataOrder = COURSE) -> None:
+        self.state = decide(RoundState(terms=terms), RunFounded(course), 0.0).state
+        self.number = 0
+
+    def lease(self, node: str, now: float, rate: float = 0.0) -> GrantLease | RefuseRequest:
+        self.number += 1
+        asked = LeaseRequested(node, f"lease-{self.number}", self.state.version or 0, rate)
+        self.state, effects, _ = decide(self.state, asked, now)
+        (found,) = [one for one in effects if isinstance(one, GrantLease | RefuseRequest)]
+        return found
+
+    def deliver(
+        self, lent: GrantLease | RefuseRequest, now: float, samples: int | None = None
+    ) -> tuple[object, ...]:
+        assert isinstance(lent, GrantLease)
+        one = lent.lease
+        update = PendingUpdate(f"u-{one.id}", one.node, one.id, one.version, samples or one.samples)
+        self.state, effects, _ = decide(self.state, UpdateAccepted(update), now)
+        return effects
+
+    def tick(self, now: float) -> tuple[object, ...]:
+        self.state, effects, _ = decide(self.state, ClockTick(), now)
+        return effects
+
+    def commit(self, now: float) -> None:
+        self.state = decide(self.state, RoundCommitted((self.state.version or 0) + 1), now).state
+
+
+def _closes(effects: tuple[object, ...]) -> bool:
+    return any(isinstance(one, MergeRound) for one in effects)
+
+
+def test_before_the_base_nobody_gets_a_lease() -> None:
+    _, (refused,), _ = decide(RoundState(terms=TERMS), LeaseRequested("a", "l", 0, 0.0), 0.0)
+    assert isinstance(refused, RefuseRequest)
+    assert refused.kind == "no-base"
+
+
+def test_a_round_closes_when_everybody_has_delivered() -> None:
+    table = Table()
+    first, second = table.lease("a", 0.0), table.lease("b", 0.0)
+    assert not _closes(table.deliver(first, 1.0))
+    assert "waits for b (training for 1 s)" in waits_for(table.state, {}, 1.0)
+    effects = table.deliver(second, 2.0)
+    assert _closes(effects)
+    table.commit(3.0)
+    assert (table.state.version, table.state.waiting, table.state.closing) == (1, {}, ())
+
+
+def test_a_quorum_waits_for_its_grace_window_only() -> None:
+    table = Table()
+    leases = [table.lease(name, 0.0, rate=1.0) for name in "abc"]
+    for lease in leases[:2]:
+        assert not _closes(table.deliver(lease, 1.0))
+    assert not _closes(table.tick(5.9))
+    assert next_moment(table.state, 5.9) == 6.0
+    assert _closes(table.tick(6.0))
+    # What arrives while the round is merged is for the next one, and one version behind.
+    effects = table.deliver(leases[2], 6.5)
+    assert isinstance(effects[0], QueueUpdate)
+    assert effects[0].behind == 1
+    assert weight_of(1) < weight_of(0)
+
+
+def test_nobody_waits_for_the_overdue_and_their_samples_return() -> None:
+    table = Table()
+    first, second = table.lease("a", 0.0, rate=1.0), table.lease("b", 0.0, rate=1.0)
+    assert isinstance(second, GrantLease)
+    assert not _closes(table.deliver(first, 1.0)), "one of two is not a quorum"
+    assert _closes(table.tick(second.lease.overdue))
+    table.commit(second.lease.overdue + 1)
+    table.tick(second.lease.void)
+    assert table.state.pool.returned == second.lease.spans
+    (refused,) = table.deliver(second, second.lease.void + 1)
+    assert isinstance(refused, RefuseRequest)
+    assert refused.kind == "lease-over"
+
+
+def test_an_upload_that_moves_is_waited_for_and_keeps_its_lease() -> None:
+    table = Table()
+    first, second = table.lease("a", 0.0, rate=1.0), table.lease("b", 0.0, rate=1.0)
+    assert isinstance(second, GrantLease)
+    table.deliver(first, 1.0)
+    now, arrived = second.lease.overdue - 0.1, 0
+    while now < second.lease.void:
+        arrived += 500_000  # at 0.8 Mbit/s
+        table.state = decide(table.state, UploadProgressed(second.lease.id, arrived), now).state
+        assert not table.state.closing
+        now += 5.0
+    assert _closes(table.tick(second.lease.void)), "its round waits no longer"
+    table.commit(second.lease.void)
+    (counted, *_) = table.deliver(second, second.lease.void + 60)
+    assert isinstance(counted, QueueUpdate), "but its update still counts"
+
+
+def test_an_upload_of_single_bytes_does_not_keep_its_lease() -> None:
+    """Nor does one that is begun again and again: at the end of a run nobody else makes versions."""
+    table = Table()
+    lent = table.lease("a", 0.0, rate=1.0)
+    assert isinstance(lent, GrantLease)
+    now, arrived = 1.0, 0
+    while now < 2 * lent.lease.void:
+        arrived += 1
+        table.state = decide(table.state, UploadProgressed(lent.lease.id, arrived % 30), now).state
+        now += 1.0
+    assert not table.state.lent
+    assert table.state.pool.returned == lent.lease.spans
+
+
+def test_an_update_too_far_behind_begins_again() -> None:
+    table = Table()
+    slow = table.lease("slow", 0.0)
+    for now in (0.0, 60.0):
+        table.deliver(table.lease("fast", now, rate=1.0), now + 1)
+        table.tick(now + 55.0)
+        table.commit(now + 55.0)
+    assert table.state.version == 2
+    *_, refused = table.deliver(slow, 120.0)
+    assert isinstance(refused, RefuseRequest)
+    assert refused.kind == "stale"
+    assert table.state.pool.returned == slow.lease.spans
+
+
+def test_whoever_asks_again_begins_again_with_the_same_samples() -> None:
+    table = Table()
+    first = table.lease("a", 0.0)
+    table.deliver(table.lease("b", 0.0), 1.0)
+    assert _closes(table.tick(60.0)), "a is overdue, its lease is not void"
+    table.commit(60.0)
+    again = table.lease("a", 61.0)
+    assert isinstance(again, GrantLease)
+    assert isinstance(first, GrantLease)
+    assert (again.lease.spans, again.lease.version) == (first.lease.spans, 1)
+
+
+def test_a_lease_is_cut_for_the_speed_and_a_claimed_speed_is_believed_by_and_by() -> None:
+    table = Table(course=HubDataOrder(samples=10_000, batch=5))
+    sizes = []
+    for number in range(4):
+        lent = table.lease("a", number * 10.0, rate=1000.0)
+        assert isinstance(lent, GrantLease)
+        sizes.append(lent.lease.samples)
+        table.deliver(lent, number * 10.0 + 1)
+        table.commit(number * 10.0 + 2)
+    assert sizes == [10, 40, 160, 640]
+    slow = table.lease("b", 50.0, rate=0.01)
+    assert isinstance(slow, GrantLease)
+    assert slow.lease.samples == 5, "one batch at least"
+
+
+def test_samples_that_were_not_trained_on_return() -> None:
+    table = Table()
+    lent = table.lease("a", 0.0)
+    table.deliver(lent, 1.0, samples=7)
+    assert table.state.pool.returned == (SampleSpan(0, 7, 10),)
+
+
+def test_who_has_delivered_waits_for_the_next_version() -> None:
+    table = Table()
+    table.lease("b", 0.0)
+    table.deliver(table.lease("a", 0.0), 1.0)
+    refused = table.lease("a", 2.0)
+    assert isinstance(refused, RefuseRequest)
+    assert refused.kind == "delivered"
+
+
+def test_a_failed_merge_is_repeated_with_the_same_updates() -> None:
+    table = Table()
+    table.deliver(table.lease("a", 0.0), 1.0)
+    closing = table.state.closing
+    assert closing
+    table.state, effects, _ = decide(table.state, MergeFailed(closing), 2.0)
+    assert effects == (MergeRound(closing),)
+    table.commit(3.0)
+    table.deliver(table.lease("a", 3.0), 4.0)
+    following = table.state.closing
+    assert following not in ((), closing)
+    table.state, effects, _ = decide(table.state, MergeFailed(closing), 5.0)
+    assert (table.state.closing, effects) == (following, ()), "what fails after its commit repeats no other"
+
+
+def test_the_end() -> None:
+    table = Table(course=HubDataOrder(samples=10, batch=5))
+    lent = table.lease("a", 0.0)
+    refused = table.lease("b", 0.0)
+    assert isinstance(refused, RefuseRequest)
+    assert refused.kind == "all-lent"
+    table.deliver(lent, 1.0)
+    assert not table.state.is_finished
+    table.commit(2.0)
+    assert table.state.is_finished
+    refused = table.lease("b", 3.0)
+    assert isinstance(refused, RefuseRequest)
+    assert refused.kind == "finished"
+
+
+@given(st.lists(st.integers(1, 40), max_size=30))
+def test_the_pool_never_loses_or_doubles_a_sample(sizes: list[int]) -> None:
+    course = HubDataOrder(samples=37, batch=1, epochs=3)
+    pool, held = SamplePool(), []
+    for number, size in enumerate(sizes):
+        spans, pool = take(pool, course, size)
+        held.append(spans)
+        if number % 3 == 2:
+            pool = give_back(pool, held.pop(number % len(held)))
+    rest, _ = take(pool, course, 1000)
+    held.append(rest)
+    seen = Counter(
+        (one.epoch, place) for some in held for one in some for place in range(one.first, one.last)
+    )
+    assert len(seen) == 37 * 3
+    assert set(seen.values()) == {1}
+
+
+_WORDS = st.sampled_from(["ask", "deliver", "part", "tick", "commit", "fail", "leave"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(_WORDS, st.integers(0, 3), st.floats(0.1, 30.0)), max_size=80))
+def test_whatever_happens_each_sample_counts_once(script: list[tuple[str, int, float]]) -> None:
+    table, now = Table(), 0.0
+    out: dict[int, list[GrantLease]] = {}
+    counted: Counter[tuple[int, int]] = Counter()
+
+    def note(lent: GrantLease, samples: int) -> None:
+        places = [(s.epoch, p) for s in lent.lease.spans for p in range(s.first, s.last)]
+        counted.update(places[:samples])
+
+    for word, who, later in script:
+        now += later
+        if word == "ask":
+            found = table.lease(f"n{who}", now)
+            if isinstance(found, GrantLease):
+                out.setdefault(who, []).append(found)
+        elif word in ("deliver", "part") and out.get(who):
+            lent = out[who].pop()
+            samples = lent.lease.samples if word == "deliver" else max(1, lent.lease.samples // 2)
+            if any(isinstance(one, QueueUpdate) for one in table.deliver(lent, now, samples)):
+                note(lent, samples)
+        elif word == "commit" and table.state.closing:
+            table.commit(now)
+        elif word == "fail" and table.state.closing:
+            table.state = decide(table.state, MergeFailed(table.state.closing), now).state
+        elif word == "leave":
+            table.state = decide(table.state, LeaseAbandoned(f"n{who}"), now).state
+        else:
+            table.tick(now)
+    assert set(counted.values()) <= {1}
+    free = Counter((s.epoch, p) for s in table.state.pool.returned for p in range(s.first, s.last))
+    lent_now = Counter(
+        (s.epoch, p) for one in table.state.lent.values() for s in one.spans for p in range(s.first, s.last)
+    )
+    together = counted + free + lent_now
+    assert set(together.values()) <= {1}
+    assert len(together) == table.state.pool.cursor
+
+
+def test_a_region_deals_out_what_its_parent_gave() -> None:
+    state = decide(RoundState(terms=TERMS, is_region=True), RunFounded(COURSE), 0.0).state
+    table = Table()
+    table.state = state
+    refused = table.lease("a", 0.0)
+    assert isinstance(refused, RefuseRequest)
+    assert refused.kind == "all-lent"
+    table.state = decide(
+        table.state, SamplesSupplied((SampleSpan(0, 40, 50), SampleSpan(1, 0, 10))), 1.0
+    ).state
+    first, second = table.lease("a", 1.0), table.lease("b", 1.0)
+    assert isinstance(first, GrantLease)
+    assert isinstance(second, GrantLease)
+    assert (first.lease.spans, second.lease.spans) == ((SampleSpan(0, 40, 50),), (SampleSpan(1, 0, 10),))
+    table.deliver(first, 2.0)
+    table.state, effects, _ = decide(table.state, SamplesSupplied((SampleSpan(1, 50, 60),)), 3.0)
+    assert effects == (ReleaseLease(second.lease.id), DropUpdate("u-" + first.lease.id))
+    assert not table.state.is_finished
+    table.state = decide(table.state, SamplesSupplied(()), 4.0).state
+    assert decide(table.state, ParentFinished(), 5.0).state.is_finished
+
+
+def test_a_region_deals_out_nothing_of_a_round_that_is_over() -> None:
+    table = Table()
+    table.state = decide(RoundState(terms=TERMS, is_region=True), RunFounded(COURSE), 0.0).state
+    table.state = decide(table.state, SamplesSupplied((SampleSpan(0, 40, 60),)), 1.0).state
+    table.deliver(table.lease("a", 1.0), 2.0)
+    assert table.state.closing
+    table.commit(11.0)
+    refused = table.lease("b", 11.0)
+    assert isinstance(refused, RefuseRequest)
+    assert refused.kind == "all-lent"
+
+
+def test_a_lease_fits_the_round_to_an_eighth_of_a_batch() -> None:
+    table = Table(course=HubDataOrder(samples=100_000, batch=64))
+    table.deliver(table.lease("a", 0.0), 1.0)
+    table.commit(1.0)
+    lent = table.lease("a", 1.0, rate=12.5)
+    assert isinstance(lent, GrantLease)
+    assert lent.lease.samples == 120, "of 125 in a round of ten seconds"
+
+
+def test_a_region_has_something_for_all_who_asked() -> None:
+    table = Table()
+    table.state = decide(RoundState(terms=TERMS, is_region=True), RunFounded(COURSE), 0.0).state
+    for node, rate in (("a", 0.0), ("b", 0.0), ("c", 0.5)):
+        assert isinstance(table.lease(node, 0.0, rate), RefuseRequest)
+    assert table.state.wishes == {"a": 10, "b": 10, "c": 5}
+    table.state = decide(table.state, SamplesSupplied((SampleSpan(0, 0, 20),)), 1.0).state
+    lent = [table.lease(node, 1.0) for node in "abc"]
+    assert [one.lease.samples for one in lent if isinstance(one, GrantLease)] == [8, 8, 4]
+    assert isinstance(table.lease("late", 1.0), RefuseRequest)
+    assert table.state.wishes == {"a": 10, "b": 10, "c": 10, "late": 10}, "for the next time"
+    table.state = decide(table.state, SamplesSupplied((SampleSpan(0, 20, 60),)), 2.0).state
+    whole = table.lease("a", 2.0)
+    assert isinstance(whole, GrantLease)
+    assert whole.lease.samples == 10, "there is enough for all"
+
+
+def test_an_update_may_say_which_samples_it_is_about() -> None:
+    table = Table(course=HubDataOrder(samples=100, batch=5))
+    lent = table.lease("a", 0.0)
+    assert isinstance(lent, GrantLease)
+    one = lent.lease
+    for spans, expected in (
+        (
+            (SampleSpan(0, 2, 4), SampleSpan(0, 6, 9)),
+            (SampleSpan(0, 0, 2), SampleSpan(0, 4, 6), SampleSpan(0, 9, 10)),
+        ),
+        ((SampleSpan(0, 2, 4), SampleSpan(0, 3, 6)), None),
+        ((SampleSpan(0, 8, 13),), None),
+        ((SampleSpan(1, 0, 5),), None),
+    ):
+        update = PendingUpdate("u", "a", one.id, 0, 5, spans)
+        state, effects, _ = decide(table.state, UpdateAccepted(update), 1.0)
+        if expected is None:
+            assert isinstance(effects[0], RefuseRequest)
+        else:
+            assert state.pool.returned == expected
+
+
+def test_whoever_trains_in_no_time_does_not_make_the_versions_alone() -> None:
+    """The others still fetch the last version: for them it waits, as after a quorum, but not for ever."""
+    table = Table(course=HubDataOrder(samples=100_000, batch=5))
+    for lent in [table.lease(name, 0.0, rate=1.0) for name in "abm"]:
+        table.deliver(lent, 9.0)
+    table.commit(10.0)
+    alone = table.lease("m", 10.1, rate=1e12)
+    assert not _closes(table.deliver(alone, 10.2))
+    assert next_moment(table.state, 10.2) == 15.0
+    others = [table.lease(name, 11.0, rate=1.0) for name in "ab"]
+    assert not _closes(table.tick(15.0)), "they are there: it waits for them as for everybody"
+    table.deliver(others[0], 16.0)
+    assert _closes(table.deliver(others[1], 16.5))
+
+
+def test_nobody_waits_long_for_those_who_do_not_come_back() -> None:
+    table = Table(course=HubDataOrder(samples=100_000, batch=5))
+    for lent in [table.lease(name, 0.0, rate=1.0) for name in "ab"]:
+        table.deliver(lent, 9.0)
+    table.commit(10.0)
+    table.deliver(table.lease("a", 10.0), 12.0)
+    assert _closes(table.tick(15.0))
+    table.commit(60.0)
+    assert _closes(table.deliver(table.lease("a", 60.0), 60.1)), "it is alone by now"
+
+
+def test_who_leaves_is_not_waited_for() -> None:
+    table = Table(course=HubDataOrder(samples=100_000, batch=5))
+    first, second = table.lease("a", 0.0), table.lease("b", 0.0)
+    table.deliver(first, 1.0)
+    table.deliver(second, 1.0)
+    table.commit(2.0)
+    table.state = decide(table.state, LeaseAbandoned("b"), 2.0).state
+    assert _closes(table.deliver(table.lease("a", 2.0), 2.1))
+
+
+def test_a_claimed_speed_takes_no_more_than_some_times_what_the_others_manage() -> None:
+    table, now = Table(course=HubDataOrder(samples=1_000_000_000, batch=5)), 0.0
+    sizes = []
+    for _ in range(8):
+        lent = [table.lease(name, now, rate=1.0) for name in "ab"]
+        large = table.lease("m", now, rate=1e12)
+        assert isinstance(large, GrantLease)
+        sizes.append(large.lease.samples)
+        for one in (large, *lent):
+            table.deliver(one, now + 4.0)
+        table.commit(now + 10.0)
+        now += 10.0
+    assert sizes == [10, 40, 160, 320, 320, 320, 320, 320]
+
+
+def test_a_lease_lasts_some_rounds_at_most() -> None:
+    for rate in (1e-9, 1e-320):
+        lent = Table().lease("a", 0.0, rate=rate)
+        assert isinstance(lent, GrantLease)
+        assert lent.lease.seconds == 3 * 10.0 * 1.5 + 5.0
+
+
+def test_asking_again_does_not_begin_the_time_of_a_lease_anew() -> None:
+    table = Table()
+    first = table.lease("a", 0.0, rate=1.0)
+    assert table.lease("a", 9.0, rate=1e-9) == first
+    assert isinstance(first, GrantLease)
+    table.tick(first.lease.void)
+    assert not table.state.lent

@@ -1,0 +1,83 @@
+"""Patience is learnt, and one witness is not enough where there are two."""
+
+from __future__ import annotations
+
+import random
+
+from barnraise.membership.failure_detector import (
+    BEAT_S,
+    LEAST_SILENCE_S,
+    MOST_SILENCE_S,
+    FailureDetector,
+    judged_dead,
+    watched,
+)
+
+A, B, C, D = (bytes([number]) * 32 for number in range(4))
+
+
+def _hear(health: FailureDetector, now: float) -> None:
+    health.beat(now)
+    health.echo(now, 0.001)
+
+
+def test_a_regular_peer_is_suspected_soon() -> None:
+    health, now = FailureDetector(0.0), 0.0
+    for _ in range(40):
+        now += BEAT_S
+        _hear(health, now)
+    assert health.patience == LEAST_SILENCE_S
+    assert not health.is_silent(now + 1.4)
+    assert health.is_silent(now + 1.6)
+
+
+def test_an_irregular_peer_gets_more_time_but_not_for_ever() -> None:
+    rng = random.Random(1)
+    health, now = FailureDetector(0.0), 0.0
+    for _ in range(200):
+        now += rng.choice((0.05, 0.3, 2.2))
+        _hear(health, now)
+    assert health.patience > 3.0
+    assert health.patience <= MOST_SILENCE_S
+
+
+def test_who_does_not_hear_us_is_as_good_as_silent() -> None:
+    health = FailureDetector(0.0)
+    for tick in range(20):
+        health.beat(tick * BEAT_S)
+    assert health.is_silent(20 * BEAT_S)
+
+
+def test_our_own_sleep_is_nobodys_fault() -> None:
+    health = FailureDetector(0.0)
+    _hear(health, 1.0)
+    health.forgive(100.0)
+    assert not health.is_silent(100.5)
+
+
+def test_two_witnesses_make_a_death() -> None:
+    nodes = [A, B, C, D]
+    assert judged_dead(nodes, {D}, {B: (), C: ()}) == frozenset()
+    assert judged_dead(nodes, {D}, {B: (D,), C: ()}) == {D}
+    assert judged_dead(nodes, set(), {B: (D,), C: ()}) == frozenset()
+    assert judged_dead(nodes, set(), {B: (D,), C: (D,)}) == {D}
+
+
+def test_alone_one_witness_is_enough() -> None:
+    assert judged_dead([A, B], {B}, {}) == {B}
+    assert judged_dead([A, B, C], {B, C}, {}) == {B, C}
+
+
+def test_the_word_of_a_suspect_does_not_count() -> None:
+    assert judged_dead([A, B, C], {B}, {B: (C,)}) == {B}
+
+
+def test_in_a_large_cluster_everybody_is_watched_by_eight() -> None:
+    nodes = [number.to_bytes(32, "big") for number in range(100)]
+    watchers = dict.fromkeys(nodes, 0)
+    for node in nodes:
+        for other in watched(nodes, node):
+            assert node in watched(nodes, other)
+            watchers[other] += 1
+    assert set(watchers.values()) == {8}
+    assert len(watched(nodes[:16], nodes[0])) == 15

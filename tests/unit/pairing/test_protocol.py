@@ -1,0 +1,553 @@
+"""Two machines pair with a code; whoever guesses, replays, stands between or lies gets nothing."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from barnraise.core.errors import PairingError, TrustError
+from barnraise.identity import NodeId, NodeKey, Role, TrustLog, encode_entry
+from barnraise.pairing import (
+    Joiner,
+    Offerer,
+    PairingAborted,
+    PairingConfirmed,
+    PairingJoined,
+    PairingOffer,
+    PairingPeer,
+    PairingProven,
+    PeerIntroduction,
+    Psk,
+    messages,
+    new_psk,
+    protocol,
+)
+from barnraise.pairing.channel import PairingChannel, SpakeExchange
+from barnraise.pairing.messages import PairingAnswer, PairingDone, PairingGrant, PairingHello, PairingProof
+from tests.unit.pairing.ends import CODE, PC, WRONG, House, joiner, proven, sent, taken, to_proof
+
+
+@pytest.mark.parametrize("role", ["owner", "guest"])
+def test_a_pairing_from_end_to_end(role: Role) -> None:
+    house, key = House(), NodeKey.generate()
+    offer = house.offer(role=role)
+    offerer, end = taken(offer), joiner(key=key)
+    assert offerer.begin().send is None
+    seen = to_proof(end, offerer)
+    assert seen == PairingProven(key.id, "pc", "Windows 11", ("192.168.1.20", "fd00::20"), 52416, role)
+    assert offer.state(0.0) == "used"
+
+    step = end.receive(house.grant(offerer, seen))
+    joined = step.done
+    assert isinstance(joined, PairingJoined)
+    assert (joined.log, joined.role, joined.offerer) == (house.log, role, house.key.id)
+    assert joined.log.role(key.id) == role
+    assert joined.log.secret == house.log.secret
+    assert joined.offerer_name == "mac"
+    assert [(peer.id, peer.addresses, peer.port) for peer in joined.peers] == [
+        (house.key.id, ("192.168.1.10",), 52416)
+    ]
+    assert offerer.receive(sent(step.send)).done == PairingConfirmed(key.id)
+    for over in (end, offerer):
+        with pytest.raises(PairingError, match="after the end"):
+            over.receive(b"more")
+
+
+@pytest.mark.parametrize("role", ["owner", "guest"])
+def test_a_pre_shared_key_pairs_many_machines_in_its_role(role: Role) -> None:
+    house, psk = House(), new_psk(role)
+    offer = house.offer(psk, role)
+    for _ in range(2):
+        offerer, end = taken(offer, now=1e9), joiner(psk)
+        step = end.receive(house.grant(offerer, to_proof(end, offerer)))
+        assert isinstance(step.done, PairingJoined)
+        assert step.done.role == role
+    assert offer.open_at(1e9)
+    with pytest.raises(PairingError, match="for the role"):
+        house.offer(psk, "guest" if role == "owner" else "owner")
+
+
+def test_a_wrong_code_burns_after_one_guess() -> None:
+    house = House()
+    offer = house.offer()
+    offerer, end = taken(offer), joiner(WRONG)
+    answer = sent(offerer.receive(sent(end.begin().send)).send)
+    proof = sent(end.receive(answer).send)
+    with pytest.raises(PairingError, match="tried a wrong code"):
+        offerer.receive(proof)
+    assert offer.state(0.0) == "burned"
+    assert "wrong code" in offer.sentence(0.0)
+    assert "barnraise pair" in offer.sentence(0.0)
+    assert isinstance(offer.take(0.0), str), "the right code comes too late"
+    with pytest.raises(PairingError, match="after the end"):
+        offerer.receive(proof)
+    assert "the code was wrong" in end.lost().message
+
+
+def test_of_two_connections_one_gets_the_guess() -> None:
+    """Both were let in before either spoke: an answer to each would be two guesses."""
+    offer = House().offer()
+    first, second = taken(offer), taken(offer)
+    sent(first.receive(sent(joiner(WRONG).begin().send)).send)
+    with pytest.raises(PairingError, match="one guess"):
+        second.receive(sent(joiner().begin().send))
+    assert offer.state(0.0) == "answered", "the second did no harm to the first"
+    assert isinstance(offer.take(0.0), str)
+
+
+def test_silence_after_the_answer_burns_too() -> None:
+    """Whoever has the answer can test one guess without saying anything more."""
+    offer = House().offer()
+    offerer = taken(offer)
+    offerer.receive(sent(joiner(WRONG).begin().send))
+    assert not offer.open_at(0.0)
+    assert "left before" in offerer.lost().message
+    assert offer.state(0.0) == "burned"
+
+
+def test_a_wrong_pre_shared_key_is_refused_and_burns_nothing() -> None:
+    house, psk = House(), new_psk("owner")
+    offer = house.offer(psk)
+    other = Psk("owner", bytes(32))
+    offerer, end = taken(offer), joiner(other)
+    proof = sent(end.receive(sent(offerer.receive(sent(end.begin().send)).send)).send)
+    with pytest.raises(PairingError, match="another pre-shared key"):
+        offerer.receive(proof)
+    assert offer.open_at(0.0)
+    assert "pre-shared key differs" in end.lost().message
+
+
+def test_a_recorded_session_cannot_be_replayed() -> None:
+    house = House()
+    end, offerer = joiner(), house.taken()
+    hello = sent(end.begin().send)
+    answer = sent(offerer.receive(hello).send)
+    proof = sent(end.receive(answer).send)
+    seen = proven(offerer.receive(proof).done)
+    grant = house.grant(offerer, seen)
+    done = sent(end.receive(grant).send)
+
+    offer = house.offer()  # even the very same code
+    again = taken(offer)
+    assert sent(again.receive(hello).send) != answer
+    with pytest.raises(PairingError, match="wrong code"):
+        again.receive(proof)
+    assert offer.state(0.0) == "burned"
+
+    victim = joiner()
+    victim.begin()
+    victim.receive(answer)
+    with pytest.raises(PairingError, match="does not know the code"):
+        victim.receive(grant)
+
+    late = house.taken()
+    late.receive(hello)
+    with pytest.raises(PairingError, match="wrong code"):
+        late.receive(done)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_no_byte_can_be_changed_on_the_way(data: st.DataObject) -> None:
+    house, changed = House(), data.draw(st.integers(0, 4))
+    offerer, end = house.taken(), joiner()
+
+    def passes(number: int, message: bytes | None) -> bytes:
+        if number != changed:
+            return sent(message)
+        copy = bytearray(sent(message))
+        copy[data.draw(st.integers(0, len(copy) - 1))] ^= data.draw(st.integers(1, 255))
+        return bytes(copy)
+
+    def session() -> None:
+        answer = offerer.receive(passes(0, end.begin().send)).send
+        proof = end.receive(passes(1, answer)).send
+        step = offerer.receive(passes(2, proof))
+        last = end.receive(passes(3, house.grant(offerer, proven(step.done)))).send
+        offerer.receive(passes(4, last))
+
+    with pytest.raises(PairingError):
+        session()
+
+
+class Insider:
+    """Somebody who overheard the code, stands between the two, and opens everything."""
+
+    def __init__(self, house: House, end: Joiner) -> None:
+        self.offerer = house.taken()
+        hello = sent(end.begin().send)
+        seen = messages.decode(hello, PairingHello, limit=1024)
+        to_joiner = SpakeExchange("offerer", CODE.password, CODE.tag)
+        answer = messages.encode(PairingAnswer(version=1, spake=to_joiner.message), 1024)
+        key = to_joiner.finish(seen.spake)
+        self.with_joiner = PairingChannel("offerer", key, tag=CODE.tag, hello=hello, answer=answer)
+
+        to_offerer = SpakeExchange("joiner", CODE.password, CODE.tag)
+        own = messages.encode(PairingHello(versions=(1,), spake=to_offerer.message), 1024)
+        theirs = sent(self.offerer.receive(own).send)
+        key = to_offerer.finish(messages.decode(theirs, PairingAnswer, limit=1024).spake)
+        self.with_offerer = PairingChannel("joiner", key, tag=CODE.tag, hello=own, answer=theirs)
+
+        opened = self.with_joiner.open(sent(end.receive(answer).send))
+        self.proof = messages.decode(sent(opened), PairingProof, limit=8192)
+
+    def proves(self, proof: PairingProof) -> PairingProven:
+        return proven(self.offerer.receive(self.with_offerer.seal(messages.encode(proof, 8192))).done)
+
+
+def test_one_between_who_knows_the_code_cannot_pass_a_machine_on() -> None:
+    """The proof names the machine and the exchange: it is worth nothing in another exchange."""
+    between = Insider(House(), joiner())
+    with pytest.raises(PairingError, match="does not hold the node key"):
+        between.proves(between.proof)
+
+
+def test_one_between_cannot_put_another_node_id_into_a_proof() -> None:
+    own = NodeKey.generate()
+    between = Insider(House(), joiner())
+    with pytest.raises(PairingError, match="does not hold the node key"):
+        between.proves(msgspec.structs.replace(between.proof, node=own.id.raw))
+
+
+def test_one_between_cannot_pass_a_grant_on() -> None:
+    """He is let in himself, since he knew the code; the cluster's word to him is no word to the joiner."""
+    house, own, key = House(), NodeKey.generate(), NodeKey.generate()
+    end = joiner(key=key)
+    between = Insider(house, end)
+    unsigned = msgspec.structs.replace(between.proof, node=own.id.raw, signature=messages.NO_SIGNATURE)
+    said = between.with_offerer.to_sign("joiner", messages.encode(unsigned, 8192))
+    seen = between.proves(msgspec.structs.replace(unsigned, signature=own.sign(said)))
+    assert seen.node == own.id
+    plain = sent(between.with_offerer.open(house.grant(between.offerer, seen)))
+    with pytest.raises(PairingError, match="does not hold the node key"):
+        end.receive(between.with_joiner.seal(plain))
+
+
+def _granting(key: NodeKey, log: TrustLog, role: Role, by: NodeKey, end: Joiner) -> bytes:
+    """A grant such as an offerer that keeps no rules would write to a joiner that it has the code of."""
+    hello = sent(end.begin().send)
+    exchange = SpakeExchange("offerer", CODE.password, CODE.tag)
+    answer = messages.encode(PairingAnswer(version=1, spake=exchange.message), 1024)
+    secret = exchange.finish(messages.decode(hello, PairingHello, limit=1024).spake)
+    channel = PairingChannel("offerer", secret, tag=CODE.tag, hello=hello, answer=answer)
+    channel.open(sent(end.receive(answer).send))
+    grant = PairingGrant(
+        node=by.id.raw,
+        name="mac",
+        role=role,
+        log=tuple(map(encode_entry, log.entries)),
+        peers=(),
+        signature=messages.NO_SIGNATURE,
+    )
+    said = channel.to_sign("offerer", messages.encode(grant, messages.GRANT_BYTES), key.id.raw)
+    signed = msgspec.structs.replace(grant, signature=by.sign(said))
+    return channel.seal(messages.encode(signed, messages.GRANT_BYTES))
+
+
+def _admitted(house: House, key: NodeKey, role: Role) -> TrustLog:
+    return house.log.extended(house.log.admit(house.key, key.id, role, "pc"))
+
+
+def test_the_joiner_believes_only_a_log_that_lets_it_in() -> None:
+    house, key, guest = House(), NodeKey.generate(), NodeKey.generate()
+    good = _admitted(house, key, "owner")
+    end = joiner(key=key)
+    assert isinstance(end.receive(_granting(key, good, "owner", house.key, end)).done, PairingJoined)
+
+    out = good.extended(good.revoke(house.key, key.id))
+    with_guest = good.extended(good.admit(house.key, guest.id, "guest", "visitor"))
+    for log, role, by, said in (
+        (house.log, "owner", house.key, "does not admit this machine"),
+        (out, "owner", house.key, "does not admit this machine"),
+        (good, "guest", house.key, "does not admit this machine in the role"),
+        (good, "owner", NodeKey.generate(), "no owner of the cluster"),
+        (with_guest, "owner", guest, "no owner of the cluster"),
+    ):
+        end = joiner(key=key)
+        with pytest.raises(PairingError, match=said):
+            end.receive(_granting(key, log, role, by, end))  # type: ignore[arg-type]
+
+
+def test_the_joiner_refuses_a_log_that_is_cut_or_forged() -> None:
+    house, key = House(), NodeKey.generate()
+    log = _admitted(house, key, "owner")
+    forged = msgspec.structs.replace(log.entries[1], signature=bytes(64))
+    for entries in (log.entries[1:], (*log.entries, log.entries[1]), (log.entries[0], forged)):
+        odd = TrustLog(entries, (), (), {}, {})
+        end = joiner(key=key)
+        with pytest.raises(PairingError, match="trust log is not valid"):
+            end.receive(_granting(key, odd, "owner", house.key, end))
+
+
+def test_the_joiner_takes_no_other_role_than_agreed() -> None:
+    house, key = House(), NodeKey.generate()
+    end = joiner(key=key, role="guest")
+    with pytest.raises(PairingError, match="grants the role owner, not guest"):
+        end.receive(_granting(key, _admitted(house, key, "owner"), "owner", house.key, end))
+
+
+def test_a_cloned_node_key_is_named() -> None:
+    house = House()
+    with pytest.raises(PairingError, match="same node key") as caught:
+        to_proof(joiner(key=house.key), house.taken())
+    assert "cloned" in caught.value.hint
+
+
+def test_a_machine_that_is_in_already_is_let_in_again_in_its_role() -> None:
+    """It was admitted but never learned of it; a new code helps."""
+    house, key = House(), NodeKey.generate()
+    house.log = _admitted(house, key, "guest")
+    offerer, end = house.taken(role="guest"), joiner(key=key)
+    to_proof(end, offerer)
+    assert isinstance(end.receive(offerer.grant(house.log, None, [])).done, PairingJoined)
+    offerer, end = house.taken(role="owner"), joiner(key=key)
+    to_proof(end, offerer)
+    with pytest.raises(PairingError, match="member already, as guest"):
+        offerer.grant(house.log, None, [])
+    with pytest.raises(PairingError, match=r"refused: A role is for good\."):
+        end.receive(offerer.refuse("A role is for good."))
+
+
+def test_a_grant_needs_the_admission() -> None:
+    house = House()
+    offerer = house.taken()
+    seen = to_proof(joiner(), offerer)
+    with pytest.raises(PairingError, match="does not admit"):
+        offerer.grant(house.log, None, [])
+    entry = house.log.admit(house.key, seen.node, "owner", "pc")
+    with pytest.raises(TrustError):
+        offerer.grant(house.log, msgspec.structs.replace(entry, signature=bytes(64)), [])
+    with pytest.raises(PairingError, match="no owner of the cluster any more"):
+        offerer.grant(TrustLog.found(NodeKey.generate(), "other"), None, [])
+    assert offerer.grant(house.log, entry, [])
+    with pytest.raises(AssertionError):
+        offerer.refuse("too late")
+    with pytest.raises(AssertionError):
+        house.taken().grant(house.log, None, [])
+
+
+def test_what_a_refusal_says_can_be_shown() -> None:
+    offerer, end = House().taken(), joiner()
+    to_proof(end, offerer)
+    with pytest.raises(PairingError, match="refused: nothing   is decided xxx") as caught:
+        end.receive(offerer.refuse("nothing \x1b is decided\n" + "x" * 5000))
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 300
+
+
+def test_peers_that_are_no_members_are_dropped_and_many_are_cut() -> None:
+    house = House()
+    offerer, end = house.taken(), joiner()
+    seen = to_proof(end, offerer)
+    entry = house.log.admit(house.key, seen.node, "owner", "pc")
+    peers = [PairingPeer.of(house.key.id, [f"10.0.0.{n}" for n in range(1, 99)], 1)]
+    peers += [PairingPeer.of(NodeId(bytes([n]) * 32), ["10.0.0.1"], 1) for n in range(256)]
+    joined = end.receive(offerer.grant(house.log, entry, peers)).done
+    assert isinstance(joined, PairingJoined)
+    assert [peer.id for peer in joined.peers] == [house.key.id]
+    assert len(joined.peers[0].addresses) == 16
+
+
+def test_addresses_that_nobody_can_dial_are_not_told() -> None:
+    addresses = ("10.0.0.1", "10.0.0.1", "fe80::1%eth0", "0.0.0.0", "224.0.0.1", "::", "mac.local", "")
+    house = House()
+    end = Joiner(CODE, NodeKey.generate(), PeerIntroduction("pc", "Linux", (*addresses, "fe80::1"), 1))
+    assert to_proof(end, house.taken()).addresses == ("10.0.0.1", "fe80::1")
+
+
+def test_versions_are_negotiated_and_a_gap_costs_no_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = House().offer()
+    end = joiner()
+    with monkeypatch.context() as newer:
+        newer.setattr(messages, "VERSIONS", (2, 3))
+        hello = sent(end.begin().send)
+        step = taken(offer).receive(hello)
+        assert step.done is None, "the two agree"
+    offer = House().offer()
+    step = taken(offer).receive(hello)
+    assert isinstance(step.done, PairingAborted)
+    assert "no pairing version is common: here 1, there 2, 3" in step.done.reason
+    assert offer.open_at(0.0)
+    with monkeypatch.context() as newer:
+        newer.setattr(messages, "VERSIONS", (2, 3))
+        with pytest.raises(PairingError, match="here 2, 3, there 1") as caught:
+            end.receive(sent(step.send))
+    assert "still good" in caught.value.hint
+
+
+def test_the_offered_versions_cannot_be_cut_down_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    house, end = House(), joiner()
+    offerer = house.taken()
+    with monkeypatch.context() as both:
+        both.setattr(messages, "VERSIONS", (1, 2))
+        hello = sent(end.begin().send)
+        spake = messages.decode(hello, PairingHello, limit=1024).spake
+        lowered = messages.encode(PairingHello(versions=(1,), spake=spake), 1024)
+        proof = sent(end.receive(sent(offerer.receive(lowered).send)).send)
+        with pytest.raises(PairingError):
+            offerer.receive(proof)
+
+
+def test_a_version_that_was_not_offered_is_refused() -> None:
+    end = joiner()
+    end.begin()
+    spake = SpakeExchange("offerer", CODE.password, CODE.tag).message
+    with pytest.raises(PairingError, match="version 9, which was not offered"):
+        end.receive(messages.encode(PairingAnswer(version=9, spake=spake), 1024))
+
+
+def test_no_message_may_be_larger_than_its_limit() -> None:
+    house = House()
+    offerer, end = house.taken(), joiner()
+    assert (offerer.limit, end.limit) == (1024, 1024)
+    seen = to_proof(end, offerer)
+    assert (offerer.limit, end.limit) == (256, 2 << 20)
+    with pytest.raises(PairingError, match="at most 2097152"):
+        end.receive(bytes((2 << 20) + 1))
+    house.grant(offerer, seen)
+    with pytest.raises(PairingError, match="at most 256"):
+        offerer.receive(bytes(257))
+    offerer = house.taken()
+    with pytest.raises(PairingError, match="at most 1024"):
+        offerer.receive(bytes(1025))
+    offer = house.offer()
+    offerer = taken(offer)
+    offerer.receive(sent(joiner().begin().send))
+    assert offerer.limit == 8192
+    with pytest.raises(PairingError, match="at most 8192"):
+        offerer.receive(bytes(8193))
+    assert offer.state(0.0) == "burned"
+
+
+def test_who_speaks_during_the_pause_is_cut() -> None:
+    house = House()
+    offer = house.offer()
+    offerer = taken(offer)
+    to_proof(joiner(), offerer)
+    with pytest.raises(PairingError, match="spoke before it was answered"):
+        offerer.receive(b"x")
+    assert offer.state(0.0) == "used"
+
+
+def test_a_lost_connection_is_explained() -> None:
+    house = House()
+    end, offerer = joiner(), house.taken()
+    end.begin()
+    assert "did not answer" in end.lost().message
+    assert "left before" in offerer.lost().message
+    offerer = house.taken()
+    seen = to_proof(joiner(), offerer)
+    assert "pc left before the cluster had decided" in offerer.lost().message
+    offerer = house.taken()
+    seen = to_proof(joiner(), offerer)
+    house.grant(offerer, seen)
+    assert "pc is admitted" in offerer.lost().message
+
+
+def test_a_bad_name_is_heard_before_it_costs_the_code() -> None:
+    with pytest.raises(PairingError, match="a machine's name"):
+        Joiner(CODE, NodeKey.generate(), PeerIntroduction("p\nc", "Linux", (), 1))
+    with pytest.raises(PairingError):
+        Joiner(CODE, NodeKey.generate(), PeerIntroduction("pc", "Linux", (), 0))
+    with pytest.raises(TrustError, match="a machine's name"):
+        PairingOffer(CODE, "owner", key=NodeKey.generate(), name="", now=0.0)
+
+
+def test_done_must_be_for_the_log_that_was_sent() -> None:
+    house = House()
+    offerer, end = house.taken(), joiner()
+    grant = house.grant(offerer, to_proof(end, offerer))
+    done = bytearray(sent(end.receive(grant).send))
+    done[-1] ^= 1
+    with pytest.raises(PairingError, match="cannot be opened"):
+        offerer.receive(bytes(done))
+
+    offerer, end = house.taken(), joiner()
+    house.grant(offerer, to_proof(end, offerer))
+    assert end._channel is not None
+    other = end._channel.seal(messages.encode(PairingDone(head=bytes(32)), 256))
+    with pytest.raises(PairingError, match="another trust log"):
+        offerer.receive(other)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=1100))
+def test_any_first_bytes_are_a_pairing_error(data: bytes) -> None:
+    offer = HOUSE.offer()
+    with pytest.raises(PairingError):
+        taken(offer).receive(data)
+    assert offer.open_at(0.0), "garbage is no guess"
+    end = BEGUN
+    with pytest.raises(PairingError):
+        end._prove(data)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(min_size=32, max_size=32), st.sampled_from([b"A", b"B", b"S", b"\0"]))
+def test_any_group_element_is_taken_or_refused(element: bytes, side: bytes) -> None:
+    """Points off the curve, of small order, in a second form: all end in our own error."""
+    offer = HOUSE.offer()
+    hello = messages.encode(PairingHello(versions=(1,), spake=side + element), 1024)
+    try:
+        step = taken(offer).receive(hello)
+    except PairingError:
+        assert offer.open_at(0.0)
+    else:
+        assert side == b"A"
+        assert step.send is not None
+        assert not offer.open_at(0.0)
+
+
+FIELD_PRIME = 2**255 - 19
+ODD_POINTS = {
+    "zero": 1,
+    "zero in a second form": FIELD_PRIME + 1,
+    "of order two": FIELD_PRIME - 1,
+    "of order four": 0,
+    "of order four in a second form": FIELD_PRIME,
+    "off the curve": 2,
+    "zero with a sign": 1 | 1 << 255,
+}
+
+
+@pytest.mark.parametrize("name", ODD_POINTS)
+def test_odd_group_elements_are_refused(name: str) -> None:
+    offer = HOUSE.offer()
+    spake = b"A" + ODD_POINTS[name].to_bytes(32, "little")
+    with pytest.raises(PairingError, match="half of the key exchange"):
+        taken(offer).receive(messages.encode(PairingHello(versions=(1,), spake=spake), 1024))
+
+
+@pytest.mark.parametrize("letter", [b"A", b"B"])
+def test_an_answer_that_reflects_the_hello_is_refused(letter: bytes) -> None:
+    end = joiner()
+    spake = messages.decode(sent(end.begin().send), PairingHello, limit=1024).spake
+    with pytest.raises(PairingError, match="half of the key exchange"):
+        end.receive(messages.encode(PairingAnswer(version=1, spake=letter + spake[1:]), 1024))
+
+
+def test_nothing_secret_is_shown() -> None:
+    house = House()
+    offer = house.offer()
+    offerer, end = taken(offer), joiner()
+    grant = house.grant(offerer, to_proof(end, offerer))
+    step = end.receive(grant)
+    shown = "".join(map(repr, (offer, offerer, end, step, step.done, offerer._channel, end._exchange)))
+    assert "crossover" not in shown
+    assert "clockwork" not in shown
+    for secret in (house.log.secret, grant):
+        assert repr(secret)[2:20] not in shown
+
+
+HOUSE = House()
+BEGUN = joiner()
+BEGUN.begin()
+
+
+def test_the_machines_use_no_socket_and_no_clock() -> None:
+    for name in ("socket", "asyncio", "time", "os"):
+        assert not hasattr(protocol, name)
+    assert isinstance(HOUSE.taken(), Offerer)
+    assert PC.port == 52416

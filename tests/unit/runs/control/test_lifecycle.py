@@ -1,0 +1,630 @@
+"""What becomes of a run, decided from facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from barnraise.environments.installed_packages import InstalledPackages, Package
+from barnraise.environments.script_imports import ScriptImports
+from barnraise.identity import NodeKey
+from barnraise.runs.control.lifecycle import ReconcileInput, leads_alone, next_record, provisional, stopped_by
+from barnraise.runs.record import (
+    NodeReport,
+    RunRecord,
+    RunSpec,
+    Stage,
+    WorkerState,
+    outranks,
+    read_order,
+    sign_order,
+)
+
+KEY = NodeKey.generate()
+A = KEY.id.raw
+B, C = bytes([1]) * 32, bytes([2]) * 32
+NAMES = {A: "mac", B: "pc", C: "box"}
+
+
+def order(**options: object) -> RunSpec:
+    given: dict[str, object] = {
+        "run": "train-abcd",
+        "by": A,
+        "at": 0.0,
+        "command": ("train.py",),
+        "folder": bytes(32),
+        "nodes": (A, B, C),
+    }
+    return RunSpec(**{**given, **options})  # type: ignore[arg-type]
+
+
+def packages(*missing: str, torch: str = "2.13.0") -> InstalledPackages:
+    have = tuple(Package(name, name, "1.0") for name in ("torch", "numpy") if name not in missing)
+    return InstalledPackages(
+        python="3.11.7",
+        implementation="CPython",
+        os="Linux",
+        arch="x86_64",
+        torch=torch,
+        packages=have,
+        missing=missing,
+    )
+
+
+def report(
+    stage: Stage = "ready", *workers: WorkerState, generation: int = 0, **options: object
+) -> NodeReport:
+    given: dict[str, object] = {
+        "run": "train-abcd",
+        "incarnation": bytes(16),
+        "serial": 1,
+        "stage": stage,
+        "generation": generation,
+        "devices": ("cpu",),
+        "packages": packages(),
+        "workers": workers,
+    }
+    return NodeReport(**{**given, **options})  # type: ignore[arg-type]
+
+
+def facts(
+    asked: RunSpec,
+    reports: Mapping[bytes, NodeReport],
+    here: Sequence[bytes] = (A, B, C),
+    since_s: float = 0.0,
+) -> ReconcileInput:
+    return ReconcileInput(asked, reports, here, since_s, lambda node: NAMES[node])
+
+
+def running(asked: RunSpec) -> RunRecord:
+    record = next_record(sign_order(asked, KEY), facts(asked, {node: report() for node in asked.nodes}))
+    assert record is not None
+    assert record.phase == "running"
+    return record
+
+
+def at_work(record: RunRecord, node: bytes, **ends: WorkerState) -> NodeReport:
+    given = {worker.rank: worker for worker in ends.values()}
+    ranks = record.ranks_of(node)
+    slots = record.slots
+    states = [
+        replace(
+            given.get(rank, WorkerState(rank, "running")),
+            local_rank=slots[rank].local_rank,
+            start=slots[rank].start,
+        )
+        for rank in ranks
+    ]
+    done = all(state.state == "ended" for state in states)
+    return report("ended" if done else "running", *states, generation=record.generation)
+
+
+def test_an_order_is_worth_its_signature() -> None:
+    record = sign_order(order(), KEY)
+    assert read_order(record) == order()
+    forged = replace(record, signature=bytes(64))
+    with pytest.raises(Exception, match="is not signed by the machine"):
+        read_order(forged)
+
+
+def test_it_begins_when_all_are_ready_and_no_sooner() -> None:
+    asked = order(per_node=2)
+    record = sign_order(asked, KEY)
+    reports = {A: report(), B: report(), C: report("fetching")}
+    assert next_record(record, facts(asked, reports)) is None
+    begun = next_record(record, facts(asked, {**reports, C: report()}))
+    assert begun is not None
+    assert (begun.phase, begun.generation, begun.version) == ("running", 1, 2)
+    assert [(slot.node, slot.local_rank) for slot in begun.slots] == [
+        (node, place) for node in (A, B, C) for place in (0, 1)
+    ]
+
+
+def test_one_worker_for_each_device() -> None:
+    asked = order(nodes=(A, B))
+    reports = {A: report(devices=("cuda:0", "cuda:1")), B: report(devices=("mps",))}
+    begun = next_record(sign_order(asked, KEY), facts(asked, reports))
+    assert begun is not None
+    assert [slot.device for slot in begun.slots] == ["cuda:0", "cuda:1", "mps"]
+
+
+def test_machines_that_do_not_come_are_waited_for_and_then_left_out() -> None:
+    asked = order(wait_s=30.0, min_nodes=2)
+    record = sign_order(asked, KEY)
+    reports = {A: report(), B: report()}
+    assert next_record(record, facts(asked, reports, here=(A, B), since_s=29.0)) is None
+    begun = next_record(record, facts(asked, reports, here=(A, B), since_s=31.0))
+    assert begun is not None
+    assert begun.phase == "running"
+    assert [one.node for one in begun.left_out] == [C]
+    few = next_record(record, facts(asked, {A: report()}, here=(A,), since_s=31.0))
+    assert few is not None
+    assert few.outcome is not None
+    assert "1 of at least 2 machines came within 30 s: pc, box did not come" in few.outcome.sentence
+
+
+def test_a_missing_package_ends_it_with_the_machine_and_the_mend() -> None:
+    asked = order(needs=ScriptImports(required=("torch", "numpy")))
+    reports = {A: report(), B: report(), C: report(packages=packages("numpy"))}
+    ended = next_record(sign_order(asked, KEY), facts(asked, reports))
+    assert ended is not None
+    assert ended.phase == "ended"
+    assert ended.outcome is not None
+    assert "box" in ended.outcome.sentence
+    assert "pip install" in ended.outcome.sentence
+
+
+def test_a_machine_without_the_device_is_left_out_and_named() -> None:
+    asked = order(needs=ScriptImports(required=("torch",), cuda="train.py line 3 asks for cuda"))
+    reports = {A: report(devices=("cuda:0",)), B: report(devices=("cuda:0",)), C: report(devices=("mps",))}
+    begun = next_record(sign_order(asked, KEY), facts(asked, reports))
+    assert begun is not None
+    assert begun.phase == "running"
+    assert begun.nodes == (A, B)
+    assert [one.node for one in begun.left_out] == [C]
+    named = order(needs=asked.needs, named=True)
+    ended = next_record(sign_order(named, KEY), facts(named, reports))
+    assert ended is not None
+    assert ended.phase == "ended"
+
+
+def test_it_ends_well_when_every_worker_has() -> None:
+    asked = order()
+    record = running(asked)
+    done = {
+        node: at_work(record, node, end=WorkerState(rank, "ended")) for rank, node in enumerate((A, B, C))
+    }
+    assert next_record(record, facts(asked, {**done, C: at_work(record, C)})) is None
+    ended = next_record(record, facts(asked, done))
+    assert ended is not None
+    assert ended.outcome is not None
+    assert (ended.phase, ended.outcome.code) == ("ended", 0)
+
+
+def test_a_worker_that_raised_ends_the_run_with_its_own_words() -> None:
+    asked = order()
+    record = running(asked)
+    follower = WorkerState(0, "ended", 1, 0, "PeerLost: rank 1 is lost", 1)
+    cause = WorkerState(1, "ended", 1, 0, "ValueError: negative loss", 5)
+    reports = {A: at_work(record, A, x=follower), B: at_work(record, B, x=cause), C: at_work(record, C)}
+    stopping = next_record(record, facts(asked, reports))
+    assert stopping is not None
+    assert stopping.phase == "stopping"
+    assert stopping.outcome is not None
+    assert (stopping.outcome.rank, stopping.outcome.node) == (1, B)
+    assert "ValueError" in stopping.outcome.tail
+    assert next_record(stopping, facts(asked, reports)) is None, "box still works"
+    done = {**reports, C: at_work(record, C, x=WorkerState(2, "ended", 0, 15))}
+    ended = next_record(stopping, facts(asked, done))
+    assert ended is not None
+    assert ended.phase == "ended"
+    assert ended.outcome == stopping.outcome
+
+
+def test_a_machine_that_dies_is_followed_by_a_start_on_the_others() -> None:
+    asked = order()
+    record = running(asked)
+    reports = {node: at_work(record, node) for node in (A, B, C)}
+    restarting = next_record(record, facts(asked, reports, here=(B, C)))
+    assert restarting is not None
+    assert (restarting.phase, restarting.why) == ("restarting", "mac went away")
+    assert next_record(restarting, facts(asked, reports, here=(B, C), since_s=1.0)) is None
+    idle = {B: report("ended"), C: report("ended")}
+    again = next_record(restarting, facts(asked, idle, here=(B, C), since_s=0.1))
+    assert again is not None
+    assert (again.phase, again.generation, again.nodes) == ("running", 2, (B, C))
+
+
+def test_a_killed_worker_is_started_again_a_limited_number_of_times() -> None:
+    asked = order(restarts=2, nodes=(A,))
+    record = running(asked)
+    starts = 1
+    for _ in range(10):
+        reports = {A: at_work(record, A, x=WorkerState(0, "ended", 0, 9, "last words"))}
+        after = next_record(record, facts(asked, reports))
+        assert after is not None
+        if after.phase == "stopping":
+            break
+        assert after.phase == "restarting"
+        next_one = next_record(after, facts(asked, {A: report("ended")}, since_s=60.0))
+        assert next_one is not None
+        record, starts = next_one, starts + 1
+    assert starts == 3
+    assert after.outcome is not None
+    assert after.outcome.code == 128 + 9
+    assert "no restart is left" in after.outcome.sentence
+
+
+def test_back_off_grows() -> None:
+    asked = order(nodes=(A,))
+    record = replace(running(asked), phase="restarting", restarts=3, why="rank 0 died")
+    assert next_record(record, facts(asked, {A: report("ended")}, since_s=1.9)) is None
+    assert next_record(record, facts(asked, {A: report("ended")}, since_s=2.1)) is not None
+
+
+def test_a_long_good_while_earns_the_restarts_again() -> None:
+    asked = order(restarts=1, nodes=(A,))
+    record = replace(running(asked), restarts=1)
+    reports = {A: at_work(record, A, x=WorkerState(0, "ended", 0, 9))}
+    soon = next_record(record, facts(asked, reports, since_s=5.0))
+    late = next_record(record, facts(asked, reports, since_s=700.0))
+    assert soon is not None
+    assert late is not None
+    assert (soon.phase, late.phase) == ("stopping", "restarting")
+    # It is written down: after a power cut nobody knows how long it had run.
+    at_ease = {A: at_work(record, A)}
+    assert next_record(record, facts(asked, at_ease, since_s=5.0)) is None
+    again = next_record(record, facts(asked, at_ease, since_s=700.0))
+    assert again is not None
+    assert (again.phase, again.restarts, again.version) == ("running", 0, record.version + 1)
+    assert next_record(again, facts(asked, at_ease, since_s=700.0)) is None
+
+
+def test_too_few_machines_left_end_it() -> None:
+    asked = order(min_nodes=3)
+    record = running(asked)
+    after = next_record(
+        record, facts(asked, {node: at_work(record, node) for node in (A, B, C)}, here=(A, B))
+    )
+    assert after is not None
+    assert (after.phase, after.why) == ("restarting", "box went away; at least 3 machines are needed")
+    idle = {node: report("ended") for node in (A, B)}
+    assert next_record(after, facts(asked, idle, here=(A, B), since_s=25.0)) is None, "it may come back"
+    after = next_record(after, facts(asked, idle, here=(A, B), since_s=31.0))
+    assert after is not None
+    assert after.outcome is not None
+    assert after.phase == "stopping"
+    assert "2 of at least 3 machines came back" in after.outcome.sentence
+
+
+def test_when_all_its_machines_are_away_the_run_waits_for_one() -> None:
+    """Two laptops with closed lids, and a third machine that coordinates: in the morning it goes on."""
+    asked = order(nodes=(A, B))
+    record = running(asked)
+    asleep = next_record(record, facts(asked, {node: at_work(record, node) for node in (A, B)}, here=(C,)))
+    assert asleep is not None
+    assert (asleep.phase, asleep.why) == ("restarting", "mac, pc went away; at least 1 machine is needed")
+    gone = {node: at_work(record, node) for node in (A, B)}
+    assert next_record(asleep, facts(asked, gone, here=(C,), since_s=12 * 3600.0)) is None
+    back = next_record(asleep, facts(asked, {B: report("ended")}, here=(C, B), since_s=12 * 3600.0))
+    assert back is not None
+    assert (back.phase, back.nodes) == ("running", (B,))
+
+
+def test_a_person_stops_it_once_cleanly_and_twice_hard() -> None:
+    record = running(order())
+    soft = stopped_by(record, "mac", hard=False)
+    assert soft is not None
+    assert (soft.phase, soft.hard, soft.version) == ("stopping", False, record.version + 1)
+    assert stopped_by(soft, "mac", hard=False) is None
+    hard = stopped_by(soft, "pc", hard=True)
+    assert hard is not None
+    assert hard.hard
+    assert hard.outcome == soft.outcome
+
+
+def test_a_machine_that_leaves_at_the_very_end_spoils_nothing() -> None:
+    asked = order()
+    record = running(asked)
+    reports = {
+        A: at_work(record, A, x=WorkerState(0, "ended")),
+        B: at_work(record, B, x=WorkerState(1, "ended")),
+        C: at_work(record, C),
+    }
+    ended = next_record(record, facts(asked, reports, here=(A, B)))
+    assert ended is not None
+    assert ended.outcome is not None
+    assert (ended.phase, ended.outcome.code) == ("ended", 0)
+    assert "box went away at the end" in ended.outcome.sentence
+
+
+def test_who_is_left_of_two_goes_on_and_says_that_it_is_provisional() -> None:
+    asked = order(nodes=(A, B))
+    record = running(asked)
+    assert leads_alone(record, B, (A, B), missing=(A,), dead=()) is not None
+    assert leads_alone(record, A, (A, B), missing=(), dead=()) is not None
+    assert leads_alone(record, B, (A, B), missing=(), dead=()) is None, "mac comes first"
+    assert leads_alone(record, B, (A,), missing=(A,), dead=()) is None, "mac has gone on without it"
+    changed = next_record(record, facts(asked, {B: at_work(record, B)}, here=(B,)))
+    assert changed is not None
+    marked = provisional(record, changed)
+    assert marked.provisional == record.version
+    further = provisional(marked, replace(marked, version=marked.version + 1))
+    assert further.provisional == record.version, "always the last that was agreed"
+
+
+def test_more_than_two_go_on_only_without_machines_that_are_down() -> None:
+    record = running(order())
+    assert leads_alone(record, C, (A, B, C), missing=(A, B), dead=(A,)) is None
+    assert leads_alone(record, C, (A, B, C), missing=(A, B), dead=(A, B)) is not None
+
+
+def in_session(asked: RunSpec) -> RunRecord:
+    record = running(asked)
+    reports = {node: replace(at_work(record, node), elastic=True) for node in asked.nodes}
+    elastic = next_record(record, facts(asked, reports))
+    assert elastic is not None
+    assert elastic.elastic
+    assert elastic.generation == record.generation
+    return elastic
+
+
+def test_a_session_goes_on_with_those_who_are_left() -> None:
+    asked = order()
+    record = in_session(asked)
+    dead = WorkerState(1, "ended", 0, 9)
+    reports = {A: at_work(record, A), B: at_work(record, B, x=dead), C: at_work(record, C)}
+    after = next_record(record, facts(asked, reports))
+    assert after is not None
+    assert (after.phase, after.generation, after.nodes) == ("running", record.generation + 1, (A, C))
+    assert after.slots == (record.slots[0], record.slots[2]), "the same workers"
+    assert next_record(after, facts(asked, reports)) is None
+
+
+def with_newcomer(record: RunRecord, state: WorkerState) -> dict[bytes, NodeReport]:
+    """Both at work, and one more on pc that has no place in the record."""
+    return {A: at_work(record, A), B: report("running", *at_work(record, B).workers, state)}
+
+
+def test_a_newcomer_is_let_in_behind_the_others() -> None:
+    asked = order(nodes=(A, B))
+    record = in_session(asked)
+    new = WorkerState(0, "waiting", local_rank=0, start=7)
+    reports = with_newcomer(record, new)
+    nursing = next_record(record, facts(asked, reports))
+    assert nursing is not None
+    assert (nursing.generation, nursing.slots) == (record.generation, record.slots), "the others go on"
+    assert [slot.start for slot in nursing.nursed] == [7]
+    assert nursing.nursery == nursing.version
+    assert nursing.why == "pc: gets the state while the others go on"
+    assert next_record(nursing, facts(asked, reports)) is None
+    near = replace(new, state="near")
+    reports = with_newcomer(record, near)
+    after = next_record(nursing, facts(asked, reports))
+    assert after is not None
+    assert [slot.start for slot in after.slots] == [1, 1, 7]
+    assert not after.nursed
+    assert "pc joined" in after.why
+
+
+def test_an_attempt_to_heal_a_newcomer_that_failed_is_repeated() -> None:
+    asked = order(nodes=(A, B))
+    record = in_session(asked)
+    new = WorkerState(0, "waiting", local_rank=0, start=7)
+    reports = with_newcomer(record, new)
+    first = next_record(record, facts(asked, reports))
+    assert first is not None
+    failed = replace(new, broke=first.nursery)
+    reports = with_newcomer(record, failed)
+    assert next_record(first, facts(asked, reports, since_s=0.1)) is None, "not at once"
+    second = next_record(first, facts(asked, reports, since_s=1.0))
+    assert second is not None
+    assert second.nursed == first.nursed
+    assert second.nursery > first.nursery
+    assert next_record(second, facts(asked, reports, since_s=1.0)) is None
+    gone = {A: at_work(record, A), B: at_work(record, B)}
+    without = next_record(second, facts(asked, gone))
+    assert without is not None
+    assert not without.nursed
+    died = {A: at_work(record, A, x=WorkerState(0, "ended", 0, 9)), B: reports[B]}
+    regrouped = next_record(second, facts(asked, died))
+    assert regrouped is not None
+    assert regrouped.nursed == first.nursed, "by those who are left"
+    assert regrouped.nursery == regrouped.version
+
+
+def test_a_session_ends_when_the_last_has_ended_well() -> None:
+    asked = order(nodes=(A, B))
+    record = in_session(asked)
+    one = {A: at_work(record, A, x=WorkerState(0, "ended")), B: at_work(record, B)}
+    alone = next_record(record, facts(asked, one))
+    assert alone is not None
+    assert alone.nodes == (B,), "who is left may still need a group"
+    done = {**one, B: at_work(record, B, x=WorkerState(1, "ended"))}
+    ended = next_record(alone, facts(asked, done))
+    assert ended is not None
+    assert ended.outcome is not None
+    assert (ended.phase, ended.outcome.code) == ("ended", 0)
+
+
+def test_a_session_without_survivors_starts_again() -> None:
+    asked = order(nodes=(A, B))
+    record = in_session(asked)
+    dead = {
+        A: at_work(record, A, x=WorkerState(0, "ended", 0, 9)),
+        B: at_work(record, B, x=WorkerState(1, "ended", 0, 9)),
+    }
+    after = next_record(record, facts(asked, dead))
+    assert after is not None
+    assert after.phase == "restarting"
+
+
+def test_nobody_waits_for_ever_for_a_machine_that_says_it_works() -> None:
+    asked = order()
+    record = replace(running(asked), phase="stopping")
+    reports = {node: at_work(record, node) for node in asked.nodes}
+    assert next_record(record, facts(asked, reports, since_s=60.0)) is None
+    late = next_record(record, facts(asked, reports, since_s=1000.0))
+    assert late is not None
+    assert late.phase == "ended"
+
+
+def _waiting(record: RunRecord, rank: int, *blames: int) -> WorkerState:
+    return WorkerState(rank, "waiting", broke=record.generation, blames=blames)
+
+
+def test_a_group_that_broke_without_a_death_is_tried_again() -> None:
+    asked = order(nodes=(A, B))
+    record = in_session(asked)
+    stuck = {
+        A: at_work(record, A, x=_waiting(record, 0)),
+        B: at_work(record, B, x=_waiting(record, 1)),
+    }
+    assert next_record(record, facts(asked, stuck)._replace(stuck_s=1.0)) is None
+    again = next_record(record, facts(asked, stuck)._replace(stuck_s=4.0))
+    assert again is not None
+    assert (again.generation, again.slots) == (record.generation + 1, record.slots)
+    one = {**stuck, B: at_work(record, B)}
+    late = facts(asked, one)._replace(stuck_s=9.0)
+    assert next_record(record, late) is None, "pc is in the middle of a step"
+
+
+def test_a_stopped_worker_is_left_out_once_others_have_lost_it() -> None:
+    asked = order()
+    record = in_session(asked)
+    reports = {
+        A: at_work(record, A, x=_waiting(record, 0, 1)),
+        B: at_work(record, B),
+        C: at_work(record, C, x=_waiting(record, 2, 1)),
+    }
+    assert next_record(record, facts(asked, reports)._replace(stuck_s=0.5)) is None, "it may just have died"
+    changed = next_record(record, facts(asked, reports)._replace(stuck_s=2.0))
+    assert changed is not None
+    assert changed.nodes == (A, C)
+    assert changed.why == "generation 2: 2 workers, because the worker on pc does nothing"
+
+
+def test_of_two_that_do_not_reach_each_other_the_junior_leaves_until_they_do() -> None:
+    asked = order()
+    record = in_session(asked)
+    reports = {node: at_work(record, node) for node in (A, B, C)}
+    apart = {frozenset((B, C)): 1.0}
+    assert next_record(record, facts(asked, reports)._replace(apart=apart)) is None, "it may pass"
+    apart = {frozenset((B, C)): 2.0}
+    parted = next_record(record, facts(asked, reports)._replace(apart=apart))
+    assert parted is not None
+    assert parted.nodes == (A, B)
+    assert parted.why.endswith("because box and pc do not reach each other")
+    newcomer = WorkerState(0, "waiting", start=9)
+    waits = {**reports, C: report("running", newcomer, generation=parted.generation)}
+    assert next_record(parted, facts(asked, waits)._replace(apart=apart)) is None, "they still do not"
+    nursing = next_record(parted, facts(asked, waits))
+    assert nursing is not None
+    assert [slot.node for slot in nursing.nursed] == [C]
+
+
+def test_whoever_most_cannot_reach_leaves() -> None:
+    asked = order()
+    record = in_session(asked)
+    reports = {node: at_work(record, node) for node in (A, B, C)}
+    apart = {frozenset((A, B)): 2.0, frozenset((A, C)): 2.0}
+    parted = next_record(record, facts(asked, reports)._replace(apart=apart))
+    assert parted is not None
+    assert parted.nodes == (B, C)
+
+
+def test_complaints_about_an_older_group_count_no_more() -> None:
+    asked = order()
+    record = in_session(asked)
+    old = WorkerState(0, "waiting", broke=record.generation - 1, blames=(1,))
+    reports = {A: at_work(record, A, x=old), B: at_work(record, B), C: at_work(record, C)}
+    assert next_record(record, facts(asked, reports)._replace(stuck_s=9.0)) is None
+
+
+def test_a_stopped_worker_is_gone_unless_it_is_the_last() -> None:
+    asked = order(nodes=(A, B))
+    record = in_session(asked)
+    reports = {A: at_work(record, A), B: at_work(record, B, x=WorkerState(1, "stopped"))}
+    changed = next_record(record, facts(asked, reports))
+    assert changed is not None
+    assert changed.nodes == (A,)
+    assert changed.why == "generation 2: 1 worker, because pc has a stopped worker"
+    both = {A: at_work(record, A, x=WorkerState(0, "stopped")), B: reports[B]}
+    assert next_record(record, facts(asked, both)) is None
+
+
+def test_the_results_are_where_rank_0_ended_well() -> None:
+    asked = order(nodes=(A, B))
+    record = in_session(asked)
+    one = {A: at_work(record, A, x=WorkerState(0, "ended")), B: at_work(record, B)}
+    alone = next_record(record, facts(asked, one))
+    assert alone is not None
+    assert (alone.nodes, alone.results_at, alone.finished) == ((B,), A, True)
+    done = {**one, B: at_work(record, B, x=WorkerState(1, "ended"))}
+    ended = next_record(alone, facts(asked, done))
+    assert ended is not None
+    assert (ended.phase, ended.results_at) == ("ended", A)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_results_are_anothers_if_rank_0_dies_while_it_writes_them(at_once: bool) -> None:
+    asked = order(nodes=(A, B))
+    record = in_session(asked)
+    one = {A: at_work(record, A), B: at_work(record, B, x=WorkerState(1, "ended"))}
+    both = {**one, A: at_work(record, A, x=WorkerState(0, "ended", 0, 9))}
+    if not at_once:
+        alone = next_record(record, facts(asked, one))
+        assert alone is not None
+        assert (alone.nodes, alone.finished) == ((A,), True)
+        record = alone
+    ended = next_record(record, facts(asked, both))
+    assert ended is not None
+    assert ended.outcome is not None
+    assert (ended.phase, ended.outcome.code, ended.results_at) == ("ended", 0, B)
+    assert "the results are those of pc" in ended.outcome.sentence
+
+
+def test_nobody_who_writes_results_has_ended_well() -> None:
+    """One machine with two workers: the first is killed in run.save, and the second has nothing to write."""
+    asked = order(nodes=(A,), per_node=2)
+    record = in_session(asked)
+    second = {A: at_work(record, A, x=WorkerState(1, "ended"))}
+    alone = next_record(record, facts(asked, second))
+    assert alone is not None
+    assert alone.finished
+    killed = {A: at_work(record, A, x=WorkerState(1, "ended"), y=WorkerState(0, "ended", 0, 9))}
+    again = next_record(alone, facts(asked, killed))
+    assert again is not None
+    assert (again.phase, again.finished, again.restarts) == ("restarting", False, 1)
+
+
+def test_results_come_from_a_machine_that_is_here() -> None:
+    asked = order(nodes=(A, B))
+    record = in_session(asked)
+    done = {
+        A: at_work(record, A, x=WorkerState(0, "ended")),
+        B: at_work(record, B, x=WorkerState(1, "ended")),
+    }
+    first = next_record(record, facts(asked, {**done, A: at_work(record, A)}))
+    assert first is not None
+    both = next_record(first, facts(asked, done))
+    assert both is not None
+    assert (both.phase, both.results_at) == ("ended", A)
+    alone = next_record(replace(first, results_at=A), facts(asked, done, here=(B,)))
+    assert alone is not None
+    assert (alone.phase, alone.results_at) == ("ended", B)
+
+
+def test_one_that_cannot_reach_its_group_is_heard_at_last() -> None:
+    asked = order(nodes=(A, B))
+    record = in_session(asked)
+    assert record.began == record.generation
+    stuck = {A: at_work(record, A, x=_waiting(record, 0)), B: at_work(record, B)}
+    assert next_record(record, facts(asked, stuck)._replace(stuck_s=30.0)) is None
+    again = next_record(record, facts(asked, stuck)._replace(stuck_s=61.0))
+    assert again is not None
+    assert (again.generation, again.slots, again.began) == (2, record.slots, 1)
+
+
+def test_who_does_not_reach_the_keeper_leaves_however_senior() -> None:
+    asked = order()
+    record = in_session(asked)
+    reports = {node: at_work(record, node) for node in (A, B, C)}
+    apart = {frozenset((B, C)): 2.0}
+    parted = next_record(record, facts(asked, reports)._replace(apart=apart, keeper=C))
+    assert parted is not None
+    assert parted.nodes == (A, C)
+
+
+def test_what_was_decided_outranks_what_went_on_without_a_quorum() -> None:
+    decided = replace(running(order()), version=5)
+    alone = replace(decided, version=9, provisional=5)  # goes on from it
+    other = replace(decided, version=6)  # was decided meanwhile
+    assert outranks(alone, decided)
+    assert not outranks(decided, alone)
+    assert outranks(other, alone), "however many versions went on there"
+    assert not outranks(alone, other)
+    assert outranks(replace(alone, version=10), alone)
+    assert outranks(replace(alone, version=10, provisional=0), alone), "it becomes history"

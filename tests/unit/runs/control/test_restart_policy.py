@@ -1,0 +1,104 @@
+"""Who fails by itself while others train is started again once; what the script does wrong ends the run."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.unit.runs.test_keeping import A, B, C, at_work, facts, in_session, order
+
+from barnraise.runs.control.lifecycle import next_record
+from barnraise.runs.control.restart_policy import kind_of
+from barnraise.runs.record import RunRecord, WorkerState
+
+
+def trace(line: str) -> str:
+    return f'Traceback (most recent call last):\n  File "train.py", line 3\n    f()\n{line}\n  -> Mend.\n'
+
+
+def raised(
+    rank: int, line: str = "OSError: [Errno 5] Input/output error", *, trained: bool = True
+) -> WorkerState:
+    return WorkerState(rank, "ended", 1, 0, trace(line), trained=trained)
+
+
+def after(record: RunRecord, *ends: WorkerState, since_s: float = 0.0) -> RunRecord | None:
+    asked = order()
+    given = {record.slots[end.rank].node: end for end in ends}
+    reports = {
+        node: at_work(record, node, **({"x": given[node]} if node in given else {})) for node in record.nodes
+    }
+    return next_record(record, facts(asked, reports, since_s=since_s))
+
+
+def test_a_member_that_had_trained_is_left_out_and_may_come_back() -> None:
+    record = in_session(order())
+    next_one = after(record, raised(1))
+    assert next_one is not None
+    assert (next_one.phase, next_one.nodes) == ("running", (A, C))
+    assert "pc failed (OSError) and is started again, for once" in next_one.why
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        raised(1, trained=False),
+        raised(1, "barnraise.core.errors.RunError: [run] members count 3, 4 samples"),
+    ],
+)
+def test_what_is_wrong_from_the_start_ends_the_run_at_once(end: WorkerState) -> None:
+    stopping = after(in_session(order()), end)
+    assert stopping is not None
+    assert stopping.phase == "stopping"
+    assert stopping.outcome is not None
+    assert (stopping.outcome.node, stopping.outcome.tail) == (B, end.tail)
+
+
+def test_the_same_place_is_not_forgiven_twice_until_a_good_while_has_passed() -> None:
+    record = in_session(order())
+    once = after(record, raised(1))
+    assert once is not None
+    again = raised(0, "RuntimeError: CUDA error: unspecified launch failure")
+    twice = after(once, again)
+    assert twice is not None
+    assert twice.nodes == (C,), "another place, with another failure"
+    third = after(twice, raised(0, "MemoryError"))
+    assert third is not None
+    assert third.phase == "stopping", "nobody else trains"
+    settled = after(once, since_s=601.0)
+    assert settled is not None
+    assert settled.forgiven == ()
+    back = replace(once, slots=record.slots)
+    same = after(back, raised(1, "MemoryError"))
+    assert same is not None
+    assert same.phase == "stopping"
+
+
+def test_members_that_fail_alike_end_the_run() -> None:
+    """A sample that the script cannot read goes from one to the next."""
+    record = in_session(order())
+    one = after(record, raised(0, "KeyError: 'label'"))
+    assert one is not None
+    assert one.phase == "running"
+    two = after(one, raised(0, "KeyError: 'label'"))
+    assert two is not None
+    assert two.phase == "stopping"
+    assert two.outcome is not None
+    assert "KeyError" in two.outcome.tail
+    both = after(record, raised(0, "KeyError: 'label'"), raised(1, "KeyError: 'label'"))
+    assert both is not None
+    assert both.phase == "stopping"
+
+
+def test_who_only_lost_another_in_its_own_collective_is_as_good_as_killed() -> None:
+    record = in_session(order())
+    lost = "barnraise.core.errors.PeerLost: [peer-lost] rank 2 is lost: its machine is gone"
+    killed = WorkerState(2, "ended", 0, 9)
+    again = after(record, raised(0, lost), raised(1, lost), killed)
+    assert again is not None
+    assert again.phase == "restarting", "from the last checkpoint"
+
+
+def test_the_kind_of_a_failure_is_that_of_its_last_traceback() -> None:
+    chained = trace("KeyError: 3") + "\nDuring handling of the above exception, another occurred:\n\n"
+    assert kind_of(WorkerState(0, "ended", 1, 0, chained + trace("a.b.CustomError: no"))) == "CustomError"
+    assert kind_of(WorkerState(0, "ended", 3, 0, "bye")) == "code 3"

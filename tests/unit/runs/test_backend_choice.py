@@ -1,0 +1,163 @@
+"""Which engine a group gets, without any torch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barnraise.core.errors import ProtocolError
+from barnraise.runs.backend_choice import (
+    BackendChoice,
+    RankDevices,
+    choose_engine,
+    choose_together,
+    decode_rank,
+    encode_rank,
+    sentence,
+    usual_name,
+)
+
+HERE, APART = (0, 0), (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "machines", "device", "nccl", "backend", "words"),
+    [
+        ("gloo", HERE, "cpu", False, "gloo", "within one machine"),
+        ("GLOO", HERE, "cpu", False, "gloo", "within one machine"),
+        (None, HERE, "cpu", False, "gloo", "within one machine"),
+        ("nccl", HERE, "cuda:0,cuda:1", True, "nccl", "within one machine"),
+        (None, HERE, "cuda:0,cuda:1", True, "nccl", "within one machine"),
+        ("cpu:gloo,cuda:nccl", HERE, "cuda:0", True, "cpu:gloo,cuda:nccl", "within one machine"),
+        ("mpi", HERE, "cpu", False, "mpi", "within one machine"),
+        ("nccl", HERE, "cpu", False, "barnraise", "NCCL needs CUDA on every rank, and these compute on cpu"),
+        ("nccl", HERE, "cpu,cuda:0", True, "barnraise", "these compute on cpu, cuda"),
+        ("nccl", HERE, "cuda:0", False, "barnraise", "has no NCCL"),
+        ("gloo", HERE, "mps", False, "barnraise", "MPS"),
+        (None, HERE, "mps", False, "barnraise", "MPS"),
+        ("gloo", APART, "cpu", False, "barnraise", "plaintext"),
+        ("nccl", APART, "cuda:0", True, "barnraise", "plaintext"),
+        (None, APART, "cpu,mps", False, "barnraise", "plaintext"),
+        ("cpu:gloo,cuda:nccl", APART, "cuda:0", True, "barnraise", "plaintext"),
+        ("mpi", APART, "cpu", False, "barnraise", "mpi is not known to encrypt"),
+        ("barnraise", APART, "cpu", False, "barnraise", "asks for it"),
+        ("fake", APART, "cpu", False, "fake", "sends nothing"),
+    ],
+)
+def test_choices(
+    asked: str | None, machines: tuple[int, ...], device: str, nccl: bool, backend: str, words: str
+) -> None:
+    choice = choose_engine(asked, machines, device, nccl_available=nccl)
+    assert choice.backend == backend
+    assert words in choice.reason
+
+
+def test_the_user_may_force_an_engine_or_trust_the_fabric() -> None:
+    assert choose_engine("nccl", APART, "cpu", "gloo") == BackendChoice("gloo", "it was forced with --engine")
+    assert choose_engine("gloo", HERE, "cpu", "barnraise").backend == "barnraise"
+    assert choose_engine("gloo", APART, "cpu", fabric="trusted").backend == "gloo"
+    assert choose_engine("nccl", APART, "cuda:0", fabric="trusted", nccl_available=True).backend == "nccl"
+    assert choose_engine("nccl", APART, "cpu,cuda:0", fabric="trusted").backend == "barnraise"
+    mixed = choose_engine("gloo", APART, "cpu", fabric="trusted", systems=("darwin", "linux"))
+    assert mixed == BackendChoice(
+        "barnraise", "Gloo works between machines on Linux only, and these run darwin, linux"
+    )
+    assert choose_engine("gloo", HERE, "cpu", systems=("darwin",)).backend == "gloo"
+
+
+def test_ranks_that_ask_for_different_engines_get_ours() -> None:
+    ranks = [RankDevices("nccl", "cuda:0", True, "linux"), RankDevices("gloo", "cuda:0", True, "linux")]
+    assert choose_together(ranks, APART, "auto", "trusted") == BackendChoice(
+        "barnraise", "its ranks ask for different engines (gloo, nccl)"
+    )
+    assert choose_together(ranks, APART, "gloo", "trusted").backend == "gloo"
+    alike = [RankDevices("NCCL", "cuda:0", True, "linux"), RankDevices("nccl", "cuda:1", True, "linux")]
+    assert choose_together(alike, HERE, "auto", "untrusted").backend == "nccl"
+
+
+def test_the_default_is_that_of_torch() -> None:
+    assert usual_name(None, "cpu") == usual_name(None, "cpu,cuda:0") == usual_name(None, "mps") == "gloo"
+    assert usual_name(None, "cuda:0,cuda:1") == "nccl"
+    assert usual_name("NCCL", "cpu") == "nccl"
+
+
+@pytest.mark.parametrize(
+    ("asked", "choice", "machines", "said"),
+    [
+        ("gloo", BackendChoice("gloo", "why"), HERE, None),
+        (None, BackendChoice("gloo", "why"), HERE, None),
+        ("barnraise", BackendChoice("barnraise", "why"), APART, None),
+        ("fake", BackendChoice("fake", "why"), APART, None),
+        (
+            "gloo",
+            BackendChoice("barnraise", "why"),
+            (0, 1, 2, 3),
+            "the group of 4 ranks on 4 machines uses barnraise instead of gloo: why",
+        ),
+        (
+            None,
+            BackendChoice("barnraise", "why"),
+            (0,),
+            "the group of 1 rank on 1 machine uses barnraise instead of the default of torch: why",
+        ),
+        (
+            "gloo",
+            BackendChoice("gloo", "why"),
+            APART,
+            "the group of 2 ranks on 2 machines uses gloo: why; it sends plaintext",
+        ),
+        (
+            "barnraise",
+            BackendChoice("nccl", "why"),
+            APART,
+            "the group of 2 ranks on 2 machines uses nccl instead of barnraise: why; it sends plaintext",
+        ),
+    ],
+)
+def test_what_the_user_is_told(
+    asked: str | None, choice: BackendChoice, machines: tuple[int, ...], said: str | None
+) -> None:
+    assert sentence(asked, choice, machines) == said
+
+
+names = st.sampled_from(
+    [None, "gloo", "nccl", "NCCL", "cpu:gloo,cuda:nccl", "ucc", "mpi", "barnraise", "", ":,:"]
+)
+told = st.builds(
+    RankDevices,
+    names | st.text(max_size=20),
+    st.sampled_from(["cpu", "mps", "cuda:0", "cuda:1", ""]) | st.text(max_size=20),
+    st.booleans(),
+    st.sampled_from(["linux", "darwin", "win32"]),
+)
+
+
+@given(st.lists(told, min_size=2, max_size=5), st.data())
+def test_nothing_that_is_told_opens_plaintext_between_machines(
+    ranks: list[RankDevices], data: st.DataObject
+) -> None:
+    machines = (
+        0,
+        1,
+        *data.draw(st.lists(st.integers(0, 3), min_size=len(ranks) - 2, max_size=len(ranks) - 2)),
+    )
+    assert choose_together(ranks, machines, "auto", "untrusted").backend in ("barnraise", "fake")
+
+
+@given(told)
+def test_what_a_rank_tells_comes_back(rank: RankDevices) -> None:
+    assert decode_rank(encode_rank(rank), 0) == rank
+
+
+@given(st.binary(max_size=200))
+def test_anything_else_is_one_kind_of_error(data: bytes) -> None:
+    try:
+        decode_rank(data, 7)
+    except ProtocolError:
+        pass
+
+
+def test_what_is_too_long_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="rank 3"):
+        decode_rank(encode_rank(RankDevices("x" * 201, "cpu", False, "linux")), 3)

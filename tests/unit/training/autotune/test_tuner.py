@@ -1,0 +1,332 @@
+"""What the first member of a group wants, and when: the planner's word for just these machines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from barnraise.core.errors import RunError
+from barnraise.planning import (
+    Calibration,
+    Level,
+    Levels,
+    ModelSize,
+    PlanCluster,
+    PlanLimits,
+    StepTimes,
+    make_plans,
+)
+from barnraise.topology.graph import TopologyGraph
+from barnraise.training.autotune import tuner
+from barnraise.training.autotune.tuner import WARM, GroupSample, SyncTuner, _unless_worth_it, choose, sync_of
+from barnraise.training.sync import Sync
+from tests.unit.planning.clusters import mesh
+
+MODEL = ModelSize(parameters=20_000_000)
+PROFILE = StepTimes(batch=32, unit=2)
+SPEEDS = [8.0] * 4
+
+
+def test_fast_links_stay_exact_and_nothing_is_said() -> None:
+    found = choose(mesh(SPEEDS, 10_000.0), MODEL, PROFILE, "auto", Calibration())
+    assert found.sync == Sync()
+    assert found.said == ""
+
+
+def test_a_group_that_is_slower_than_one_of_it_is_told_so() -> None:
+    found = choose(mesh([8.0, 9.0], 20.0), MODEL, PROFILE, "exact", Calibration())
+    assert found.sync == Sync(), "the mathematics changes with the user's word only"
+    assert found.said.startswith("m01 alone would be ")
+    assert "barnraise run --on m01" in found.said
+    assert "--sync auto" in found.said
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_one_that_is_too_slow_for_a_unit_changes_no_mathematics(overlaps: bool) -> None:
+    """Somebody of a given group who gets no unit only adds; nobody has asked for rounds."""
+    cluster, profile = mesh([300.0, 500.0, 10.0], 50.0), StepTimes(batch=24, unit=3)
+    small = ModelSize(parameters=478, wire_bytes=8.0)
+    options = PlanLimits(is_given=True, is_flat=True, overlaps=overlaps)
+    found = make_plans(cluster, small, profile, options)
+    assert (found.chosen.kind, found.chosen.codec, len(found.chosen.order)) == ("every_step", "exact", 3)
+    assert [part.samples for part in found.chosen.parts if part.name == "m02"] == [0]
+    taken = choose(cluster, small, profile, "exact", Calibration(), overlaps=overlaps)
+    assert taken.sync == Sync()
+    large = choose(cluster, MODEL, profile, "exact", Calibration(), overlaps=overlaps)
+    assert large.said.startswith("m01 alone would be"), "also with somebody who only adds"
+    slow = choose(cluster, small, profile, "exact", Calibration(), (found.chosen, 10 * found.chosen.step_s))
+    assert slow.calibration.compute == 1.0, "what the group waits for is not its computing"
+
+
+def test_workers_of_one_machine_have_a_plan() -> None:
+    found = choose(mesh([8.0], 940.0), MODEL, PROFILE, "auto", Calibration(), workers=2)
+    assert (found.plan.kind, found.sync, found.said) == ("alone", Sync(), "")
+
+
+def test_a_given_group_is_not_doubted_for_its_memory() -> None:
+    small = msgspec.structs.replace(mesh([8.0, 8.0], 10_000.0).members[1], memory_bytes=1 << 20)
+    cluster = mesh([8.0, 8.0], 10_000.0)
+    cluster = msgspec.structs.replace(cluster, members=(cluster.members[0], small))
+    found = choose(cluster, MODEL, PROFILE, "auto", Calibration())
+    assert len(found.plan.order) == 2
+
+
+def test_a_machine_whose_line_slows_the_others_is_named() -> None:
+    cluster = mesh(SPEEDS, lambda a, b: 10.0 if b == 3 else 2500.0)
+    found = choose(cluster, MODEL, PROFILE, "exact", Calibration())
+    assert len(found.plan.order) == 4, "a group changes by the user's word"
+    assert "barnraise run --on m00,m01,m02" in found.said
+
+
+def lone_line(mbps: float, speeds: Sequence[float] = SPEEDS) -> PlanCluster:
+    """The last one's line is slow, the others' are good."""
+    last = len(speeds) - 1
+    cluster = mesh(list(speeds), lambda a, b: mbps if last in (a, b) else 2500.0)
+    members = tuple(msgspec.structs.replace(one, node=one.name.encode().hex()) for one in cluster.members)
+    return msgspec.structs.replace(cluster, members=members)
+
+
+def test_with_the_users_word_such_a_machine_rests() -> None:
+    found = choose(lone_line(1.0), MODEL, PROFILE, "auto", Calibration())
+    assert found.rests == (b"m03".hex(),)
+    assert found.rests_why.startswith("m00, m01 and m02 are predicted to be ")
+    assert found.rests_why.endswith("times as fast without it")
+    assert not choose(lone_line(1.0), MODEL, PROFILE, "exact", Calibration()).rests
+    assert not choose(lone_line(2500.0), MODEL, PROFILE, "auto", Calibration()).rests
+
+
+def test_two_machines_stay() -> None:
+    """One alone would be the fastest, but what it commits would have no other holder."""
+    lonely = mesh([100.0, 8.0, 8.0], 1.0)
+    best = make_plans(lonely, MODEL, PROFILE, PlanLimits(sync="auto")).chosen
+    assert len(best.order) == 1
+    assert len(choose(lonely, MODEL, PROFILE, "auto", Calibration()).rests) <= 1
+    assert not choose(lone_line(0.1, [8.0, 8.0]), MODEL, PROFILE, "auto", Calibration()).rests
+
+
+def test_who_rests_is_said_of_the_group_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, 20.0)
+    monkeypatch.setattr(tuner, "cluster_at", lambda *_: lone_line(1.0))
+    monkeypatch.setattr(tuner, "measured_codecs", lambda codecs: codecs)
+    exact = make_plans(lone_line(1.0), MODEL, PROFILE, PlanLimits(is_given=True, is_flat=True)).chosen
+    watched.commit(3, step_s=exact.step_s)
+    assert [rested[0] for rested in watched.rested] == [b"m03".hex()]
+    assert not watched.wanted, "those who stay see for themselves"
+
+
+def test_what_a_person_has_fixed_is_kept_to() -> None:
+    cluster = mesh(SPEEDS, 200.0)
+    rounds = Levels(inside=Level(codec="bf16", period=6))
+    found = choose(cluster, MODEL, PROFILE, "auto", Calibration(), levels=rounds)
+    assert (found.sync.period, found.sync.codec) == (6, "bf16")
+    star = Levels(inside=Level(all_reduce="star"))
+    fixed = choose(cluster, MODEL, PROFILE, "exact", Calibration(), levels=star)
+    free = choose(cluster, MODEL, PROFILE, "exact", Calibration())
+    assert fixed.sync == free.sync == Sync()
+    assert fixed.plan.step_s > 1.2 * free.plan.step_s, "it is predicted as it will be"
+
+
+def two_places(a: int, b: int) -> float:
+    return 940.0 if (a < 2) == (b < 2) else 20.0
+
+
+def test_plans_take_the_ways_that_the_session_takes() -> None:
+    """Flat if a person has fixed how and said nothing of sites; sums in a codec's form go through sites."""
+    cluster = mesh(SPEEDS, two_places)
+
+    def ways(levels: Levels, *, exact: bool) -> set[str]:
+        options = PlanLimits(sync="auto", is_given=True, is_flat=True, levels=levels)
+        plans = make_plans(cluster, MODEL, PROFILE, options).plans
+        return {one.way for one in plans if len(one.order) == 4 and (one.codec == "exact") == exact}
+
+    assert "sites" in ways(Levels(), exact=True)
+    assert ways(Levels(), exact=False) == {"sites"}
+    ring = Levels(inside=Level(all_reduce="ring"))
+    assert ways(ring, exact=True) == {"ring"}
+    assert ways(ring, exact=False) == {"sites"}
+    rounds = Levels(across=Level(codec="int8", period=8))
+    assert ways(rounds.exact(), exact=True) == {"sites"}, "as its first steps are summed"
+    found = choose(cluster, MODEL, PROFILE, "auto", Calibration(), levels=rounds)
+    assert (found.sync.period, found.sync.codec) == (8, "int8")
+
+
+def test_what_suits_no_plan_is_said() -> None:
+    impossible = Levels(inside=Level(codec="powersgd"))
+    found = choose(mesh(SPEEDS, 200.0), MODEL, PROFILE, "auto", Calibration(), levels=impossible)
+    assert (
+        "what --levels fixes suits no plan for m00, m01, m02 and m03: leave a part of it to auto"
+        in found.said
+    )
+    assert found.sync == Sync()
+
+
+@pytest.mark.parametrize("mbps", [200.0, 20.0])
+def test_slow_links_get_rounds_that_a_session_can_run(mbps: float) -> None:
+    found = choose(mesh(SPEEDS, mbps), MODEL, PROFILE, "auto", Calibration())
+    assert found.sync.is_local
+    assert found.sync.is_encoded
+    assert found.sync.inner == 8
+    assert found.plan.is_overlapped
+    blocking = choose(mesh(SPEEDS, mbps), MODEL, PROFILE, "auto", Calibration(), overlaps=False)
+    assert not blocking.plan.is_overlapped
+    assert blocking.sync.period > found.sync.period
+    assert len(found.plan.order) == 4
+    assert found.plan.utilisation >= 0.9
+    slower = choose(mesh(SPEEDS, mbps / 4), MODEL, PROFILE, "auto", Calibration()).sync
+    assert slower.period > found.sync.period or slower.codec != found.sync.codec
+
+
+def test_between_sites_codecs_are_proposed_for_sessions() -> None:
+    cluster = mesh(SPEEDS, lambda a, b: 940.0 if a // 2 == b // 2 else 20.0)
+    found = choose(cluster, MODEL, PROFILE, "auto", Calibration())
+    assert found.plan.way == "sites"
+    assert found.sync.is_encoded
+    assert found.sync.codec == found.plan.levels[1].codec
+    assert found.sync.inner == PROFILE.batch // 4, "each machine is a worker"
+
+
+def test_a_measured_step_calibrates_the_rest() -> None:
+    cluster = mesh(SPEEDS, 200.0)
+    exact = make_plans(cluster, MODEL, PROFILE, PlanLimits(is_given=True, is_flat=True)).chosen
+    slow = choose(cluster, MODEL, PROFILE, "auto", Calibration(), (exact, 3 * exact.step_s))
+    calm = choose(cluster, MODEL, PROFILE, "auto", Calibration(), (exact, exact.step_s))
+    assert slow.calibration.factor("local_steps") > 2 * calm.calibration.factor("local_steps")
+    assert slow.plan.period > calm.plan.period or slow.plan.codec != calm.plan.codec
+
+
+class Watched:
+    """A chooser whose cluster is given, and what it wanted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, mbps: float, wish: Any = "auto") -> None:
+        self.wanted: list[Sync] = []
+        self.surveys = 0
+        self.rested: list[tuple[str, ...]] = []
+        cluster = mesh([8.0, 8.0], mbps)
+        monkeypatch.setattr(tuner, "cluster_at", lambda *_: cluster)
+        self.chooser = SyncTuner(self._survey, MODEL, PROFILE, wish, self.wanted.append, self._rest)
+
+    def _rest(self, nodes: Sequence[str], why: str) -> None:
+        self.rested.append((*nodes, why))
+
+    def _survey(self) -> TopologyGraph:
+        self.surveys += 1
+        return TopologyGraph()
+
+    def commit(self, count: int, generation: int = 1, sync: Sync = Sync(), step_s: float = 2.5) -> None:  # noqa: B008
+        for _ in range(count):
+            self.chooser.note(GroupSample(generation, sync, (8.0, 8.0), ("a", "b"), step_s))
+            thread = self.chooser._thread
+            if thread is not None:
+                thread.join(120)
+
+
+def test_nothing_is_planned_before_steps_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, 20.0)
+    watched.commit(WARM, step_s=0.1)
+    assert not watched.wanted, "the first commit of a group begins the counting"
+    watched.commit(1, step_s=0.1)
+    assert len(watched.wanted) == 1
+    assert watched.wanted[0].is_local
+    watched.commit(20, step_s=0.1)
+    assert watched.surveys == 1, "the same machines are not planned for again"
+
+
+def test_one_that_is_left_alone_goes_back_to_exact_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, 20.0)
+    watched.commit(WARM + 1, step_s=0.1)
+    (rounds,) = watched.wanted
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for _ in range(3):
+        watched.chooser.note(GroupSample(2, rounds, (8.0, 8.0), ("a", "a"), 2.5))
+    assert len(watched.wanted) == 1, "the other may be back soon"
+    now[0] += 301.0
+    watched.chooser.note(GroupSample(2, rounds, (8.0, 8.0), ("a", "a"), 2.5))
+    assert watched.wanted[1:] == [Sync()]
+    watched.chooser.note(GroupSample(2, Sync(), (8.0, 8.0), ("a", "a"), 2.5))
+    watched.chooser.note(GroupSample(2, Sync(), (8.0, 8.0), ("a", "a"), 2.5))
+    assert len(watched.wanted) == 2
+
+
+def test_long_steps_need_not_be_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, 20.0)
+    watched.commit(4, step_s=30.0)
+    assert len(watched.wanted) == 1
+
+
+def test_another_group_is_planned_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, 20.0)
+    watched.commit(WARM + 1)
+    for _ in range(WARM + 1):
+        watched.chooser.note(GroupSample(2, Sync(), (8.0, 8.0, 8.0), ("a", "b", "c"), 2.5))
+    thread = watched.chooser._thread
+    assert thread is not None
+    thread.join(120)
+    assert len(watched.wanted) == 2
+
+
+def test_steps_that_leave_the_prediction_are_a_reason_to_plan_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    watched = Watched(monkeypatch, 20.0)
+    watched.commit(WARM + 1)
+    sync = watched.wanted[0]
+    predicted = watched.chooser._plan
+    assert predicted is not None
+    watched.commit(5, sync=sync, step_s=predicted.step_s)
+    assert len(watched.wanted) == 1
+    for _ in range(15):
+        now[0] += 10.0
+        watched.commit(1, sync=sync, step_s=3 * predicted.step_s)
+    assert len(watched.wanted) == 2
+    assert watched.wanted[1].period > sync.period or watched.wanted[1].codec != sync.codec
+
+
+@pytest.mark.parametrize(("gain", "changes"), [(0.9, False), (1.05, False), (1.2, True)])
+def test_a_plan_that_is_hardly_better_is_not_changed_to(gain: float, changes: bool) -> None:
+    current = choose(mesh(SPEEDS, 200.0), MODEL, PROFILE, "auto", Calibration())
+    found = choose(mesh(SPEEDS, 20.0), MODEL, PROFILE, "auto", Calibration())
+    assert found.sync != current.sync
+    plan = current.plan
+    step_s = gain * plan.score * plan.step_s / found.plan.score
+    after = _unless_worth_it(found, plan, step_s, current.sync)
+    assert (after.plan, after.sync) == ((found.plan, found.sync) if changes else (plan, current.sync))
+
+
+def test_an_agent_that_does_not_answer_stops_planning_not_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched = Watched(monkeypatch, 20.0)
+
+    def fail() -> TopologyGraph:
+        watched.surveys += 1
+        raise RunError("the agent is away")
+
+    watched.chooser._survey = fail
+    watched.commit(3 * WARM)
+    assert not watched.wanted
+    assert caplog.text.count("the agent is away") == watched.surveys == 1
+    now = time.monotonic() + 61.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    watched.commit(1)
+    assert watched.surveys == 2, "it is asked again"
+    assert caplog.text.count("the agent is away") == 1
+
+
+def test_one_machine_has_nothing_to_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, 20.0)
+    for _ in range(2 * WARM):
+        watched.chooser.note(GroupSample(1, Sync(), (8.0,), ("a",), 2.5))
+    assert watched.surveys == 0
+
+
+def test_plans_and_syncs_say_the_same() -> None:
+    plan = choose(mesh(SPEEDS, 20.0), MODEL, PROFILE, "auto", Calibration()).plan
+    sync = sync_of(plan, PROFILE, 8)
+    assert sync.inner == PROFILE.batch // 8, "workers, not machines"
+    assert plan.outer is not None
+    assert (sync.period, sync.codec, sync.rate) == (plan.period, plan.codec, plan.outer.learning_rate)

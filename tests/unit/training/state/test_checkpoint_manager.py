@@ -1,0 +1,382 @@
+"""What a training begins with after everybody died: the newest checkpoint in reach, wherever it is."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from barnraise.agent_client.run_requests import NewestCheckpointResponse
+from barnraise.checkpoint.files import CheckpointInfo, Checkpoints
+from barnraise.checkpoint.holders import UNREADABLE, HolderNote, note_saved, read_saved
+from barnraise.checkpoint.serialization import dismantle
+from barnraise.core.errors import AgentError, RunError
+from barnraise.identity import NodeKey
+from barnraise.runs.checkpoint_manifest import CheckpointSignature, HeldCheckpoint, newest, sign
+from barnraise.training.metrics import MetricsLog
+from barnraise.training.state.checkpoint_manager import CheckpointLocations, CheckpointManager
+
+KEY = NodeKey.generate()
+RUN, EARLIER = "train-abcd", "train-0000"
+
+
+class Cluster:
+    """Checkpoints of two runs that some machine has; an agent brings them by copying their folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.held: set[HeldCheckpoint] = set()
+        self.absent: Callable[[], Collection[bytes]] = lambda: ()
+        self.brought: list[tuple[str, int]] = []
+
+    def has(self, run: str, step: int, *, agreed: bool = True, generation: int = 1) -> None:
+        notary = Machine(self, self.folder, run)
+        save(Checkpoints(self.folder / run, run, notary), step, agreed=agreed, generation=generation)
+        self.held.add(HeldCheckpoint(run, step, agreed, generation))
+
+
+class Machine:
+    """The agent of one of the members."""
+
+    def __init__(self, cluster: Cluster, home: Path, run: str = RUN) -> None:
+        self.cluster, self.home, self.run = cluster, home, run
+        self.cannot: set[int] = set()
+
+    def seal(self, step: int, fingerprint: bytes) -> CheckpointSignature:
+        return sign(KEY, self.run, step, fingerprint)
+
+    def signers(self, run: str) -> Collection[bytes]:
+        return {KEY.id.raw}
+
+    def newest(
+        self, passing_over: Collection[tuple[str, int]], awaiting: Sequence[bytes]
+    ) -> NewestCheckpointResponse:
+        away = self.cluster.absent()
+        absent = tuple(node.hex()[:2] for node in awaiting if node in away)
+        known = [one for one in self.cluster.held if (one.run, one.step) not in passing_over]
+        best = newest(known, [RUN, EARLIER])
+        if best is None:
+            return NewestCheckpointResponse(absent=absent)
+        return NewestCheckpointResponse(
+            best.run, best.step, best.agreed, ("there",), absent=absent, generation=best.generation
+        )
+
+    def bring(self, run: str, step: int) -> None:
+        if step in self.cannot:
+            raise RunError("nobody has it any more")
+        self.cluster.brought.append((run, step))
+        name = f"step-{step:08}"
+        shutil.copytree(self.cluster.folder / run / name, self.home / run / name, dirs_exist_ok=True)
+
+
+def save(checkpoints: Checkpoints, step: int, *, agreed: bool = True, generation: int = 1) -> None:
+    state = dismantle({"w": torch.full((2,), float(step)), "done": step})
+    checkpoints.save(state, CheckpointInfo(step, generation, not agreed))
+    checkpoints.wait()
+
+
+class Group:
+    """Members who gather, each on a thread."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.words = size, [b""] * size
+        self.waits: list[str] = []
+        self.barrier = threading.Barrier(size, timeout=90.0)
+
+    def member(self, rank: int, generation: int) -> Any:
+        group = self
+
+        class Circle:
+            def __init__(self) -> None:
+                self.rank, self.world, self.generation = rank, group.size, generation
+
+            def say_waits(self, words: str) -> None:
+                group.waits.append(words)
+
+            def gather(self, word: bytes) -> list[bytes]:
+                group.words[rank] = word
+                group.barrier.wait()
+                said = list(group.words)
+                group.barrier.wait()
+                return said
+
+        return Circle()
+
+
+class State:
+    """Remembers what was loaded."""
+
+    def __init__(self) -> None:
+        self.loaded = 0
+
+    def load(self, parts: Any) -> int:
+        self.loaded = int(parts.tensors[0][0])
+        return self.loaded
+
+
+class Yard:
+    """Machines that begin a run together, each with its own disk."""
+
+    def __init__(self, folder: Path, size: int, *runs: str) -> None:
+        self.cluster = Cluster(folder / "cluster")
+        self.machines = [Machine(self.cluster, folder / str(rank)) for rank in range(size)]
+        self.runs = runs
+        self.waits: list[str] = []  # what members said to their agents
+
+    def own(self, rank: int, run: str) -> Checkpoints:
+        machine = self.machines[rank]
+        return Checkpoints(machine.home / run, run, machine)
+
+    def note(self, rank: int) -> Path:
+        return self.machines[rank].home / "saved"
+
+    def begin(self, generation: int = 2) -> list[tuple[int, int, int]]:
+        """By member: who begins, with how many steps, and what this one loaded."""
+        group = Group(len(self.machines))
+        found: list[tuple[int, int, int]] = [(-1, -1, -1)] * group.size
+
+        def run(rank: int) -> None:
+            own = tuple(self.own(rank, name) for name in self.runs)
+            saving = CheckpointManager(
+                CheckpointLocations(own, self.machines[rank], self.note(rank)), 60.0, 2
+            )
+            state: Any = State()
+            first, done = saving.restore(group.member(rank, generation), state)
+            found[rank] = first, done, state.loaded
+
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(group.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(90)
+        self.waits = group.waits
+        return found
+
+
+def test_what_a_member_has_is_not_brought_again(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, 3, RUN)
+    yard.cluster.has(RUN, 40)
+    save(yard.own(1, RUN), 40)
+    save(yard.own(2, RUN), 30)
+    assert yard.begin() == [(1, 40, 0), (1, 40, 40), (1, 40, 0)]
+    assert yard.cluster.brought == []
+
+
+def test_what_is_elsewhere_is_brought_by_one(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, 3, RUN, EARLIER)
+    yard.cluster.has(EARLIER, 50)
+    save(yard.own(2, EARLIER), 40)
+    assert yard.begin() == [(0, 50, 50), (0, 50, 0), (0, 50, 0)]
+    assert yard.cluster.brought == [(EARLIER, 50)]
+
+
+def test_one_that_cannot_be_had_is_given_up_for_the_next(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, 2, RUN)
+    yard.cluster.has(RUN, 50)
+    yard.cluster.has(RUN, 60)
+    for machine in yard.machines:
+        machine.cannot = {60}
+    assert yard.begin() == [(0, 50, 50), (0, 50, 0)]
+
+
+def test_what_came_broken_is_given_up_too(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, 2, RUN)
+    yard.cluster.has(RUN, 60)
+    (yard.cluster.folder / RUN / "step-00000060" / "state.safetensors").write_bytes(b"torn")
+    save(yard.own(1, RUN), 20)
+    assert yard.begin() == [(1, 20, 0), (1, 20, 20)]
+    assert len(yard.cluster.brought) == 2, "each has tried"
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_with_nothing_anywhere_the_first_member_begins(tmp_path: Path, generation: int) -> None:
+    assert Yard(tmp_path, 2, RUN).begin(generation) == [(0, 0, 0), (0, 0, 0)]
+
+
+def test_a_first_start_looks_for_nothing(tmp_path: Path) -> None:
+    yard = Yard(tmp_path, 2, RUN)
+    yard.cluster.has(RUN, 60)
+    assert yard.begin(generation=1) == [(0, 0, 0), (0, 0, 0)]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Pauses take no time; how many there were. Others in this process sleep as ever."""
+    pauses: list[float] = []
+    clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
+    monkeypatch.setattr("barnraise.training.state.checkpoint_manager.time", clock)
+    return pauses
+
+
+@pytest.mark.parametrize("older", [0, 20])
+def test_those_who_hold_a_newer_one_are_waited_for(
+    tmp_path: Path, quick: list[float], caplog: pytest.LogCaptureFixture, older: int
+) -> None:
+    yard = Yard(tmp_path, 2, RUN)
+    holder = b"\xaa" * 32
+    for machine in yard.machines:
+        machine.home.mkdir(parents=True)
+    note_saved(yard.note(1), 60, [holder], 1)
+    if older:
+        save(yard.own(0, RUN), older)
+
+    switched_on = threading.Lock()
+
+    def absent() -> Collection[bytes]:
+        if len(quick) < 6:
+            return {holder}
+        with switched_on:
+            if not yard.cluster.held:
+                yard.cluster.has(RUN, 60)
+        return ()
+
+    yard.cluster.absent = absent
+    assert {found[1] for found in yard.begin()} == {60}
+    assert "for aa: the checkpoint of step 60 is there" in caplog.text
+    assert (yard.waits[0], yard.waits[-1]) == ("aa, with the checkpoint of step 60", "")
+
+
+def test_after_a_while_an_older_one_has_to_do(
+    tmp_path: Path, quick: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("barnraise.training.state.checkpoint_manager._HOLDERS_S", -1.0)
+    yard = Yard(tmp_path, 2, RUN)
+    yard.machines[1].home.mkdir(parents=True)
+    note_saved(yard.note(1), 60, [b"\xaa" * 32], 1)
+    save(yard.own(0, RUN), 20)
+    yard.cluster.absent = lambda: {b"\xaa" * 32}
+    assert yard.begin() == [(0, 20, 20), (0, 20, 0)]
+    assert quick
+
+
+def test_what_was_saved_later_counts_however_far_a_branch_had_come_that_was_given_up(
+    tmp_path: Path, quick: list[float]
+) -> None:
+    yard = Yard(tmp_path, 3, RUN)
+    save(yard.own(0, RUN), 60, generation=2)
+    save(yard.own(1, RUN), 40, generation=5)
+    assert {found[:2] for found in yard.begin(generation=7)} == {(1, 40)}
+    away = Yard(tmp_path / "away", 1, RUN)
+    save(away.own(0, RUN), 60, generation=2)
+    away.cluster.has(RUN, 40, generation=5)
+    assert away.begin(generation=7) == [(0, 40, 40)]
+    assert not quick
+    waits = Yard(tmp_path / "waits", 1, RUN)
+    save(waits.own(0, RUN), 60, generation=2)
+    note_saved(waits.note(0), 40, [b"\xaa" * 32], 5)
+
+    def absent() -> Collection[bytes]:
+        if len(quick) < 3:
+            return {b"\xaa" * 32}
+        waits.cluster.has(RUN, 40, generation=5)
+        return ()
+
+    waits.cluster.absent = absent
+    assert waits.begin(generation=7) == [(0, 40, 40)]
+
+
+def test_whose_holders_are_here_and_have_nothing_begins(tmp_path: Path, quick: list[float]) -> None:
+    """They died while they wrote it."""
+    yard = Yard(tmp_path, 2, RUN)
+    yard.machines[1].home.mkdir(parents=True)
+    note_saved(yard.note(1), 60, [b"\xaa" * 32], 1)
+    assert yard.begin() == [(0, 0, 0), (0, 0, 0)]
+    assert not quick
+
+
+def test_who_does_not_save_notes_who_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    yard = Yard(tmp_path, 1, RUN)
+    yard.machines[0].home.mkdir(parents=True)
+
+    class Third:
+        rank, generation, provisional = 2, 1, False
+
+        def machines(self) -> tuple[str, ...]:
+            return "aa" * 32, "bb" * 32, ""
+
+    saving = CheckpointManager(
+        CheckpointLocations((yard.own(0, RUN),), yard.machines[0], yard.note(0)), 60.0, 2
+    )
+    third: Any = Third()
+    state: Any = None
+    saving.save(third, [0, 1, 2], state, 70)
+    assert read_saved(yard.note(0)) == HolderNote(70, (b"\xaa" * 32, b"\xbb" * 32), 1)
+    yard.note(0).write_bytes(b"torn")
+    assert read_saved(yard.note(0)) == UNREADABLE
+    yard.note(0).unlink()
+    assert read_saved(yard.note(0)) == HolderNote()
+
+
+def test_a_damaged_note_is_not_the_word_that_nothing_was_saved(
+    tmp_path: Path, quick: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    yard = Yard(tmp_path, 2, RUN)
+    yard.machines[1].home.mkdir(parents=True)
+    yard.note(1).write_bytes(b"")
+    come = threading.Lock()
+
+    def absent() -> Collection[bytes]:
+        with come:
+            if len(quick) > 5 and not yard.cluster.held:
+                yard.cluster.has(RUN, 60)
+        return ()
+
+    yard.cluster.absent = absent
+    assert {found[1] for found in yard.begin()} == {60}
+    assert "for whoever saved (the note" in caplog.text
+
+
+def test_with_something_there_a_damaged_note_keeps_nobody_waiting(tmp_path: Path, quick: list[float]) -> None:
+    yard = Yard(tmp_path, 2, RUN)
+    yard.machines[1].home.mkdir(parents=True)
+    yard.note(1).write_bytes(b"")
+    save(yard.own(0, RUN), 20)
+    assert yard.begin() == [(0, 20, 20), (0, 20, 0)]
+    assert not quick
+
+
+def test_an_agent_that_does_not_answer_is_asked_again(
+    tmp_path: Path, quick: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    yard = Yard(tmp_path, 1, RUN)
+    yard.machines[0].home.mkdir(parents=True)
+    note_saved(yard.note(0), 60, [b"\xaa" * 32], 1)
+    yard.cluster.has(RUN, 60)
+
+    def absent() -> Collection[bytes]:
+        if len(quick) < 3:
+            raise AgentError("the agent is busy")
+        return ()
+
+    yard.cluster.absent = absent
+    assert yard.begin() == [(0, 60, 60)]
+    assert (
+        "this machine's agent, which could not say what others have saved (the agent is busy)" in caplog.text
+    )
+
+
+def test_a_note_is_on_the_drive_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, bool]] = []
+    target = tmp_path / "saved"
+    monkeypatch.setattr(
+        "barnraise.core.files.sync_path", lambda path: synced.append((path.name, target.exists()))
+    )
+    note_saved(target, 60, [b"\xaa" * 32], 1)
+    assert synced == [("saved.new", False), (tmp_path.name, True)]
+
+
+def test_a_step_of_which_nothing_was_logged_has_no_entry() -> None:
+    journal = MetricsLog()
+    journal.begin_unit(3, 2.0)
+    journal.log({"loss": 4.0})
+    journal.learn([journal.of_step(3), {}], 5)
+    journal.learn([{}], 6)
+    assert journal.history == [{"loss": 4.0}]

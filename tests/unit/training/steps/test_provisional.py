@@ -1,0 +1,60 @@
+"""A member without a quorum notes each step; its successor learns whether they were dropped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from barnraise.agent_client.provisional import settle_steps, take_dropped
+from barnraise.training.group.manager import WorkerId
+from barnraise.training.steps.provisional import ProvisionalSteps
+
+
+@dataclass
+class Training:
+    done: int
+    provisional: bool = False
+
+
+def train(steps: ProvisionalSteps, first: int, last: int, *, alone: bool) -> None:
+    for done in range(first, last + 1):
+        steps(Training(done, alone))
+
+
+def test_its_successor_tells_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(ProvisionalSteps, "_tell", lambda self, place, *words: told.append(words))
+    place = WorkerId("r", 0, 1, tmp_path, "aa")
+    first = ProvisionalSteps(place, tmp_path)
+    train(first, 1, 106, alone=False)
+    train(first, 107, 120, alone=True)
+    settle_steps(tmp_path, counts=False)
+    second = ProvisionalSteps(place, tmp_path)
+    train(second, 151, 160, alone=False)
+    assert told == [(14, 150)]
+
+
+def test_a_later_time_alone_is_counted_anew(tmp_path: Path) -> None:
+    one = ProvisionalSteps(WorkerId("r", 0, 1, tmp_path, "aa"), tmp_path)
+    train(one, 1, 5, alone=True)
+    settle_steps(tmp_path, counts=True)
+    train(one, 6, 8, alone=False)
+    train(one, 9, 10, alone=True)
+    settle_steps(tmp_path, counts=False)
+    assert take_dropped(tmp_path) == 2
+
+
+def test_one_worker_of_a_machine_speaks_for_it(tmp_path: Path) -> None:
+    train(ProvisionalSteps(WorkerId("r", 1, 1, tmp_path, "aa"), tmp_path), 1, 3, alone=True)
+    train(ProvisionalSteps(None, tmp_path), 1, 3, alone=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_an_agent_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settled = ProvisionalSteps(WorkerId("r", 0, 1, tmp_path, "aa"), tmp_path)
+    train(settled, 1, 3, alone=True)
+    settle_steps(tmp_path, counts=False)
+    train(ProvisionalSteps(WorkerId("r", 0, 2, tmp_path, "aa"), tmp_path), 9, 9, alone=False)
+    assert "3 provisional steps are dropped" in caplog.text

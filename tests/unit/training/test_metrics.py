@@ -1,0 +1,32 @@
+"""What a script logs is kept for a long time, but not without end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import barnraise
+from barnraise.training import metrics
+from barnraise.training.metrics import MetricsLog
+
+
+def test_the_beginning_of_a_long_history_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MOST_KEPT", 10)
+    found = MetricsLog()
+    for step in range(95):
+        found.learn([{"loss": (2.0 * step, 2.0)}], step + 1)
+        assert found.count == step + 1
+        assert len(found.history) <= 20
+    assert found.history[-1] == {"loss": 94.0}
+    assert [entry["loss"] for entry in found.since(92)] == [92.0, 93.0, 94.0]
+    assert len(found.since(0)) == len(found.history) >= 10
+    assert found.since(96) == []
+
+
+def test_a_single_number_is_gathered_as_a_row() -> None:
+    net = torch.nn.Linear(2, 1)
+    run = barnraise.init()
+    rows = torch.utils.data.TensorDataset(torch.ones(4, 2))
+    loader = torch.utils.data.DataLoader(rows, batch_size=2)
+    run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader)
+    assert run.gather(torch.tensor(2.5)).tolist() == [2.5]

@@ -1,0 +1,85 @@
+"""The link over a socket: options, reasons, and pieces of any size."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+import sys
+
+import pytest
+
+from barnraise.transport.links.frames import FrameHeader, FrameKind
+from barnraise.transport.links.stream import StreamLink, _reason, tune
+from tests.contract.ends import Owner, sockets
+
+
+def test_a_socket_is_tuned() -> None:
+    left, right = sockets()
+    with left, right:
+        tune(left, silence_s=5.0)
+        assert left.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert left.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert left.getblocking() is False
+        if sys.platform == "linux":
+            assert left.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
+            assert left.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionResetError(), "its connection was reset"),
+        (BrokenPipeError(), "its connection was reset"),
+        (ssl.SSLEOFError(), "the other side closed the connection"),
+        (TimeoutError(), "the network stopped delivering to it"),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), "No route to host"),
+    ],
+)
+def test_reasons_are_for_people(error: OSError, words: str) -> None:
+    assert _reason(error) == words
+
+
+def test_a_reset_is_a_reason() -> None:
+    left, right = sockets()
+    link = StreamLink(left, Owner())
+    tune(left, silence_s=5.0)
+    right.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+    right.close()
+    while link.closed is None:
+        link.receive()
+    assert "reset" in link.closed or "closed" in link.closed
+    link.close("again")
+
+
+def test_bytes_that_trickle_in_are_frames_all_the_same() -> None:
+    left, right = sockets()
+    tune(right, silence_s=5.0)
+    owner = Owner()
+    link = StreamLink(right, owner)
+    wire = b"".join(
+        FrameHeader(FrameKind.DATA, 30, 1, 0, number).encode() + bytes([number]) * 30 for number in range(5)
+    )
+    for byte in wire:
+        before = link.bytes_in
+        left.sendall(bytes([byte]))
+        while link.bytes_in == before:
+            link.receive()
+    assert [(header.first, payload) for header, payload in owner.frames] == [
+        (number, bytes([number]) * 30) for number in range(5)
+    ]
+    left.close()
+    link.close("done")
+
+
+def test_half_a_frame_and_then_the_end() -> None:
+    left, right = sockets()
+    tune(right, silence_s=5.0)
+    owner = Owner()
+    link = StreamLink(right, owner)
+    left.sendall(FrameHeader(FrameKind.DATA, 1000, 1).encode() + bytes(500))
+    left.close()
+    while link.closed is None:
+        link.receive()
+    assert link.closed == "the other side closed the connection"
+    assert owner.frames == []
