@@ -8,10 +8,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
 
 TORCH_PACKAGES = frozenset({"collectives", "compression", "checkpoint", "training", "hub", "worker"})
-# Inside collectives, what the mover and the planners use; a package stands for all its modules.
-TORCH_FREE_IN_COLLECTIVES = frozenset(
-    {"operations", "dtypes", "strategies", "costs", "mover", "messages", "program"}
-)
+# Inside collectives, what the communication process and the planners use; a package stands for its modules.
+TORCH_FREE_IN_COLLECTIVES = ("algorithms", "comm_process", "messages", "ops.dtypes")
 
 
 def files() -> list[Path]:
@@ -29,7 +27,10 @@ def is_torch_free(module: str) -> bool:
     if len(parts) < 2 or parts[1] not in TORCH_PACKAGES:
         return True
     if parts[1] == "collectives":
-        return len(parts) == 2 or parts[2] in TORCH_FREE_IN_COLLECTIVES
+        inner = ".".join(parts[2:])
+        return not inner or any(
+            inner == free or inner.startswith(f"{free}.") for free in TORCH_FREE_IN_COLLECTIVES
+        )
     return False
 
 

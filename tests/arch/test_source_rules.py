@@ -1,4 +1,4 @@
-"""Rules of the house that a reader would otherwise have to remember."""
+"""Rules for the source that a reader would otherwise have to remember."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from tests.arch.source_tree import SOURCE, files, module_name
 
-# "About 400" and "about 60", with the room that "about" gives.
-MODULE_LINES = 450
+# A module is one idea: the limit only stops the ones that hold several.
+MODULE_LINES = 600
 FUNCTION_LINES = 75
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper", "shared", "misc"}
 
