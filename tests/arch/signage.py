@@ -47,15 +47,52 @@ STANDARD_TERMS = (
 )
 
 # Words that stand for people, metaphors of earlier versions, and verbs that the field does not use.
-BANNED_WORDS = frozenset(
-    ["who", "whom", "whoever", "whomever", "nobody", "somebody", "everybody", "anybody", "someone", "everyone", "anew", "mend", "mends", "mended", "mending", "nursery", "nurse", "nursed", "newcomer", "newcomers", "warden", "wardens", "doorkeeper", "knock", "knocks", "knocking", "mover", "movers", "crew", "besieged", "befall", "betimes", "thereof", "wherever", "whatever", "whichever"]
-)
+_BANNED_WORDS = """
+who whom whoever whomever nobody somebody everybody anybody someone everyone anew mend mends mended
+mending nursery nurse nursed newcomer newcomers warden wardens doorkeeper knock knocks knocking
+mover movers crew besieged befall betimes thereof wherever whatever whichever
+"""
+BANNED_WORDS = frozenset(_BANNED_WORDS.split())
 BANNED_PHRASES = ("for ever", "is said", "ended well", "by and by", "so many", "of its own accord", "in vain")
-BAD_STARTS = frozenset(["of", "what", "who", "whom", "whose", "whether", "how", "where", "when", "why", "which", "that", "those", "these", "if"])
+_BAD_STARTS = """
+of what who whom whose whether how where when why which that those these if
+"""
+BAD_STARTS = frozenset(_BAD_STARTS.split())
 
-VERBS = frozenset(
-    ["abort", "accept", "accumulate", "acquire", "adapt", "add", "admit", "advance", "advertise", "agree", "aggregate", "allocate", "allow", "announce", "answer", "append", "apply", "approve", "arm", "ask", "assemble", "assert", "assign", "attach", "attempt", "authenticate", "await", "balance", "ban", "begin", "benchmark", "bind", "block", "bound", "broadcast", "build", "buffer", "cache", "calculate", "call", "cancel", "cap", "carry", "catch", "change", "check", "choose", "classify", "clean", "clear", "clip", "close", "collect", "combine", "commit", "compare", "compile", "complete", "compress", "compute", "concatenate", "configure", "confirm", "connect", "construct", "consume", "contribute", "control", "convert", "copy", "correct", "count", "cover", "create", "cut", "deal", "decide", "declare", "decline", "decode", "decompress", "decrypt", "deduct", "deduplicate", "defer", "define", "delay", "delegate", "delete", "deliver", "deny", "derive", "describe", "deserialize", "destroy", "detach", "detect", "determine", "dial", "discard", "disable", "discover", "dispatch", "display", "distribute", "divide", "download", "drain", "draw", "drop", "dump", "emit", "empty", "enable", "encode", "encrypt", "end", "enforce", "enqueue", "ensure", "enter", "estimate", "evaluate", "evict", "exchange", "exclude", "execute", "exit", "expand", "expect", "expire", "explain", "export", "expose", "extend", "extract", "fail", "feed", "fetch", "fill", "filter", "find", "finish", "fire", "fit", "fix", "flatten", "flush", "fold", "follow", "force", "forget", "fork", "format", "forward", "free", "freeze", "gather", "generate", "get", "give", "go", "grant", "group", "grow", "guard", "guess", "halt", "handle", "hash", "have", "hold", "identify", "ignore", "import", "include", "increase", "index", "inform", "inherit", "initialize", "insert", "inspect", "install", "interpolate", "interpret", "interrupt", "introduce", "invoke", "issue", "iterate", "join", "judge", "keep", "kill", "label", "launch", "lease", "leave", "let", "limit", "link", "list", "listen", "load", "locate", "lock", "log", "look", "lower", "make", "map", "mark", "match", "measure", "merge", "migrate", "mirror", "modify", "monitor", "mount", "move", "multiply", "name", "negotiate", "normalize", "note", "notify", "number", "observe", "offer", "omit", "open", "order", "overwrite", "pack", "pair", "park", "parse", "partition", "pass", "patch", "pause", "perform", "permit", "pick", "pin", "ping", "place", "plan", "poll", "pop", "post", "predict", "prefer", "prefetch", "prepare", "print", "probe", "process", "produce", "profile", "promise", "propagate", "propose", "protect", "prove", "provide", "prune", "publish", "pull", "purge", "push", "put", "query", "queue", "raise", "randomize", "rank", "rate", "reach", "read", "rearrange", "rebuild", "receive", "recompute", "reconcile", "reconfigure", "reconnect", "record", "recover", "reduce", "refer", "refill", "refresh", "refuse", "register", "reject", "relay", "release", "reload", "rely", "remember", "remove", "rename", "render", "reopen", "repeat", "replace", "replay", "reply", "report", "represent", "request", "require", "reroute", "rescale", "reserve", "reset", "resend", "resize", "resolve", "respond", "restart", "restore", "restrict", "resume", "retire", "retrieve", "retry", "return", "reuse", "reverse", "revert", "revoke", "rewrite", "ring", "roll", "rotate", "round", "route", "run", "sample", "sanitize", "save", "scale", "scan", "schedule", "search", "seed", "select", "send", "separate", "serialize", "serve", "set", "settle", "share", "shift", "show", "shrink", "shut", "shuffle", "sign", "signal", "simulate", "skip", "sleep", "solve", "sort", "spawn", "split", "spread", "stage", "stamp", "start", "stop", "store", "stream", "strip", "submit", "subscribe", "subtract", "sum", "supervise", "supply", "suspend", "swap", "switch", "synchronize", "tag", "take", "tell", "terminate", "test", "throttle", "time", "tokenize", "track", "train", "transfer", "transform", "translate", "transmit", "traverse", "treat", "trim", "truncate", "try", "turn", "type", "undo", "unflatten", "uninstall", "unlink", "unlock", "unpack", "unregister", "unwrap", "update", "upgrade", "upload", "use", "validate", "verify", "view", "visit", "vote", "wait", "wake", "walk", "warn", "watch", "weigh", "withdraw", "wrap", "write", "yield", "zero"]
-)
+_VERBS = """
+abort accept accumulate acquire adapt add admit advance advertise agree aggregate allocate allow
+announce answer append apply approve arm ask assemble assert assign attach attempt authenticate
+await balance ban begin benchmark bind block bound broadcast build buffer cache calculate call
+cancel cap carry catch change check choose classify clean clear clip close collect combine commit
+compare compile complete compress compute concatenate configure confirm connect construct consume
+contribute control convert copy correct count cover create cut deal decide declare decline decode
+decompress decrypt deduct deduplicate defer define delay delegate delete deliver deny derive
+describe deserialize destroy detach detect determine dial discard disable discover dispatch display
+distribute divide download drain draw drop dump emit empty enable encode encrypt end enforce enqueue
+ensure enter estimate evaluate evict exchange exclude execute exit expand expect expire explain
+export expose extend extract fail feed fetch fill filter find finish fire fit fix flatten flush fold
+follow force forget fork format forward free freeze gather generate get give go grant group grow
+guard guess halt handle hash have hold identify ignore import include increase index inform inherit
+initialize insert inspect install interpolate interpret interrupt introduce invoke issue iterate
+join judge keep kill label launch lease leave let limit link list listen load locate lock log look
+lower make map mark match measure merge migrate mirror modify monitor mount move multiply name
+negotiate normalize note notify number observe offer omit open order overwrite pack pair park parse
+partition pass patch pause perform permit pick pin ping place plan poll pop post predict prefer
+prefetch prepare print probe process produce profile promise propagate propose protect prove provide
+prune publish pull purge push put query queue raise randomize rank rate reach read rearrange rebuild
+receive recompute reconcile reconfigure reconnect record recover reduce refer refill refresh refuse
+register reject relay release reload rely remember remove rename render reopen repeat replace replay
+reply report represent request require reroute rescale reserve reset resend resize resolve respond
+restart restore restrict resume retire retrieve retry return reuse reverse revert revoke rewrite
+ring roll rotate round route run sample sanitize save scale scan schedule search seed select send
+separate serialize serve set settle share shift show shrink shut shuffle sign signal simulate skip
+sleep solve sort spawn split spread stage stamp start stop store stream strip submit subscribe
+subtract sum supervise supply suspend swap switch synchronize tag take tell terminate test throttle
+time tokenize track train transfer transform translate transmit traverse treat trim truncate try
+turn type undo unflatten uninstall unlink unlock unpack unregister unwrap update upgrade upload use
+validate verify view visit vote wait wake walk warn watch weigh withdraw wrap write yield zero
+"""
+VERBS = frozenset(_VERBS.split())
 
 
 class Finding(NamedTuple):
@@ -123,9 +160,9 @@ def _docstring_findings(file: Path) -> Iterator[Finding]:
             yield Finding("too short", place, first)
         if words and words[0].lower() in BAD_STARTS:
             yield Finding("bad start", place, first)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_test:
-            if words and words[0].lower() not in VERBS:
-                yield Finding("not imperative", place, first)
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function and not is_test and words and words[0].lower() not in VERBS:
+            yield Finding("not imperative", place, first)
         lowered = [word.lower().rstrip(".'") for sentence in _sentences(text) for word in _words(sentence)]
         for word in sorted(BANNED_WORDS.intersection(lowered)):
             yield Finding("banned word", place, f"{word}: {first}")

@@ -43,11 +43,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BarnraiseGroup": "backend",
+    "BarnraiseProcessGroup": "process_group",
     "BarnraiseWork": "work",
     "SyncBatchNorm": "batch_norm",
-    "create_group": "backend",
-    "monitored_barrier": "backend",
+    "create_group": "process_group",
+    "monitored_barrier": "process_group",
     "statistics": "client",
 }
 
