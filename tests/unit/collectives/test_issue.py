@@ -15,7 +15,7 @@ from barnraise.collectives import announcements, calls, pieces, reducing
 from barnraise.collectives.backend import BarnraiseGroup, monitored_barrier
 from barnraise.collectives.costs import CostTable
 from barnraise.collectives.issue import Issuer
-from barnraise.collectives.messages import AbortGroup, Failure, ReceiveFrom, SendTo, Start
+from barnraise.collectives.messages import AbortGroup, Command, Failure, ReceiveFrom, SendTo, Start
 from barnraise.collectives.staging import Arena
 from barnraise.collectives.torch_version import warn_if_untested
 from barnraise.core import metrics
@@ -107,13 +107,11 @@ def test_pieces_start_in_order_whoever_launches_them(
     """Replies are handled by another thread while the caller still starts pieces."""
     monkeypatch.setattr(pieces, "PIECE_BYTES", 4096)
     monkeypatch.setattr("barnraise.collectives.issue._WINDOW_BYTES", 3 * 4096)
-    issuer, order, lock = _issuer(mover), [], threading.Lock()
+    issuer, order = _issuer(mover), []
 
-    def note() -> None:
-        with lock:
-            command = mover.pending[-1][0]
-            assert isinstance(command, Start)
-            order.append(command.sequence)
+    def note(command: Command) -> None:
+        assert isinstance(command, Start)
+        order.append(command.sequence)
         time.sleep(0.0002)
 
     mover.on_submit = note
@@ -126,13 +124,14 @@ def test_pieces_start_in_order_whoever_launches_them(
             else:
                 time.sleep(0)  # a loop that never rests keeps the interpreter's lock
 
-    thread = threading.Thread(target=answer)
+    thread = threading.Thread(target=answer, daemon=True)  # a failure must not keep the process
     thread.start()
     tensor = torch.ones(300 * 1024)
-    work = issuer.collective(reducing.all_reduce(tensor, SUM, 2), 60)
-    assert work.wait()
-    over.set()
-    thread.join(90)
+    try:
+        assert issuer.collective(reducing.all_reduce(tensor, SUM, 2), 60).wait()
+    finally:
+        over.set()
+        thread.join(90)
     assert order == sorted(order)
     assert len(order) == 300
 
