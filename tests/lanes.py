@@ -76,9 +76,9 @@ def may_rerun(failures: list[dict[str, Any]]) -> bool:
     return all(failure["waits"] and failure["kind"] in _RERUN_KINDS for failure in failures)
 
 
-def judge(into: Path, keep: Path, words: list[str]) -> int:
-    """Return 0 only if every lane ended well, perhaps after a rerun."""
-    passed, problems = 0, []
+def judge(into: Path, keep: Path, words: list[str], other_checks: list[str]) -> int:
+    """Return 0 only if every lane ended well, perhaps after a rerun, and no other check had failed."""
+    passed, problems = 0, list(other_checks)
     failures: dict[str, list[dict[str, Any]]] = {}
     for record in sorted(into.glob("*.json")):
         found = _read(record)
@@ -143,6 +143,7 @@ def main() -> int:
     run.add_argument("--limit", type=float, required=True)
     judging = verbs.add_parser("judge")
     judging.add_argument("--keep", type=Path, required=True)
+    judging.add_argument("--failed", action="append", default=[], help="a check that failed before")
     for verb in (run, judging):
         verb.add_argument("--into", type=Path, required=True)
         verb.add_argument("words", nargs="*")
@@ -150,7 +151,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the lane would go on without us
     if given.verb == "run":
         return run_lane(given.name, given.limit, given.into, given.words)
-    return judge(given.into, given.keep, given.words)
+    return judge(given.into, given.keep, given.words, given.failed)
 
 
 if __name__ == "__main__":
