@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.tiers import tier_of
+from tests.tiers import tier_of, waits
 
 # For the gate: the same examples every time, however slow the machine. For the deep tier: others each time.
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -62,6 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if reason is not None and item.get_closest_marker("lab") is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+        if waits(item):
+            item.add_marker(pytest.mark.clocks)
         tier = tier_of(item)
         if tier == "deep":
             item.add_marker(pytest.mark.deep)

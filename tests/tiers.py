@@ -2,6 +2,8 @@
 
 A tier holds all tests of the tiers before it: ``fast``, ``gate``, ``deep``. A test that no row names is
 fast, or of the gate if it carries the marker ``slow`` or ``lab``. Rows are chosen by measured durations.
+
+Others move and rename test files: `tests/arch/test_development.py` notices a row that names no test any more.
 """
 
 from __future__ import annotations
@@ -68,15 +70,35 @@ TABLE = (
     Row("deep", "unit/hub/test_clocks.py", marked="slow"),
 )
 
+# Most tests in these folders wait for sockets, processes or clocks: they get the marker ``clocks``.
+WAITING = (
+    "contract/*",
+    "unit/agent/*",
+    "unit/cli/*",
+    "unit/discovery/*",
+    "unit/hub*",
+    "unit/local/*",
+    "unit/transport/*",
+    "unit/worker/*",
+)
+
+
+def waits(item: pytest.Item) -> bool:
+    """Say whether the table gives this test the marker ``clocks``."""
+    return any(fnmatchcase(_file(item), pattern) for pattern in WAITING)
+
 
 def tier_of(item: pytest.Item) -> str:
     """Return the first tier that runs this test."""
-    file = item.path.relative_to(_TESTS).as_posix() if _TESTS in item.path.parents else ""
     for row in TABLE:
-        if _fits(row, file, item):
+        if _fits(row, _file(item), item):
             return row.tier
     is_slow = any(item.get_closest_marker(name) is not None for name in ("slow", "lab"))
     return "gate" if is_slow else "fast"
+
+
+def _file(item: pytest.Item) -> str:
+    return item.path.relative_to(_TESTS).as_posix() if _TESTS in item.path.parents else ""
 
 
 def _fits(row: Row, file: str, item: pytest.Item) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.arch.source_tree import ROOT
 from tests.arch.test_project import PROJECT
-from tests.tiers import TABLE
+from tests.tiers import TABLE, WAITING
 
 # Those whose module has another name than the distribution.
 MODULES = {"http-message-signatures": "http_message_signatures"}
@@ -78,3 +78,5 @@ def test_every_row_of_the_tiers_names_a_test() -> None:
     for row in TABLE:
         names = [name for file in files if fnmatchcase(file, row.file) for name in files[file]]
         assert any(fnmatchcase(name, row.test) for name in names), f"{row.file} {row.test}"
+    for pattern in WAITING:
+        assert any(fnmatchcase(file, pattern) for file in files), pattern
