@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def seeds(request: pytest.FixtureRequest) -> Callable[[int], Iterable[int]]:
-    """Which seeds a simulation runs, given how many it usually runs."""
+    """Return the seeds that a simulation runs, given their usual number."""
     one, count = request.config.getoption("--seed"), request.config.getoption("--seeds")
     part = request.config.getoption("--one-seed-in")
     return lambda usual: [one] if one is not None else range(count or max(1, usual // part))

@@ -77,7 +77,7 @@ def may_rerun(failures: list[dict[str, Any]]) -> bool:
 
 
 def judge(into: Path, keep: Path, words: list[str], other_checks: list[str]) -> int:
-    """Return 0 only if every lane ended well, perhaps after a rerun, and no other check had failed."""
+    """Return 0 only if every lane passed, perhaps after a rerun, and no other check failed."""
     passed, problems = 0, list(other_checks)
     failures: dict[str, list[dict[str, Any]]] = {}
     for record in sorted(into.glob("*.json")):

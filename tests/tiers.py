@@ -1,4 +1,4 @@
-"""Which tests run in which tier of the checks. The first row that fits a test decides.
+"""The tiers of the checks: a table that says where each test runs. The first row that fits a test decides.
 
 A tier holds all tests of the tiers before it: ``fast``, ``gate``, ``deep``. A test that no row names is
 fast, or of the gate if it carries the marker ``slow`` or ``lab``. Rows are chosen by measured durations.
@@ -66,8 +66,8 @@ TABLE = (
     Row("gate", "failure/*"),
     # Whole programs, real waits of many seconds.
     Row("deep", "unit/training/test_examples.py", marked="slow"),
-    Row("deep", "unit/cli/test_site.py"),
-    Row("deep", "unit/hub/test_clocks.py", marked="slow"),
+    Row("deep", "unit/cli/*test_site.py"),
+    Row("deep", "unit/hub/*test_clock*.py", marked="slow"),
 )
 
 # Most tests in these folders wait for sockets, processes or clocks: they get the marker ``clocks``.

@@ -44,7 +44,7 @@ def _imported(file: Path) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-def test_the_development_extra_brings_every_import() -> None:
+def test_development_extra_brings_every_import() -> None:
     declared = {*_needs(None), *_needs("dev")}
     modules = {MODULES.get(name, name.replace("-", "_")) for name in declared}
     known = modules | OURS | OF_TESTS | OF_COMPARISONS | set(sys.stdlib_module_names)
@@ -61,7 +61,7 @@ def test_the_development_extra_brings_every_import() -> None:
 @pytest.mark.parametrize(
     "tool", ["hypothesis", "import-linter", "mypy", "pytest-timeout", "pytest-xdist", "ruff"]
 )
-def test_the_tools_of_the_checks_are_declared_and_pinned(tool: str) -> None:
+def test_tools_of_the_checks_are_declared_and_pinned(tool: str) -> None:
     assert tool in set(_needs("dev"))
     pins = (ROOT / ".ci" / "requirements.txt").read_text(encoding="utf-8").splitlines()
     assert any(pin.startswith(f"{tool}==") for pin in pins)

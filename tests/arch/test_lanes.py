@@ -86,7 +86,7 @@ def test_waiting_tests_that_pass_alone_are_reported_and_kept(room: Room, workers
     assert sum("the machine was late" in line for line in said) >= 3
 
 
-def test_a_test_that_pytest_timeout_ends_may_be_run_again(room: Room) -> None:
+def test_timeout_of_a_test_allows_a_rerun(room: Room) -> None:
     text = "import pathlib, time\n@__import__('pytest').mark.timeout(1)\ndef test_it():\n"
     text += "    seen = pathlib.Path(__file__ + '.seen')\n"
     text += "    if not seen.exists():\n        seen.touch()\n        time.sleep(60)\n"
@@ -95,7 +95,7 @@ def test_a_test_that_pytest_timeout_ends_may_be_run_again(room: Room) -> None:
     assert room.judge()[0] == 0
 
 
-def test_a_waiting_test_that_fails_twice_fails_the_run(room: Room) -> None:
+def test_waiting_test_that_fails_twice_fails_the_run(room: Room) -> None:
     room.write("lab/test_a.py", "def test_it(): assert 1 == 2\n")
     room.lane()
     code, said = room.judge()
@@ -126,7 +126,7 @@ def test_other_failures_are_never_run_again(room: Room) -> None:
     assert room.judge()[0] == 1
 
 
-def test_a_file_that_cannot_be_imported_fails_the_run(room: Room) -> None:
+def test_file_that_cannot_be_imported_fails_the_run(room: Room) -> None:
     room.write("lab/test_a.py", "import no_such_module\n")
     room.write("lab/test_b.py", "def test_it(): pass\n")
     room.lane()
@@ -154,7 +154,7 @@ def test_no_lane_and_no_test_are_failures(room: Room) -> None:
 @pytest.mark.clocks
 @pytest.mark.skipif(sys.platform == "win32", reason="stacks are asked for by a signal")
 @pytest.mark.parametrize("case", ["a test hangs in a worker of xdist", "a thread stays behind"])
-def test_what_does_not_end_is_ended_with_all_stacks(room: Room, case: str) -> None:
+def test_lane_that_does_not_end_is_killed_with_all_stacks(room: Room, case: str) -> None:
     text = "import threading, time\ndef forgotten():\n    time.sleep(150)\n"
     if case == "a thread stays behind":
         room.write("unit/test_a.py", text + "def test_it(): threading.Thread(target=forgotten).start()\n")

@@ -33,10 +33,10 @@ RETURNS_WHAT_IS_FREED = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESH
 
 
 class Place(Protocol):
-    """What is under attack, shared by the tests of a module."""
+    """The machines under attack, shared by the tests of a module."""
 
     def settle_again(self) -> None:
-        """After a failure."""
+        """Wait until the machines are as before, after a failed test."""
 
 
 def settles_after_a_failure(test: Callable[..., T]) -> Callable[..., T]:
