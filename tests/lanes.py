@@ -3,8 +3,8 @@
 ``python -m tests.lanes run --name N --limit S --into FOLDER -- WORDS`` runs pytest with these words. When the
 limit is reached, every process of the lane prints its stacks and is ended.
 
-``python -m tests.lanes judge --into FOLDER`` reads what the lanes left. A failed test that waits for machines
-or clocks is run once more, alone. The last line is "N passed, N failed". See docs/decisions/0046.
+``python -m tests.lanes judge --into FOLDER --lane N`` reads what the lanes left. A failed test that waits for
+machines or clocks is run once more, alone. The last line is "N passed, N failed". See docs/decisions/0046.
 """
 
 from __future__ import annotations
@@ -76,22 +76,22 @@ def may_rerun(failures: list[dict[str, Any]]) -> bool:
     return all(failure["waits"] and failure["kind"] in _RERUN_KINDS for failure in failures)
 
 
-def judge(into: Path, keep: Path, words: list[str], other_checks: list[str]) -> int:
+def judge(into: Path, keep: Path, words: list[str], lanes: list[str], other_checks: list[str]) -> int:
     """Return 0 only if every lane passed, perhaps after a rerun, and no other check failed."""
     passed, problems = 0, list(other_checks)
     failures: dict[str, list[dict[str, Any]]] = {}
-    for record in sorted(into.glob("*.json")):
-        found = _read(record)
-        assert found is not None, f"{record} cannot be read"
+    for lane in lanes:
+        found = _read(into / f"{lane}.json")
+        if found is None:
+            problems.append(f"{lane}: left no record")
+            continue
         passed += found["passed"]
         for failure in found["failures"]:
             failures.setdefault(failure["test"], []).append(failure)
         if found["is_over_limit"]:
-            problems.append(f"{record.stem}: reached its limit")
+            problems.append(f"{lane}: reached its limit")
         elif found["exit"] not in (0, 1) or (found["exit"] == 1 and not found["failures"]):
-            problems.append(f"{record.stem}: pytest ended with code {found['exit']}")
-    if not list(into.glob("*.json")):
-        problems.append("no lane has run")
+            problems.append(f"{lane}: pytest ended with code {found['exit']}")
     waiting = [test for test, its in failures.items() if may_rerun(its)]
     failed = [test for test in failures if test not in waiting]
     if len(waiting) > MOST_RERUNS:
@@ -143,6 +143,7 @@ def main() -> int:
     run.add_argument("--limit", type=float, required=True)
     judging = verbs.add_parser("judge")
     judging.add_argument("--keep", type=Path, required=True)
+    judging.add_argument("--lane", action="append", default=[], required=True, help="one that has run")
     judging.add_argument("--failed", action="append", default=[], help="a check that failed before")
     for verb in (run, judging):
         verb.add_argument("--into", type=Path, required=True)
@@ -151,7 +152,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the lane would go on without us
     if given.verb == "run":
         return run_lane(given.name, given.limit, given.into, given.words)
-    return judge(given.into, given.keep, given.words, given.failed)
+    return judge(given.into, given.keep, given.words, given.lane, given.failed)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,17 @@ class Room:
 
     def judge(self) -> tuple[int, list[str]]:
         code, said = self.call(
-            "judge", "--into", "records", "--keep", "kept.jsonl", "--", "-q", "-p", "pytest_timeout"
+            "judge",
+            "--lane",
+            "one",
+            "--into",
+            "records",
+            "--keep",
+            "kept.jsonl",
+            "--",
+            "-q",
+            "-p",
+            "pytest_timeout",
         )
         return code, said.strip().splitlines()
 
