@@ -200,3 +200,15 @@ def test_one_number_that_is_none_is_found(value: float) -> None:
     assert sums.is_finite()
     flat[7] = value
     assert sums.is_finite() == (value == 1e30)
+
+
+@pytest.mark.parametrize("place", [0, 1 << 18, (1 << 19) + 5])
+def test_a_digest_of_a_model_larger_than_its_window_sees_each_part_in_some_step(place: int) -> None:
+    """A window has 2**18 numbers of four bytes; this model has a bit more than two windows."""
+    sums = Sums([nn.Parameter(torch.zeros((1 << 19) + 9))])
+    (flat,) = sums.total.values()
+    before = [sums.digest(step) for step in range(6)]
+    flat[place] = 1.0
+    after = [sums.digest(step) for step in range(6)]
+    window = place >> 18
+    assert [step for step in range(6) if before[step] != after[step]] == [window, window + 3]
