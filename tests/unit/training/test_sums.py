@@ -193,6 +193,21 @@ def test_units_of_one_local_step_are_weighed() -> None:
     torch.testing.assert_close([parameter.grad for parameter in model.parameters()], wanted)
 
 
+def test_a_unit_of_weight_zero_adds_nothing_even_if_its_gradients_are_not_numbers() -> None:
+    found = []
+    for weights in ((2.0,), (2.0, 0.0)):
+        model, circle = _model(), Twice()
+        sums = Sums(model.parameters())
+        for seed, weight in enumerate(weights):
+            _backward(model, seed)
+            for parameter in model.parameters() if not weight else ():
+                parameter.grad = torch.full_like(parameter, float("nan"))
+            sums.take(weight)
+        sums.reduce(circle, NOTHING)
+        found.append(_results(sums))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
 def test_one_number_that_is_none_is_found(value: float) -> None:
     sums = Sums(_model(torch.float32).parameters())
