@@ -77,7 +77,7 @@ WAITING = (
     "unit/cli/*",
     "unit/discovery/*",
     "unit/hub*",
-    "unit/local/*",
+    "unit/agent_client/*",
     "unit/transport/*",
     "unit/worker/*",
 )
