@@ -24,39 +24,39 @@ MEMBERSHIP = (
         "quorum-of-half",
         "return 2 * yes > len(counting) or (2 * yes == len(counting) and counting[0] in agreeing)",
         "return 2 * yes >= len(counting)",
-        ("membership/test_agreement.py",),
+        ("membership/test_paxos.py",),
     ),
     Mutation(
         "accept-below-a-promise",
         "    if record.promised is not None and question.ballot < record.promised:\n"
         "        return Answer(Refuse(after, question.ballot, record.promised), None)",
         "",
-        ("membership/test_agreement.py",),
+        ("membership/test_paxos.py",),
     ),
     Mutation(
         "promise-below-a-promise",
         "    if record.promised is not None and question.ballot < record.promised:\n"
         "        return Answer(Refuse(question.after, question.ballot, record.promised), None)",
         "",
-        ("membership/test_agreement.py",),
+        ("membership/test_paxos.py",),
     ),
     Mutation(
         "lowest-vote",
         "self._highest is None or vote.ballot > self._highest",
         "self._highest is None or vote.ballot < self._highest",
-        ("membership/test_agreement.py",),
+        ("membership/test_paxos.py",),
     ),
     Mutation(
         "forgotten-vote",
         "kept = msgspec.structs.replace(record, promised=question.ballot, accepted=vote)",
         "kept = msgspec.structs.replace(record, promised=question.ballot)",
-        ("membership/test_agreement.py",),
+        ("membership/test_paxos.py",),
     ),
     Mutation(
         "one-witness-of-a-death",
         "if count >= max(2, most) or (count == 1 and node in mine and not askable):",
         "if count >= 1:",
-        ("membership/test_health.py",),
+        ("membership/test_failure_detector.py",),
     ),
 )
 
@@ -94,30 +94,32 @@ IDENTITY = (
 )
 
 TRANSPORT = (
-    Mutation("tls-any-run", "    if found.run != run:\n", "    if False:\n", ("transport/test_tls.py",)),
+    Mutation(
+        "tls-any-run", "    if found.run != run:\n", "    if False:\n", ("transport/links/test_tls.py",)
+    ),
     Mutation(
         "tls-any-node",
         "if expect_node is not None and found.node != expect_node:",
         "if False:",
-        ("transport/test_tls.py",),
+        ("transport/links/test_tls.py",),
     ),
     Mutation(
         "tls-any-worker",
         "if expect_worker is not None and found.worker != expect_worker:",
         "if False:",
-        ("transport/test_tls.py",),
+        ("transport/links/test_tls.py",),
     ),
     Mutation(
         "preface-of-any-secret",
         "if not hmac.compare_digest(mac, _mac(fields, secret)):",
         "if False:",
-        ("transport/test_preface.py",),
+        ("transport/listener/test_preface.py",),
     ),
     Mutation(
         "preface-shown-twice",
         "        if nonce in self._seen:\n            return False\n",
         "",
-        ("transport/test_preface.py",),
+        ("transport/listener/test_preface.py",),
     ),
 )
 
@@ -126,7 +128,7 @@ PAIRING = (
         "code-of-many-guesses",
         '            self._state = "answered"\n',
         "            pass\n",
-        ("pairing/test_offer.py", "pairing/test_machine.py"),
+        ("pairing/test_offer.py", "pairing/test_protocol.py"),
     ),
     Mutation(
         "code-without-end",
@@ -138,13 +140,13 @@ PAIRING = (
         "role-not-agreed-to",
         "if self._wanted is not None and grant.role != self._wanted:",
         "if False:",
-        ("pairing/test_machine.py",),
+        ("pairing/test_protocol.py",),
     ),
     Mutation(
         "role-not-in-the-log",
         "if log.role(self._key.id) != grant.role:",
         "if False:",
-        ("pairing/test_machine.py",),
+        ("pairing/test_protocol.py",),
     ),
 )
 
@@ -186,19 +188,19 @@ RUNS = (
         "step-beyond-the-data",
         "return first, min(first + self.steps(step, period) * self.batch, self.samples)",
         "return first, first + self.steps(step, period) * self.batch",
-        ("runs/test_leases.py",),
+        ("runs/test_sharding.py",),
     ),
     Mutation(
         "order-of-a-guest",
         '        if role == "guest":\n            raise RunError(',
         "        if False:\n            raise RunError(",
-        ("agent/test_run_book.py",),
+        ("agent/runs/test_registry.py",),
     ),
     Mutation(
         "order-of-another-signer",
         "if not verify_signature(NodeId(order.by), record.signature, _PURPOSE + record.order):",
         "if False:",
-        ("runs/test_keeping.py",),
+        ("runs/control/test_lifecycle.py",),
     ),
 )
 
@@ -207,37 +209,37 @@ TRAINING = (
         "loss-scale-not-divided",
         "flat.mul_(1.0 / (float(self.total_weight[0]) * scale))",
         "flat.mul_(1.0 / float(self.total_weight[0]))",
-        ("training/test_scaling.py",),
+        ("training/gradients/test_grad_scaler.py",),
     ),
     Mutation(
         "units-of-one-weight",
         "alpha=self._kept_weight)",
         "alpha=1.0)",
-        ("training/test_sums.py",),
+        ("training/gradients/test_reducer.py",),
     ),
     Mutation(
         "nan-of-weight-zero",
         "        if not self._kept_weight:\n            self._kept.clear()\n",
         "",
-        ("training/test_sums.py",),
+        ("training/gradients/test_reducer.py",),
     ),
     Mutation(
         "digest-window-stays",
         "first = (step % max(1, -(-flat.numel() // width))) * width",
         "first = 0",
-        ("training/test_sums.py",),
+        ("training/gradients/test_reducer.py",),
     ),
     Mutation(
         "feedback-with-the-wrong-sign",
         "codec.add(residual, payload, turn, sign=-1.0)",
         "codec.add(residual, payload, turn, sign=1.0)",
-        ("compression/test_feedback.py",),
+        ("compression/allreduce/test_error_feedback.py",),
     ),
     Mutation(
         "feedback-without-decay",
         "torch.add(flat[first:last], residual, alpha=self.decay, out=result[first:last])",
         "torch.add(flat[first:last], residual, out=result[first:last])",
-        ("compression/test_feedback.py",),
+        ("compression/allreduce/test_error_feedback.py",),
     ),
 )
 
@@ -246,13 +248,13 @@ FILES = (
         "manifest-in-any-order",
         "if entry.path <= previous:",
         "if False:",
-        ("shipping/test_manifest.py",),
+        ("artifacts/store/test_manifest.py",),
     ),
     Mutation(
         "piece-of-any-content",
         "if len(data) != entry.piece_size(index) or piece_hash(data) != entry.pieces[index]:",
         "if len(data) != entry.piece_size(index):",
-        ("shipping/test_store.py",),
+        ("artifacts/store/test_store.py",),
     ),
     Mutation(
         "checkpoint-of-any-content",
@@ -264,7 +266,7 @@ FILES = (
         "array-of-objects",
         "        if _PLAIN_DTYPE.fullmatch(value.dtype.str) is None:\n",
         "        if False:\n",
-        ("worker/test_plain_data.py",),
+        ("worker/launch/test_serializer.py",),
     ),
 )
 
@@ -273,7 +275,7 @@ HUB_DOOR = (
         "request-replayed",
         "        if key in self._seen:\n            raise HubRefused(401,",
         "        if False:\n            raise HubRefused(401,",
-        ("hub/test_signing.py",),
+        ("hub/protocol/test_signatures.py",),
     ),
     Mutation(
         "request-with-another-body",
@@ -285,23 +287,25 @@ HUB_DOOR = (
         "request-for-another-hub",
         "if headers.get(HUB_HEADER) != str(hub):",
         "if HUB_HEADER not in headers:",
-        ("hub/test_signing.py",),
+        ("hub/protocol/test_signatures.py",),
     ),
     Mutation(
         "request-of-any-age",
         "if abs(clock - signed.created) > WINDOW_S or signed.created < self._began:",
         "if signed.created < self._began:",
-        ("hub/test_signing.py",),
+        ("hub/protocol/test_signatures.py",),
     ),
     Mutation(
         "hub-of-any-key",
         "if _key_of(made.getpeercert(binary_form=True)) != self.hub.raw:",
         "if False:",
-        ("hub_client/test_client.py",),
+        ("hub/client/test_client.py",),
         only="certificate or key",
     ),
-    Mutation("invite-of-any-age", "if clock > grant.expires:", "if False:", ("hub/test_invites.py",)),
-    Mutation("invite-of-many-uses", "if grant.uses < 1:", "if False:", ("hub/test_invites.py",)),
+    Mutation(
+        "invite-of-any-age", "if clock > grant.expires:", "if False:", ("hub/protocol/test_invites.py",)
+    ),
+    Mutation("invite-of-many-uses", "if grant.uses < 1:", "if False:", ("hub/protocol/test_invites.py",)),
 )
 
 HUB_JUDGEMENT = (
@@ -309,49 +313,49 @@ HUB_JUDGEMENT = (
         "nothing-trimmed",
         "cut = min(math.floor(trim * count), (count - 1) // 2)",
         "cut = 0",
-        ("hub/test_merging.py",),
+        ("hub/aggregation/test_aggregate.py",),
     ),
     Mutation(
         "no-cap-of-weights",
         "return [min(one, times * middle) for one in weights]",
         "return list(weights)",
-        ("hub/test_merging.py",),
+        ("hub/aggregation/test_aggregate.py",),
     ),
     Mutation(
         "update-of-any-age",
         "    if late > state.terms.stale_limit:\n",
         "    if False:\n",
-        ("hub/test_rounds.py",),
+        ("hub/rounds/test_state_machine.py",),
     ),
     Mutation(
         "copies-count",
         "if any(one.sha256 == sha256 for one in earlier):",
         "if False:",
-        ("hub/test_admission.py",),
+        ("hub/aggregation/test_update_checks.py",),
     ),
     Mutation(
         "any-norm-counts",
         "if median and norm > terms.refuse_over * median:",
         "if False:",
-        ("hub/test_admission.py",),
+        ("hub/aggregation/test_update_checks.py",),
     ),
     Mutation(
         "no-quarantine",
         "if count >= terms.refusals and not quarantine:",
         "if False:",
-        ("hub/test_admission.py",),
+        ("hub/aggregation/test_update_checks.py",),
     ),
     Mutation(
         "strangers-word-believed",
         'return 1 if role == "stranger" else max(1, min(said, samples))',
         "return max(1, min(said, samples))",
-        ("hub/test_admission.py",),
+        ("hub/aggregation/test_update_checks.py",),
     ),
     Mutation(
         "stranger-cut-to-the-largest-friend",
         "most = min(_at_most(other, one.merged) for other in friends)",
         "most = max(_at_most(other, one.merged) for other in friends)",
-        ("hub/test_admission.py",),
+        ("hub/aggregation/test_update_checks.py",),
     ),
 )
 
