@@ -475,18 +475,18 @@ def schedule(seed: int) -> World:
 
 
 @pytest.mark.slow
-def test_answered_operations_under_faults_are_never_lost(request: pytest.FixtureRequest) -> None:
-    seed_option = request.config.getoption("--seed", default=None)
-    count = request.config.getoption("--seeds", default=None)
-    answered = 0
-    for seed in [seed_option] if seed_option is not None else range(count or SCHEDULES):
+def test_answered_operations_under_faults_are_never_lost(
+    request: pytest.FixtureRequest, seeds: Callable[[int], Iterable[int]]
+) -> None:
+    answered, tried = 0, list(seeds(SCHEDULES))
+    for seed in tried:
         try:
             world = schedule(seed)
         except Exception as error:
             error.add_note(f"again: pytest tests/sim/test_kvstore.py --seed {seed}")
             raise
         answered += sum(asked.done is not None for asked in world.history)
-    assert seed_option is not None or answered > 50 * (count or SCHEDULES)
+    assert request.config.getoption("--seed") is not None or answered > 50 * len(tried)
 
 
 def test_answer_before_quorum_is_detected_by_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:

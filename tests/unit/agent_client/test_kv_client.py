@@ -109,7 +109,7 @@ def test_what_the_board_cannot_take_is_said_at_once(one: KvServers) -> None:
     with pytest.raises(AgentError, match="not valid text"):
         board.get("\udcff")
     board.set("text", b"abc")
-    with pytest.raises(AgentError, match="no number"):
+    with pytest.raises(AgentError, match="not a number"):
         board.add("text", 1)
 
 
