@@ -214,7 +214,7 @@ class KeyValueStore:
         newest = self._fences.get(scope.run, 0)
         if LOBBY < scope.generation < newest:
             return KvDenied(
-                "stale", f"{scope} is over; the run is at generation {newest} or later", _TOO_LATE
+                "stale", f"{scope} has ended; the run is at generation {newest} or later", _TOO_LATE
             )
         return None
 

@@ -102,7 +102,7 @@ def test_errors_are_those_of_torch(store: ClusterStore) -> None:
                 wait(one)
             assert isinstance(caught.value, RuntimeError)
         one.set("text", "abc")
-        with pytest.raises(dist.DistStoreError, match="no number"):
+        with pytest.raises(dist.DistStoreError, match="not a number"):
             one.add("text", 1)
         with pytest.raises(dist.DistStoreError, match="would have"):
             one.set("big", "x" * (1 << 20))
