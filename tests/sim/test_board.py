@@ -461,18 +461,18 @@ def schedule(seed: int) -> World:
 
 
 @pytest.mark.slow
-def test_what_was_answered_stays_true(request: pytest.FixtureRequest) -> None:
-    one = request.config.getoption("--seed", default=None)
-    count = request.config.getoption("--seeds", default=None)
-    answered = 0
-    for seed in [one] if one is not None else range(count or SCHEDULES):
+def test_what_was_answered_stays_true(
+    request: pytest.FixtureRequest, seeds: Callable[[int], Iterable[int]]
+) -> None:
+    answered, tried = 0, list(seeds(SCHEDULES))
+    for seed in tried:
         try:
             world = schedule(seed)
         except Exception as error:
             error.add_note(f"again: pytest tests/sim/test_board.py --seed {seed}")
             raise
         answered += sum(asked.done is not None for asked in world.history)
-    assert one is not None or answered > 50 * (count or SCHEDULES)
+    assert request.config.getoption("--seed") is not None or answered > 50 * len(tried)
 
 
 def test_an_answer_before_a_quorum_holds_it_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
