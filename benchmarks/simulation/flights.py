@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from barnraise.runs.sharding import MicroBatch, fingerprint
+from barnraise.runs.sharding import MicroBatch, coverage_sum
 from barnraise.training.steps.commit_vote import CommitVote, read_held
 from barnraise.training.sync import Sync
 from benchmarks.fake_clock import FakeClock
@@ -80,7 +80,7 @@ class StepSum:
 
     def say(self, rank: int, newest: int) -> None:
         """That this member holds the result, and more."""
-        mine = fingerprint(self.parts[self._setting.members[rank]])
+        mine = coverage_sum(self.parts[self._setting.members[rank]])
         speed = self._speeds[rank]
         word = CommitVote(self.step, self.digest, newest, speed, {}, samples=self._samples, units=mine)
         self._said[rank] = msgspec.msgpack.encode(word)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from barnraise.runs.commit import CommitDecision, MemberState, conclude
-from barnraise.runs.sharding import DataOrder, MicroBatch, cut, lease
+from barnraise.runs.commit import CommitDecision, MemberState, decide_commit
+from barnraise.runs.sharding import DataOrder, MicroBatch, cut_micro_batches, assign_micro_batches
 from barnraise.training.steps.commit_vote import CommitVote, is_outdated
 from barnraise.training.steps.load_balancing import Leased, deal_to_all
 from barnraise.training.steps.progress import Deal, StepProgress, may_go_ahead
@@ -231,7 +231,7 @@ class Training:
         self._group = [self._machines[machine] for machine in self.members]
         if self._done and all(one.is_fresh for one in self._group):
             raise RuntimeError("everybody who had the state is gone; checkpoints are not simulated")
-        verdict = conclude([one.word(self._done) for one in self._group])
+        verdict = decide_commit([one.word(self._done) for one in self._group])
         for one in self._group:
             if verdict.apply and not one.is_fresh and one.done < verdict.done:
                 self._apply(one, (), _nothing)
@@ -405,7 +405,7 @@ def _remembered_lease(
     shares: Sequence[float],
     tried: frozenset[int],
 ) -> Leased:
-    """`lease`, of which thousands of members take seconds: the next step is often dealt like the last."""
+    """`assign_micro_batches`, of which thousands of members take seconds: the next step is often dealt like the last."""
     span = units[-1].last - units[0].first
     return _leased(span, units[0].size, tuple(claimed.items()), tuple(shares), tried)
 
@@ -418,7 +418,7 @@ def _leased(
     shares: tuple[float, ...],
     tried: frozenset[int],
 ) -> Leased:
-    return lease(cut(0, span, unit), dict(claimed), shares, tried)
+    return assign_micro_batches(cut_micro_batches(0, span, unit), dict(claimed), shares, tried)
 
 
 def _nothing(units: Sequence[MicroBatch], claimed: Mapping[int, frozenset[int]]) -> list[MicroBatch]:

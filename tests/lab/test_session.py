@@ -23,7 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from barnraise.agent_client.run_requests import RunsRequest, RunsResponse
-from barnraise.runs.checkpoint_manifest import step_of
+from barnraise.runs.checkpoint_manifest import folder_step
 from benchmarks.commits import judge, read_commits
 from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.runs import CommandLine
@@ -316,7 +316,7 @@ def test_everybody_dies_and_the_newest_checkpoint_stands(
 
     def saved(place: int) -> list[int]:
         names = (path.name for path in machines.state(place).glob(f"runs/{run}/checkpoints/step-*"))
-        return sorted(step for name in names if (step := step_of(name)) is not None)
+        return sorted(step for name in names if (step := folder_step(name)) is not None)
 
     def newest(place: int) -> int:
         return max(saved(place), default=0)

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from barnraise.core.errors import ProtocolError
 from barnraise.runs import commit
-from barnraise.runs.commit import CommitDecision, MemberState, conclude
-from barnraise.runs.sharding import DataOrder, lease
+from barnraise.runs.commit import CommitDecision, MemberState, decide_commit
+from barnraise.runs.sharding import DataOrder, assign_micro_batches
 
 COURSE = DataOrder(samples=64, batch=16, unit=3, seed=5)
 
@@ -95,7 +95,7 @@ class World:
 
     def enter(self, member: Member) -> None:
         names = self.groups[member.group]
-        verdict = conclude([member.words[name] for name in names])
+        verdict = decide_commit([member.words[name] for name in names])
         rank = names.index(member.name)
         if verdict.apply and not member.fresh and len(member.history) < verdict.done:
             self.apply(member, member.held)
@@ -116,7 +116,7 @@ class World:
 
     def dealt(self, member: Member, step: int, claimed: dict[int, frozenset[int]]) -> list[int]:
         names = self.groups[member.group]
-        found = lease(COURSE.units(step), claimed, [1.0] * len(names))
+        found = assign_micro_batches(COURSE.units(step), claimed, [1.0] * len(names))
         return list(found[names.index(member.name)])
 
     def compute(self, name: int) -> None:
@@ -177,25 +177,25 @@ def test_atomic_and_exactly_once(block: int) -> None:
 
 def _any_holder_decides(words: Sequence[MemberState]) -> CommitDecision:
     """Wrong: that one survivor holds the result says nothing of the others."""
-    verdict = commit.conclude(words)
+    verdict = commit.decide_commit(words)
     is_held = any(word.held and not word.fresh for word in words)
     return replace(verdict, done=verdict.done + 1, apply=True) if is_held and not verdict.apply else verdict
 
 
 def _nobody_applies(words: Sequence[MemberState]) -> CommitDecision:
     """Wrong: what all survivors hold may have been applied by somebody already."""
-    verdict = commit.conclude(words)
+    verdict = commit.decide_commit(words)
     return replace(verdict, done=verdict.done - 1, apply=False) if verdict.apply else verdict
 
 
 def _claims_are_forgotten(words: Sequence[MemberState]) -> CommitDecision:
     """Wrong: units that are in somebody's sums are dealt again."""
-    return replace(commit.conclude(words), claimed=tuple(frozenset[int]() for _ in words))
+    return replace(commit.decide_commit(words), claimed=tuple(frozenset[int]() for _ in words))
 
 
 def _work_ahead_is_forgotten(words: Sequence[MemberState]) -> CommitDecision:
     """Wrong: each member alone remembers it, and the others deal the same units again."""
-    return replace(commit.conclude(words), ahead=tuple(frozenset[int]() for _ in words))
+    return replace(commit.decide_commit(words), ahead=tuple(frozenset[int]() for _ in words))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from barnraise.collectives.algorithms.schedule import BufferLayout, StepKind
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.planning import ModelSize, StepTimes
-from barnraise.runs.commit import CommitDecision, MemberState, conclude
+from barnraise.runs.commit import CommitDecision, MemberState, decide_commit
 from barnraise.runs.sharding import DataOrder
 from barnraise.training.steps.progress import StepProgress
 from barnraise.training.sync import Sync
@@ -228,7 +228,7 @@ def test_deaths_at_every_moment_of_rounds_that_overlap(monkeypatch: pytest.Monke
     said: list[CommitDecision] = []
 
     def listening(words: Sequence[MemberState]) -> CommitDecision:
-        said.append(conclude(words))
+        said.append(decide_commit(words))
         return said[-1]
 
     monkeypatch.setattr(simulated, "conclude", listening)

@@ -35,11 +35,11 @@ from barnraise.runs.checkpoint_manifest import (
     encode,
     fingerprint,
     folder_name,
-    held_of,
-    manifest_in,
-    out_of_date,
-    step_of,
-    written_in,
+    to_held_checkpoint,
+    load_manifest,
+    outdated_folders,
+    folder_step,
+    modification_times,
 )
 from barnraise.runs.record import MOST_MACHINES
 
@@ -95,9 +95,9 @@ class Checkpoints:
         """The newest that is whole, provisional ones last; what is passed over is named with the reason."""
         known = []
         for place in self._folder.iterdir() if self._folder.is_dir() else ():
-            if step_of(place.name) is not None:
+            if folder_step(place.name) is not None:
                 manifest = self._tried(place, self._manifest)
-                known += [(held_of(manifest), place)] if manifest is not None else []
+                known += [(to_held_checkpoint(manifest), place)] if manifest is not None else []
         for _, place in sorted(known, key=lambda one: (one[0].agreed, one[0].age), reverse=True):
             found = self._tried(place, self.read)
             if found is not None:
@@ -118,7 +118,7 @@ class Checkpoints:
         return manifest, FlatState(skeleton, tensors)
 
     def _manifest(self, place: Path) -> CheckpointManifest:
-        return manifest_in(place, self.run, self._notary.signers(self.run))
+        return load_manifest(place, self.run, self._notary.signers(self.run))
 
     def _tried(self, place: Path, reading: Callable[[Path], T]) -> T | None:
         try:
@@ -157,7 +157,7 @@ class Checkpoints:
             draft.rename(target)
             sync_path(self._folder)
             self._last = name
-            for old in out_of_date(written_in(self._folder), keep=facts.step):
+            for old in outdated_folders(modification_times(self._folder), keep=facts.step):
                 remove_tree(self._folder / old)
         except (OSError, SafetensorError, BarnraiseError) as error:  # the second, too, where the disk is full
             words = getattr(error, "strerror", None) or getattr(error, "message", None) or error

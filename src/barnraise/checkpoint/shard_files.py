@@ -26,7 +26,7 @@ from barnraise.artifacts.store.disk import remove_tree
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.core.files import sync_path
-from barnraise.runs.checkpoint_manifest import Step, folder_name, step_of
+from barnraise.runs.checkpoint_manifest import Step, folder_name, folder_step
 
 log = logging.getLogger("barnraise.checkpoint")
 
@@ -165,10 +165,10 @@ def earlier_homes(environment: Mapping[str, str], folder: str | Path) -> list[Pa
 
 def adopt(root: Path, earlier: Sequence[Path]) -> None:
     """A run that has none goes on with those of the last one that has; its own stay what they are."""
-    if any(step_of(place.name) is not None for place in root.iterdir()):
+    if any(folder_step(place.name) is not None for place in root.iterdir()):
         return
     for home in earlier:
-        places = [place for place in home.iterdir() if step_of(place.name)] if home.is_dir() else []
+        places = [place for place in home.iterdir() if folder_step(place.name)] if home.is_dir() else []
         for place in places:
             draft = root / f"{DRAFT}{secrets.token_hex(8)}"
             draft.mkdir(mode=0o700)
@@ -208,7 +208,7 @@ def inventory(root: Path) -> list[HeldShards]:
     """Files count by their sizes; those of which the manifest cannot be read are named."""
     found = []
     for place in sorted(root.iterdir()):
-        step = step_of(place.name)
+        step = folder_step(place.name)
         if step is None:
             continue
         try:

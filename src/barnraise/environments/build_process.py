@@ -75,7 +75,7 @@ async def run_step(
             on_progress(line.strip())
 
     try:
-        code, tail = await run_to_end(step.command, folder, environment, on_line)
+        code, tail = await run_build_command(step.command, folder, environment, on_line)
     except OSError as error:
         raise RunEnvironmentError(
             f"the environment was not built from {source}: {step.command[0]} cannot be started ({error})",
@@ -85,7 +85,7 @@ async def run_step(
         raise failure(source, tail, code)
 
 
-async def run_to_end(
+async def run_build_command(
     command: Sequence[str],
     folder: Path,
     environment: Mapping[str, str],

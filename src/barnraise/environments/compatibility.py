@@ -99,7 +99,7 @@ def compare(
     return tuple(sorted(findings, key=lambda each: _WORST_FIRST.index(each.level)))
 
 
-def usable(findings: Sequence[CompatibilityFinding], nodes: Sequence[str]) -> CompatibilityVerdict:
+def select_machines(findings: Sequence[CompatibilityFinding], nodes: Sequence[str]) -> CompatibilityVerdict:
     """Sorts the machines; what would have to be installed on one that is left out blocks nothing."""
     impossible = [each for each in findings if each.level == "impossible"]
     lacking = {each.node: each for each in reversed(impossible) if each.about == "device"}

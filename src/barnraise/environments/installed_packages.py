@@ -58,7 +58,7 @@ class InstalledPackages(msgspec.Struct, frozen=True, kw_only=True):
 
 def own_packages(names: Iterable[str]) -> InstalledPackages:
     """What this process's Python has; takes some tenths of a second if something was installed meanwhile."""
-    return msgspec.convert(package_probe.survey(_bounded(names), _distributions()), InstalledPackages)
+    return msgspec.convert(package_probe.probe(_bounded(names), _distributions()), InstalledPackages)
 
 
 async def packages_of(
@@ -68,12 +68,12 @@ async def packages_of(
     # Our own folder must not be searched, hence -P.
     command = (str(python), "-P", package_probe.__file__)
     hint = f'Start it by hand, and repair or replace it if that fails: "{python}" -c "import sys"'
-    return await packages_told_by(
+    return await query_packages(
         command, names, whose=f"the Python at {python}", hint=hint, deadline_s=deadline_s
     )
 
 
-async def packages_told_by(
+async def query_packages(
     command: Sequence[str],
     names: Iterable[str],
     *,

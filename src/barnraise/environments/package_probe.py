@@ -19,7 +19,7 @@ from typing import Any
 _WORD = 128
 
 
-def survey(names: Iterable[str], distributions: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def probe(names: Iterable[str], distributions: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """The facts about this interpreter; ``distributions`` says who brings which import name."""
     importlib.invalidate_caches()
     packages = []
@@ -86,7 +86,7 @@ def search_places() -> tuple[tuple[str, int], ...]:
 
 def main() -> None:
     names = json.loads(sys.stdin.buffer.read(1 << 20))
-    found = survey(map(str, names), importlib.metadata.packages_distributions())
+    found = probe(map(str, names), importlib.metadata.packages_distributions())
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -67,7 +67,7 @@ class _Import(msgspec.Struct, frozen=True):
     relative: bool = False
 
 
-def needs_of(files: Mapping[str, bytes], script: str) -> ScriptImports:
+def scan_imports(files: Mapping[str, bytes], script: str) -> ScriptImports:
     """The needs of a script in a folder whose files are named by relative paths with ``/``."""
     script = str(PurePosixPath(script))
     if script not in files:

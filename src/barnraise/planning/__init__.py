@@ -8,18 +8,18 @@ from barnraise.planning.inputs.cluster import (
     NetworkPath,
     PlanCluster,
     PlannedMachine,
-    both_ways,
+    symmetric_link,
     build_cluster,
-    cluster_of,
-    without,
+    cluster_from_graph,
+    without_machines,
 )
 from barnraise.planning.inputs.codecs import LOSSY, PlanCodec
-from barnraise.planning.inputs.hypothetical import HypotheticalMachine, imagine, with_imagined
+from barnraise.planning.inputs.hypothetical import HypotheticalMachine, parse_machine, add_hypothetical
 from barnraise.planning.inputs.inputs import ModelSize, PlanLimits, StepTimes
 from barnraise.planning.inputs.levels import Level, Levels, read_levels
 from barnraise.planning.plan.advice import PlanAdvice, advise
 from barnraise.planning.plan.calibration import Calibration, Observation, refit
-from barnraise.planning.plan.drift_monitor import DriftMonitor, Replan, adopt, begin_watch, is_worth, watch
+from barnraise.planning.plan.drift_monitor import DriftMonitor, Replan, adopt_plan, start_monitor, is_worth_switching, observe_step
 from barnraise.planning.plan.planner import make_plans
 from barnraise.planning.plan.plans import Plan, PlanRanking, observation
 
@@ -42,19 +42,19 @@ __all__ = [
     "PlannedMachine",
     "Replan",
     "StepTimes",
-    "adopt",
+    "adopt_plan",
     "advise",
-    "begin_watch",
-    "both_ways",
+    "start_monitor",
+    "symmetric_link",
     "build_cluster",
-    "cluster_of",
-    "imagine",
-    "is_worth",
+    "cluster_from_graph",
+    "parse_machine",
+    "is_worth_switching",
     "make_plans",
     "observation",
     "read_levels",
     "refit",
-    "watch",
-    "with_imagined",
-    "without",
+    "observe_step",
+    "add_hypothetical",
+    "without_machines",
 ]

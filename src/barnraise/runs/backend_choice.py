@@ -48,7 +48,7 @@ def decode_rank(data: bytes, number: int) -> RankDevices:
 _ranks = msgspec.msgpack.Decoder(RankDevices)
 
 
-def choose_together(
+def choose_group_backend(
     ranks: Sequence[RankDevices], machines: Sequence[int], forced: str, fabric: str
 ) -> BackendChoice:
     """The same choice on every rank, because each knows of all. ``machines`` are those of the ranks.
@@ -57,7 +57,7 @@ def choose_together(
     """
     asked = {None if rank.asked is None else rank.asked.lower() for rank in ranks}
     first = ranks[0].asked
-    choice = choose_engine(
+    choice = choose_backend(
         first,
         tuple(machines),
         ",".join(sorted({rank.device for rank in ranks})),
@@ -72,7 +72,7 @@ def choose_together(
     return choice
 
 
-def choose_engine(
+def choose_backend(
     asked: str | None,
     machines: tuple[int, ...],
     device: str,
@@ -83,7 +83,7 @@ def choose_engine(
 ) -> BackendChoice:
     """For a group whose ranks are on ``machines`` and compute on ``device`` (several: with commas)."""
     spans = len(set(machines)) > 1
-    wanted = usual_name(asked, device)
+    wanted = default_backend(asked, device)
     names = _names(wanted)
     if names <= _SENDS_NOTHING:
         return BackendChoice(wanted, "it sends nothing")
@@ -102,14 +102,14 @@ def choose_engine(
     return BackendChoice(wanted, "the fabric is trusted" if spans else "the group is within one machine")
 
 
-def usual_name(asked: str | None, device: str) -> str:
+def default_backend(asked: str | None, device: str) -> str:
     """What was asked for in torch's spelling, or what torch takes for such a device if nothing was."""
     if asked:
         return asked.lower()
     return "nccl" if _kinds(device) == {"cuda"} else "gloo"
 
 
-def sentence(asked: str | None, choice: BackendChoice, machines: Sequence[int]) -> str | None:
+def describe_choice(asked: str | None, choice: BackendChoice, machines: Sequence[int]) -> str | None:
     """What the user should know of the choice; None if the script gets what it asked for, safely."""
     plain = len(set(machines)) > 1 and bool(_names(choice.backend) - {OURS} - _SENDS_NOTHING)
     kept = choice.backend == asked.lower() if asked else choice.backend != OURS

@@ -6,7 +6,7 @@
 
 A checkpoint counts if a machine signed it that may save for its run: an owner's, or one that the run's order
 names. The signature covers the manifest, and the manifest the tensors, so that it does not matter who passes
-a copy on. Pure, but for `manifest_in` and `written_in`.
+a copy on. Pure, but for `load_manifest` and `modification_times`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class HeldCheckpoint(msgspec.Struct, frozen=True, array_like=True):
         return self.generation, self.step
 
 
-def held_of(manifest: CheckpointManifest) -> HeldCheckpoint:
+def to_held_checkpoint(manifest: CheckpointManifest) -> HeldCheckpoint:
     return HeldCheckpoint(manifest.run, manifest.step, not manifest.provisional, manifest.generation)
 
 
@@ -89,7 +89,7 @@ def folder_name(step: int) -> str:
     return f"step-{step:08}"
 
 
-def written_in(folder: Path) -> dict[str, float]:
+def modification_times(folder: Path) -> dict[str, float]:
     """The names of what is in there, and when each was written."""
     written = {}
     with os.scandir(folder) as found:
@@ -99,19 +99,19 @@ def written_in(folder: Path) -> dict[str, float]:
     return written
 
 
-def step_of(name: str) -> int | None:
+def folder_step(name: str) -> int | None:
     """The step that a folder's name says; None if it is no checkpoint's."""
     found = _FOLDER.fullmatch(name)
     return int(found[1]) if found is not None else None
 
 
-def out_of_date(written: Mapping[str, float], keep: int) -> list[str]:
+def outdated_folders(written: Mapping[str, float], keep: int) -> list[str]:
     """The folders of checkpoints that are not among the last that were written; that of step ``keep`` stays.
 
     By time, not by step: what a dropped branch left may have higher steps than all that is saved now.
     """
-    ours = [(at, name) for name, at in written.items() if step_of(name) is not None]
-    return [name for _, name in sorted(ours)[:-KEPT] if step_of(name) != keep]
+    ours = [(at, name) for name, at in written.items() if folder_step(name) is not None]
+    return [name for _, name in sorted(ours)[:-KEPT] if folder_step(name) != keep]
 
 
 # who vouches for it
@@ -126,7 +126,7 @@ def sign(key: NodeKey, run: str, step: int, manifest: bytes) -> CheckpointSignat
     return CheckpointSignature(key.id.raw, key.sign(_statement(run, step, manifest)))
 
 
-def signers(log: TrustLog, order: RunSpec) -> frozenset[bytes]:
+def allowed_signers(log: TrustLog, order: RunSpec) -> frozenset[bytes]:
     """Who may save for a run: every owner, and a guest that the order names. Nobody who was removed."""
     members = {node.raw: member.role for node, member in log.members.items()}
     return frozenset(raw for raw, role in members.items() if role == "owner" or raw in order.nodes)
@@ -153,7 +153,7 @@ def read_manifest(
     return manifest
 
 
-def manifest_in(place: Path, run: str, may_sign: Collection[bytes]) -> CheckpointManifest:
+def load_manifest(place: Path, run: str, may_sign: Collection[bytes]) -> CheckpointManifest:
     """Of a checkpoint on this machine's disk; RunError with the reason if it does not count."""
     try:
         data = _bounded(place / MANIFEST)
@@ -177,14 +177,14 @@ def encode(what: CheckpointManifest | CheckpointSignature) -> bytes:
 # which one counts, and who keeps it
 
 
-def newest(held: Iterable[HeldCheckpoint], runs: Sequence[str]) -> HeldCheckpoint | None:
+def newest_checkpoint(held: Iterable[HeldCheckpoint], runs: Sequence[str]) -> HeldCheckpoint | None:
     """Of the first of these runs that has any: an agreed one before a provisional one, then the latest."""
     places = {run: place for place, run in enumerate(runs)}
     known = [one for one in held if one.run in places]
     return max(known, key=lambda one: (-places[one.run], one.agreed, one.age), default=None)
 
 
-def next_keeper(
+def next_copy_target(
     me: bytes, holders: Collection[bytes], candidates: Sequence[bytes], copies: int
 ) -> bytes | None:
     """Whom to give a copy now. Of those who hold it, one alone gives: all come to the same conclusion."""

@@ -61,7 +61,7 @@ class CommitDecision(msgspec.Struct, frozen=True):
     overlaps: bool = True  # all of them could
 
 
-def conclude(words: Sequence[MemberState]) -> CommitDecision:
+def decide_commit(words: Sequence[MemberState]) -> CommitDecision:
     """ProtocolError if the words contradict each other: then somebody's state is not of this run."""
     verdict = _conclude(words)
     near = [rank for rank in verdict.fresh if words[rank].nursed and words[rank].done == verdict.done]

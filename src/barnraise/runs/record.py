@@ -159,7 +159,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         return [rank for rank, slot in enumerate(self.slots) if slot.node == node]
 
 
-def outranks(record: RunRecord, known: RunRecord) -> bool:
+def supersedes(record: RunRecord, known: RunRecord) -> bool:
     """Whether it takes the place of another version.
 
     What was decided counts more than what went on without a quorum, unless that goes on from it.
@@ -240,7 +240,7 @@ _orders = msgspec.msgpack.Decoder(RunSpec)
 _records = msgspec.msgpack.Decoder(RunRecord)
 
 
-def sign_order(order: RunSpec, key: NodeKey) -> RunRecord:
+def sign_spec(order: RunSpec, key: NodeKey) -> RunRecord:
     """The first version of its record."""
     encoded = _encoder.encode(order)
     if order.by != key.id.raw:
@@ -248,7 +248,7 @@ def sign_order(order: RunSpec, key: NodeKey) -> RunRecord:
     return RunRecord(order=encoded, signature=key.sign(_PURPOSE + encoded))
 
 
-def read_order(record: RunRecord) -> RunSpec:
+def read_spec(record: RunRecord) -> RunSpec:
     """The order of a record, if whoever gave it signed it; whether that was an owner, the log knows."""
     order = decode(_orders, record.order, "the order of a run cannot be read")
     if not verify_signature(NodeId(order.by), record.signature, _PURPOSE + record.order):

@@ -29,7 +29,7 @@ class MicroBatch(NamedTuple):
         return self.last - self.first
 
 
-def cut(first: int, last: int, size: int) -> tuple[MicroBatch, ...]:
+def cut_micro_batches(first: int, last: int, size: int) -> tuple[MicroBatch, ...]:
     """The units of a step that covers these positions."""
     starts = range(first, last, size)
     return tuple(MicroBatch(number, start, min(start + size, last)) for number, start in enumerate(starts))
@@ -70,7 +70,7 @@ class DataOrder(NamedTuple):
         return first, min(first + self.steps(step, period) * self.batch, self.samples)
 
     def units(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
-        return cut(*self.span(step, period), self.unit)
+        return cut_micro_batches(*self.span(step, period), self.unit)
 
     def order(self, epoch: int) -> numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]:
         """The samples of an epoch by position; the same on every machine and in every version."""
@@ -83,7 +83,7 @@ class DataOrder(NamedTuple):
         return numpy.argsort(keys, kind="stable").astype(numpy.int64)
 
 
-def seed_of(seed: int, step: int, unit: int, purpose: int = 0) -> int:
+def micro_batch_seed(seed: int, step: int, unit: int, purpose: int = 0) -> int:
     """The randomness inside a unit: keyed by its position, so that it does not depend on who computes it."""
     value = seed & _MASK
     for part in (step, unit, purpose):
@@ -94,12 +94,12 @@ def seed_of(seed: int, step: int, unit: int, purpose: int = 0) -> int:
     return value & ((1 << 63) - 1)
 
 
-def fingerprint(units: Iterable[int]) -> int:
+def coverage_sum(units: Iterable[int]) -> int:
     """Those of several members add up to that of all units if each of them is there just once."""
-    return sum(seed_of(0, 0, number) for number in units) & _MASK >> 1
+    return sum(micro_batch_seed(0, 0, number) for number in units) & _MASK >> 1
 
 
-def lease(
+def assign_micro_batches(
     units: Sequence[MicroBatch],
     claimed: Mapping[int, frozenset[int]],
     shares: Sequence[float],

@@ -7,7 +7,7 @@ from barnraise.environments.compatibility import (
     ExcludedMachine,
     compare,
     describe,
-    usable,
+    select_machines,
 )
 from barnraise.environments.installed_packages import InstalledPackages, Package
 from barnraise.environments.script_imports import ScriptImports
@@ -173,7 +173,7 @@ def test_machines_without_cuda_are_left_out_and_named() -> None:
     others = {"mac": machine(os="Darwin", arch="arm64"), "pc": machine(numpy="2")}
     devices = {"mac": ("cpu", "mps"), "pc": ("cpu", "cuda")}
     findings = compare(machine(numpy="2"), others, needs, devices)
-    verdict = usable(findings, ["mac", "pc"])
+    verdict = select_machines(findings, ["mac", "pc"])
     assert verdict.kept == ("pc",)
     why = "mac has no CUDA device and is left out: train.py line 3 asks for CUDA: x.cuda()"
     assert verdict.left_out == (ExcludedMachine("mac", why),)
@@ -183,7 +183,7 @@ def test_machines_without_cuda_are_left_out_and_named() -> None:
 
 def test_a_missing_package_blocks() -> None:
     findings = compared(machine(numpy="2"), machine(), "numpy")
-    verdict = usable(findings, ["mac", "pc"])
+    verdict = select_machines(findings, ["mac", "pc"])
     assert verdict.kept == ("mac",)
     assert verdict.blocking == tuple(findings)
 
@@ -193,7 +193,7 @@ def test_a_syntax_error_is_all_that_is_said() -> None:
         machine(), {"pc": machine(torch=None)}, ScriptImports(syntax="train.py line 3: invalid"), {}
     )
     assert [each.about for each in findings] == ["code"]
-    assert usable(findings, ["pc"]).blocking == findings
+    assert select_machines(findings, ["pc"]).blocking == findings
 
 
 def test_the_lines_put_the_worst_first() -> None:

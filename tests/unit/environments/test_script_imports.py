@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.environments.script_imports import ScriptImports, needs_of
+from barnraise.environments.script_imports import ScriptImports, scan_imports
 
 
 def needs(script: str, **others: str) -> ScriptImports:
     files = {"train.py": script.encode()}
     files |= {name.replace("__", "/") + ".py": text.encode() for name, text in others.items()}
-    return needs_of(files, "train.py")
+    return scan_imports(files, "train.py")
 
 
 def test_required_and_optional_imports_are_told_apart() -> None:
@@ -65,7 +65,7 @@ def test_modules_of_the_folder_are_followed() -> None:
         "random.py": b"import shadowing",
         "unused.py": b"import never",
     }
-    found = needs_of(files, "train.py")
+    found = scan_imports(files, "train.py")
     wanted = {"einops", "torch", "timm", "xformers", "PIL", "early", "shadowing"}
     assert set(found.required) == wanted
     assert found.optional == ("late",)
@@ -73,8 +73,8 @@ def test_modules_of_the_folder_are_followed() -> None:
 
 def test_a_script_in_a_subfolder_finds_what_lies_beside_it_and_at_the_top() -> None:
     files = {"src/train.py": b"import beside, top, far", "src/beside.py": b"", "top.py": b"import torch"}
-    assert needs_of(files, "src/train.py") == ScriptImports(required=("far", "torch"))
-    assert needs_of(files, "./src/train.py") == ScriptImports(required=("far", "torch"))
+    assert scan_imports(files, "src/train.py") == ScriptImports(required=("far", "torch"))
+    assert scan_imports(files, "./src/train.py") == ScriptImports(required=("far", "torch"))
 
 
 def test_what_an_optional_module_needs_is_optional() -> None:
@@ -93,9 +93,9 @@ def test_what_an_optional_module_needs_is_optional() -> None:
 def test_a_folder_of_data_does_not_hide_a_package() -> None:
     files = {"train.py": b"from datasets import load_dataset\nimport tools.mine"}
     files |= {"datasets/fetch.py": b"", "tools/mine.py": b"import torch", "fast.cpython-311.so": b"\0"}
-    assert needs_of(files, "train.py") == ScriptImports(required=("datasets", "torch"))
+    assert scan_imports(files, "train.py") == ScriptImports(required=("datasets", "torch"))
     files["train.py"] = b"import fast"
-    assert needs_of(files, "train.py") == ScriptImports()
+    assert scan_imports(files, "train.py") == ScriptImports()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_syntax_error_is_named_with_its_file_and_line() -> None:
     found = needs("import net", net="x = = 1")
     assert found.syntax is not None
     assert found.syntax.startswith("net.py line 1: invalid syntax")
-    assert needs_of({"other.py": b""}, "train.py").syntax == "train.py is not in the folder that is sent"
+    assert scan_imports({"other.py": b""}, "train.py").syntax == "train.py is not in the folder that is sent"
 
 
 @pytest.mark.parametrize(
@@ -161,13 +161,13 @@ def test_a_syntax_error_is_named_with_its_file_and_line() -> None:
     [b"\0", b"\xff\xfe\x00", b"# coding: no-such\nx", b"x = '\xe9'", b"(" * 5000, b"-" * 100_000 + b"1", b""],
 )
 def test_strange_bytes_never_raise(text: bytes) -> None:
-    found = needs_of({"train.py": text}, "train.py")
+    found = scan_imports({"train.py": text}, "train.py")
     assert found.required == ()
 
 
 @given(st.binary(max_size=200), st.text(max_size=20))
 def test_no_bytes_and_no_name_raise(text: bytes, script: str) -> None:
-    needs_of({"train.py": text, script: text}, script)
+    scan_imports({"train.py": text, script: text}, script)
 
 
 _LINES = st.sampled_from(
@@ -181,5 +181,5 @@ _LINES = st.sampled_from(
 def test_circles_and_odd_folders_end(modules: dict[str, list[str]]) -> None:
     files = {path: "\n".join(lines).encode() for path, lines in modules.items()}
     files["train.py"] = b"import a, b, c, d.e, x.y"
-    found = needs_of(files, "train.py")
+    found = scan_imports(files, "train.py")
     assert set(found.required) <= {"a", "b", "c", "d", "x"}

@@ -12,7 +12,7 @@ from barnraise.planning import (
     PlanCluster,
     PlannedMachine,
     StepTimes,
-    both_ways,
+    symmetric_link,
     build_cluster,
 )
 
@@ -35,7 +35,7 @@ def mesh(
     for a in range(len(members)):
         for b in range(a + 1, len(members)):
             rate = mbps(a, b) if callable(mbps) else mbps
-            paths += both_ways(members[a].name, members[b].name, rate, latency_s)
+            paths += symmetric_link(members[a].name, members[b].name, rate, latency_s)
     return build_cluster(members, paths)
 
 

@@ -16,13 +16,13 @@ from barnraise.runs.checkpoint_manifest import (
     encode,
     fingerprint,
     folder_name,
-    newest,
-    next_keeper,
-    out_of_date,
+    newest_checkpoint,
+    next_copy_target,
+    outdated_folders,
     read_manifest,
     sign,
-    signers,
-    step_of,
+    allowed_signers,
+    folder_step,
 )
 from barnraise.runs.record import RunSpec
 
@@ -83,9 +83,9 @@ def test_owners_sign_and_guests_for_their_own_runs_and_nobody_who_was_removed() 
     log = TrustLog.found(KEY, "mac")
     for key, role in ((STRANGER, "owner"), (GUEST, "guest"), (OTHER_GUEST, "guest")):
         log = log.extended(log.admit(KEY, key.id, role, role))  # type: ignore[arg-type]
-    assert signers(log, order(KEY, GUEST)) == {KEY.id.raw, STRANGER.id.raw, GUEST.id.raw}
+    assert allowed_signers(log, order(KEY, GUEST)) == {KEY.id.raw, STRANGER.id.raw, GUEST.id.raw}
     log = log.extended(log.revoke(KEY, STRANGER.id))
-    assert signers(log, order(KEY, STRANGER)) == {KEY.id.raw}
+    assert allowed_signers(log, order(KEY, STRANGER)) == {KEY.id.raw}
 
 
 def test_the_run_itself_counts_before_what_it_goes_on_with() -> None:
@@ -95,11 +95,11 @@ def test_the_run_itself_counts_before_what_it_goes_on_with() -> None:
         HeldCheckpoint("b", 9, False),
         HeldCheckpoint("c", 99, True),
     ]
-    assert newest(held, ["b", "a"]) == HeldCheckpoint("b", 5, True), (
+    assert newest_checkpoint(held, ["b", "a"]) == HeldCheckpoint("b", 5, True), (
         "and an agreed one before a provisional one"
     )
-    assert newest(held[1:2] + held[3:], ["b", "a"]) == HeldCheckpoint("a", 60, True)
-    assert newest(held, ["x"]) is None
+    assert newest_checkpoint(held[1:2] + held[3:], ["b", "a"]) == HeldCheckpoint("a", 60, True)
+    assert newest_checkpoint(held, ["x"]) is None
 
 
 @given(st.sets(st.integers(0, 9), min_size=1), st.integers(1, 9))
@@ -108,7 +108,7 @@ def test_copies_are_given_one_by_one_until_there_are_enough(holders: set[int], c
     have = {bytes([number]) for number in holders}
     everybody = [bytes([number]) for number in range(10)]
     while True:
-        given = [node for me in have if (node := next_keeper(me, have, everybody, copies)) is not None]
+        given = [node for me in have if (node := next_copy_target(me, have, everybody, copies)) is not None]
         if not given:
             break
         assert len(given) == 1
@@ -120,13 +120,13 @@ def test_copies_are_given_one_by_one_until_there_are_enough(holders: set[int], c
 def test_the_last_three_stay() -> None:
     written = {folder_name(step): float(at) for at, step in enumerate((7, 8, 9, 100_000_000))}
     others = {"new-1": 9.0, ".draft-00000001": 9.0, "step-x": 9.0}
-    assert out_of_date({**written, **others}, keep=100_000_000) == [folder_name(7)]
-    assert out_of_date(written, keep=7) == []
+    assert outdated_folders({**written, **others}, keep=100_000_000) == [folder_name(7)]
+    assert outdated_folders(written, keep=7) == []
 
 
 def test_what_a_dropped_branch_left_goes_before_what_is_saved_now() -> None:
     written = {folder_name(step): float(at) for at, step in enumerate((7000, 8000, 9000, 5100))}
-    assert out_of_date(written, keep=5100) == [folder_name(7000)]
+    assert outdated_folders(written, keep=5100) == [folder_name(7000)]
     written[folder_name(5200)] = 4.0
-    assert out_of_date(written, keep=5200) == [folder_name(7000), folder_name(8000)]
-    assert step_of(folder_name(100_000_000)) == 100_000_000
+    assert outdated_folders(written, keep=5200) == [folder_name(7000), folder_name(8000)]
+    assert folder_step(folder_name(100_000_000)) == 100_000_000

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.core.errors import ProtocolError
-from barnraise.runs.commit import MemberState, conclude
+from barnraise.runs.commit import MemberState, decide_commit
 
 FRESH = MemberState(True)
 NONE: frozenset[int] = frozenset()
@@ -37,7 +37,7 @@ def at(done: int, held: str = "", units: tuple[int, ...] = (), ahead: tuple[int,
 def test_words_that_agree_lead_to_one_verdict(words: list[MemberState], done: int, applies: bool) -> None:
     """The order of the words changes nothing but the ranks."""
     for told in (words, words[::-1]):
-        verdict = conclude(told)
+        verdict = decide_commit(told)
         assert (verdict.done, verdict.apply) == (done, applies)
         assert verdict.donors == tuple(rank for rank, word in enumerate(told) if not word.fresh)
         assert verdict.fresh == tuple(rank for rank, word in enumerate(told) if word.fresh)
@@ -75,7 +75,7 @@ def test_words_that_agree_lead_to_one_verdict(words: list[MemberState], done: in
 def test_words_that_contradict_each_other_are_refused(words: list[MemberState], reason: str) -> None:
     for told in (words, words[::-1]):
         with pytest.raises(ProtocolError, match=reason):
-            conclude(told)
+            decide_commit(told)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_words_that_contradict_each_other_are_refused(words: list[MemberState], 
 def test_units_of_members_are_kept_for_the_step_that_they_belong_to(
     words: list[MemberState], claimed: tuple[set[int], ...], ahead: tuple[set[int], ...]
 ) -> None:
-    verdict = conclude(words)
+    verdict = decide_commit(words)
     assert verdict.claimed == claimed
     assert verdict.ahead == ahead
 
@@ -125,7 +125,7 @@ def test_units_of_members_are_kept_for_the_step_that_they_belong_to(
 def test_any_words_end_in_a_refusal_or_in_a_step_that_all_members_can_reach(words: list[MemberState]) -> None:
     """A member reaches the verdict's step if it is there, or holds the one result that leads to it."""
     try:
-        verdict = conclude(words)
+        verdict = decide_commit(words)
     except ProtocolError:
         done = {word.done for word in words}
         units = [(word.done, unit) for word in words for unit in word.units]
@@ -142,22 +142,22 @@ def test_any_words_end_in_a_refusal_or_in_a_step_that_all_members_can_reach(word
 def test_members_go_ahead_only_if_all_can() -> None:
     """One on MPS cannot; if the others did, they would deal the next round by other speeds than it."""
     able, unable = MemberState(False, 3), MemberState(False, 3, overlaps=False)
-    assert conclude([able, able]).overlaps
-    assert not conclude([able, unable]).overlaps
+    assert decide_commit([able, able]).overlaps
+    assert not decide_commit([able, unable]).overlaps
 
 
 def test_a_speed_that_is_not_known_is_taken_for_the_slowest() -> None:
-    assert conclude([at(3), at(3)]).speeds == ()
+    assert decide_commit([at(3), at(3)]).speeds == ()
     words = [MemberState(False, 3, speed=8.0), MemberState(False, 3), MemberState(False, 3, speed=2.0)]
-    assert conclude(words).speeds == (8.0, 2.0, 2.0)
+    assert decide_commit(words).speeds == (8.0, 2.0, 2.0)
 
 
 def test_a_newcomer_that_followed_to_another_step_is_not_nursed() -> None:
     near, far = MemberState(True, 5, nursed=True), MemberState(True, 4, nursed=True)
-    assert conclude([at(5), near, far, FRESH]).nursed == (1,)
+    assert decide_commit([at(5), near, far, FRESH]).nursed == (1,)
 
 
 def test_members_of_different_arithmetic_are_told_as_mixed() -> None:
     one, other = MemberState(False, 3, arithmetic=b"a"), MemberState(False, 3, arithmetic=b"b")
-    assert not conclude([one, one]).mixed
-    assert conclude([one, other]).mixed
+    assert not decide_commit([one, one]).mixed
+    assert decide_commit([one, other]).mixed

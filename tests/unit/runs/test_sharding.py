@@ -6,7 +6,7 @@ import numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.runs.sharding import DataOrder, lease, seed_of
+from barnraise.runs.sharding import DataOrder, assign_micro_batches, micro_batch_seed
 
 courses = st.builds(
     DataOrder,
@@ -52,8 +52,8 @@ def test_the_order_is_fixed_for_ever() -> None:
     """A run that is resumed with a later version must find the same samples."""
     assert DataOrder(10, 4, 2, seed=7).order(0).tolist() == [8, 4, 1, 6, 3, 2, 7, 5, 9, 0]
     assert DataOrder(10, 4, 2, seed=7).order(1).tolist() != DataOrder(10, 4, 2, seed=7).order(0).tolist()
-    assert seed_of(7, 1, 2) == seed_of(7, 1, 2)
-    assert len({seed_of(7, step, unit) for step in range(50) for unit in range(50)}) == 2500
+    assert micro_batch_seed(7, 1, 2) == micro_batch_seed(7, 1, 2)
+    assert len({micro_batch_seed(7, step, unit) for step in range(50) for unit in range(50)}) == 2500
 
 
 @given(
@@ -71,8 +71,8 @@ def test_whoever_dies_every_unit_is_held_once(
     speeds = dict(enumerate(shares))
     for _ in range(30):
         claimed = {place: frozenset(held[member]) for place, member in enumerate(members)}
-        dealt = lease(units, claimed, [speeds[member] for member in members])
-        assert dealt == lease(units, claimed, [speeds[member] for member in members])
+        dealt = assign_micro_batches(units, claimed, [speeds[member] for member in members])
+        assert dealt == assign_micro_batches(units, claimed, [speeds[member] for member in members])
         everything = sorted([*(one for units_of in claimed.values() for one in units_of), *sum(dealt, ())])
         assert everything == [unit.number for unit in units], "each exactly once"
         # Some of it gets done, then somebody may die or join.
@@ -93,7 +93,7 @@ def test_whoever_dies_every_unit_is_held_once(
 
 def test_shares_are_followed() -> None:
     course = DataOrder(10_000, 1024, 8, seed=1)
-    dealt = lease(course.units(0), {}, [1.0, 1.0, 0.5, 0.25])
+    dealt = assign_micro_batches(course.units(0), {}, [1.0, 1.0, 0.5, 0.25])
     counts = [len(one) for one in dealt]
     total = sum(counts)
     assert total == 128
@@ -104,5 +104,5 @@ def test_shares_are_followed() -> None:
 
 def test_who_holds_more_than_its_share_gets_no_more() -> None:
     units = DataOrder(100, 100, 10, seed=1).units(0)
-    dealt = lease(units, {0: frozenset(range(8))}, [1.0, 1.0])
+    dealt = assign_micro_batches(units, {0: frozenset(range(8))}, [1.0, 1.0])
     assert dealt == ((), (8, 9))

@@ -8,8 +8,8 @@ from barnraise.agent.daemon import Agent
 from barnraise.agent.runs.registry import RunEntry
 from barnraise.agent_client.run_requests import GroupRequest, GroupResponse
 from barnraise.identity import NodeId
-from barnraise.runs.control.eviction import is_apart
-from barnraise.runs.control.pausing import rests
+from barnraise.runs.control.eviction import unreachable_peer
+from barnraise.runs.control.pausing import pause_reason
 
 
 async def circle_told(agent: Agent, asked: GroupRequest) -> GroupResponse:
@@ -49,9 +49,9 @@ async def circle_told(agent: Agent, asked: GroupRequest) -> GroupResponse:
 
 def _waits_for(agent: Agent, known: RunEntry) -> str:
     """Why a worker of this machine has not been let in."""
-    if why := rests(known.record, agent.me.raw):
+    if why := pause_reason(known.record, agent.me.raw):
         return f"this machine rests, because {why}"
-    other = is_apart(agent.me.raw, known.record.nodes, agent.runs.keeper.apart())
+    other = unreachable_peer(agent.me.raw, known.record.nodes, agent.runs.keeper.apart())
     if other is None:
         return "the others have not let this worker in yet"
     return f"this machine and {agent.name_of(NodeId(other))} do not reach each other"

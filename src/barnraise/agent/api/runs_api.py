@@ -45,9 +45,9 @@ from barnraise.core.errors import BarnraiseError, MembershipError, RunError
 from barnraise.environments.compatibility import describe
 from barnraise.environments.script_imports import ScriptImports
 from barnraise.identity import NodeId
-from barnraise.runs.control.lifecycle import environment_findings, provisional, stopped_by
-from barnraise.runs.control.worker_status import states_of
-from barnraise.runs.record import DataSet, DroppedSteps, NodeReport, RunSpec, sign_order
+from barnraise.runs.control.lifecycle import environment_findings, mark_provisional, request_stop
+from barnraise.runs.control.worker_status import reported_states
+from barnraise.runs.record import DataSet, DroppedSteps, NodeReport, RunSpec, sign_spec
 from barnraise.topology.graph import encode_graph
 
 _RESULTS_S = 120.0
@@ -149,7 +149,7 @@ async def _resume(agent: Agent, asked: ResumeRunRequest) -> RunStarted:
 
 
 async def _order(agent: Agent, order: RunSpec, why: str) -> RunStarted:
-    record = msgspec.structs.replace(sign_order(order, agent.key), why=why)
+    record = msgspec.structs.replace(sign_spec(order, agent.key), why=why)
     await agent.runs.keeper.write(None, record)
     return RunStarted(order.run, tuple(agent.name_of(NodeId(node)) for node in order.nodes))
 
@@ -216,9 +216,9 @@ async def _stop(agent: Agent, asked: StopRunRequest) -> RequestDone:
         await agent.runs.keeper.stop(known, hard=asked.hard)
     except MembershipError as error:
         # Nobody can decide now; who can be reached stops all the same, for the person said so.
-        record = stopped_by(known.record, agent.name, hard=asked.hard)
+        record = request_stop(known.record, agent.name, hard=asked.hard)
         if record is not None:
-            agent.runs.book.take(provisional(known.record, record))  # or nobody could change it any more
+            agent.runs.book.take(mark_provisional(known.record, record))  # or nobody could change it any more
             agent.runs.book.tell_record(known)
         return RequestDone(f"run {known.run} stops on the machines that can be reached: {error.message}")
     return RequestDone(f"run {known.run} stops")
@@ -325,7 +325,7 @@ def _part(agent: Agent, node: bytes, report: NodeReport | None) -> PartRow:
 
 def _workers(agent: Agent, known: RunEntry) -> tuple[WorkerRow, ...]:
     record = known.record
-    states = states_of(known.reports)
+    states = reported_states(known.reports)
     rows = []
     for rank, slot in enumerate(record.slots):
         state = states.get(slot.key)

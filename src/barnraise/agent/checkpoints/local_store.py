@@ -32,13 +32,13 @@ from barnraise.runs.checkpoint_manifest import (
     encode,
     fingerprint,
     folder_name,
-    held_of,
-    manifest_in,
-    out_of_date,
+    to_held_checkpoint,
+    load_manifest,
+    outdated_folders,
     read_manifest,
     sign,
-    step_of,
-    written_in,
+    folder_step,
+    modification_times,
 )
 
 _DROPPED = "dropped-"  # before the name of what does not count any more; the last such stay
@@ -60,10 +60,10 @@ class LocalCheckpoints:
     def latest(self, run: str) -> int:
         """The step of the folder that was written last, without looking into it; 0 if there is none."""
         try:
-            written = written_in(self.folder(run))
+            written = modification_times(self.folder(run))
         except OSError:
             return 0
-        steps = [(at, step) for name, at in written.items() if (step := step_of(name)) is not None]
+        steps = [(at, step) for name, at in written.items() if (step := folder_step(name)) is not None]
         return max(steps, default=(0.0, 0))[1]
 
     def manifests(self, run: str, signers: Collection[bytes]) -> list[CheckpointManifest]:
@@ -74,7 +74,7 @@ class LocalCheckpoints:
             return []
         found = []
         for name in names:
-            step = step_of(name)
+            step = folder_step(name)
             if step is not None:
                 try:
                     found.append(self._read(run, step, signers))
@@ -85,10 +85,10 @@ class LocalCheckpoints:
     def sharded(self, run: str) -> int:
         """The highest step of which a sharded checkpoint, or a part of one, is here; 0: of none."""
         found = (self.folder(run) / "sharded").rglob("step-*/manifest.json")
-        return max((step_of(path.parent.name) or 0 for path in found), default=0)
+        return max((folder_step(path.parent.name) or 0 for path in found), default=0)
 
     def held(self, run: str, signers: Collection[bytes]) -> list[HeldCheckpoint]:
-        return [held_of(one) for one in self.manifests(run, signers)]
+        return [to_held_checkpoint(one) for one in self.manifests(run, signers)]
 
     def is_whole(self, run: str, step: int, signers: Collection[bytes]) -> bool:
         """Reads all of it."""
@@ -134,7 +134,7 @@ class LocalCheckpoints:
         self._store.put_object(sealed.object, own)
         link_tree(make_manifest(entries.values()), target, self._store.object_path)
         discard(self._store.object_path(sealed.object))
-        for old in out_of_date(written_in(folder), keep=step):
+        for old in outdated_folders(modification_times(folder), keep=step):
             remove_tree(folder / old)
 
     def settle(self, run: str, signers: Collection[bytes], *, counts: bool) -> None:
@@ -173,7 +173,7 @@ class LocalCheckpoints:
         return self.folder(run) / folder_name(step)
 
     def _read(self, run: str, step: int, signers: Collection[bytes]) -> CheckpointManifest:
-        manifest = manifest_in(self._place(run, step), run, signers)
+        manifest = load_manifest(self._place(run, step), run, signers)
         if manifest.step != step:
             raise RunError(f"it is that of step {manifest.step}", hint="Ask another machine.")
         return manifest

@@ -18,9 +18,9 @@ from barnraise.membership.node import MembershipNode
 from barnraise.runs.checkpoint_manifest import (
     CheckpointManifest,
     HeldCheckpoint,
-    held_of,
-    newest,
-    next_keeper,
+    to_held_checkpoint,
+    newest_checkpoint,
+    next_copy_target,
 )
 
 _LOOK_S = 2.0
@@ -100,9 +100,9 @@ class CheckpointReplicator:
         """The newest one here, and who should have it; None if enough have it, or something newer."""
         may_sign = self._keeper.signers_of(known.run)
         manifests = await asyncio.to_thread(self._keeper.shelf.manifests, known.run, may_sign)
-        mine: dict[HeldCheckpoint, CheckpointManifest] = {held_of(one): one for one in manifests}
+        mine: dict[HeldCheckpoint, CheckpointManifest] = {to_held_checkpoint(one): one for one in manifests}
         told = await self._keeper.survey([known.run])
-        best = newest((one for answer in told.values() for one in answer.held), [known.run])
+        best = newest_checkpoint((one for answer in told.values() for one in answer.held), [known.run])
         if best is None or best not in mine:
             return None
         me, copies = self._around.me.raw, mine[best].copies
@@ -118,7 +118,7 @@ class CheckpointReplicator:
             if (run, step) == (known.run, best.step) and now < until
         }
         able = [node for node in self._candidates(known) if node not in refused]
-        target = next_keeper(me, holders, able, copies)
+        target = next_copy_target(me, holders, able, copies)
         return best.step, NodeId(target) if target is not None else None
 
     async def _give(self, run: str, step: int, node: NodeId | None) -> bool:

@@ -48,7 +48,7 @@ from barnraise.core.config import Settings
 from barnraise.core.errors import BarnraiseError, RunError
 from barnraise.identity import NodeId, NodeKey
 from barnraise.identity.trust import TrustLog
-from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, newest, sign, signers
+from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, newest_checkpoint, sign, allowed_signers
 
 _SURVEY_S = 5.0
 _LEND_S = 600.0  # it is hashed first
@@ -388,7 +388,7 @@ class CheckpointService:
         known = self._book.runs.get(run)
         if known is None:  # a guest does not know of the runs that its own goes on with
             return frozenset(node.raw for node in self._around.log.owners)
-        return signers(self._around.log, known.order)
+        return allowed_signers(self._around.log, known.order)
 
     def _may_have(self, node: NodeId, run: str) -> bool:
         """An owner all; a guest what its own runs saved, or go on with."""
@@ -407,7 +407,7 @@ def _newest_of(
     passing_over: Collection[tuple[str, int]],
 ) -> LocatedCheckpoint | ShardedCheckpoint | None:
     held = {one for answer in told.values() for one in answer.held}
-    best = newest((one for one in held if (one.run, one.step) not in passing_over), runs)
+    best = newest_checkpoint((one for one in held if (one.run, one.step) not in passing_over), runs)
     if best is None:
         parts = {node: answer.sharded for node, answer in told.items() if answer.sharded}
         return ShardedCheckpoint(max(parts.values()), list(parts)) if parts else None

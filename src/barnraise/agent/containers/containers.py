@@ -31,8 +31,8 @@ from barnraise.agent.supervisor.limits import chosen_cpus
 from barnraise.core.errors import RunEnvironmentError
 from barnraise.core.installation import dockerfile_hint
 from barnraise.environments import package_probe
-from barnraise.environments.build_process import run_to_end
-from barnraise.environments.installed_packages import InstalledPackages, packages_told_by
+from barnraise.environments.build_process import run_build_command
+from barnraise.environments.installed_packages import InstalledPackages, query_packages
 from barnraise.transport.ipc.local_socket import SOCKET_NAME
 
 STATE_INSIDE = "/run/barnraise"
@@ -162,7 +162,7 @@ class RunContainers:
         await asyncio.to_thread(shutil.copyfile, survey, Path(box.room, survey.name))
         command, environment = self._command(box, (PYTHON, f"{STATE_INSIDE}/{survey.name}"))
         try:
-            return await packages_told_by(
+            return await query_packages(
                 command,
                 names,
                 whose=f"the Python of the image {self._image}",
@@ -346,7 +346,7 @@ async def _output(program: str, *words: str) -> str | None:
     lines: list[str] = []
     try:
         async with asyncio.timeout(_SHORT_S):
-            code, _ = await run_to_end((program, *words), _ANYWHERE, os.environ, lines.append)
+            code, _ = await run_build_command((program, *words), _ANYWHERE, os.environ, lines.append)
     except (OSError, TimeoutError):
         return None
     return "\n".join(lines) if code == 0 else None
@@ -361,7 +361,7 @@ async def _run(
 ) -> tuple[int, list[str]]:
     try:
         async with asyncio.timeout(deadline_s):
-            return await run_to_end(command, _ANYWHERE, environment, on_line)
+            return await run_build_command(command, _ANYWHERE, environment, on_line)
     except TimeoutError:
         raise RunEnvironmentError(
             f"{what} took longer than {deadline_s:g} s",

@@ -22,8 +22,8 @@ from barnraise.identity import NodeId
 from barnraise.membership.failure_detector import watched
 from barnraise.membership.node import MembershipNode
 from barnraise.runs.control.eviction import Pair
-from barnraise.runs.control.lifecycle import ReconcileInput, leads_alone, next_record, provisional, stopped_by
-from barnraise.runs.record import RunRecord, decode_record, encode_record, read_order
+from barnraise.runs.control.lifecycle import ReconcileInput, reason_to_decide_alone, next_record, mark_provisional, request_stop
+from barnraise.runs.record import RunRecord, decode_record, encode_record, read_spec
 
 _TICK_S = 0.25
 _TELL_AGAIN_S = 3.0
@@ -77,7 +77,7 @@ class RunController:
 
     async def write(self, known: RunEntry | None, record: RunRecord) -> RunEntry:
         """Make it the next version everywhere; RunError if another version came first."""
-        name = read_order(record).run
+        name = read_spec(record).run
         record = replace(record, provisional=0)
         before = encode_record(known.record) if known is not None else b""
         desired = encode_record(record)
@@ -100,7 +100,7 @@ class RunController:
     async def stop(self, known: RunEntry, *, hard: bool) -> None:
         """For a person at this machine; tries again if the run changes at the same moment."""
         for _ in range(20):
-            record = stopped_by(known.record, self._around.name_of(self._around.me), hard=hard)
+            record = request_stop(known.record, self._around.name_of(self._around.me), hard=hard)
             if record is None:
                 return
             try:
@@ -142,11 +142,11 @@ class RunController:
         now = self._loop.time()
         me, member = self._around.me.raw, self._around.member
         missing = member.standing(now).missing
-        why = leads_alone(known.record, me, member.view.nodes, missing, member.dead(now))
+        why = reason_to_decide_alone(known.record, me, member.view.nodes, missing, member.dead(now))
         changed = next_record(known.record, self.facts(known, missing)) if why is not None else None
         if changed is None:
             return
-        record = provisional(known.record, changed)
+        record = mark_provisional(known.record, changed)
         self._book.take(record)
         self._tell(known)
         self._around.say(f"run {known.run}: {record.phase}, {record.why}; provisionally, because {why}")

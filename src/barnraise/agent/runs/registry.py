@@ -21,8 +21,8 @@ from barnraise.core.sanitize import printable
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog
 from barnraise.membership.storage import MembershipStorage
-from barnraise.runs.control.eviction import is_waiting
-from barnraise.runs.control.pausing import rests
+from barnraise.runs.control.eviction import is_waiting_for_group
+from barnraise.runs.control.pausing import pause_reason
 from barnraise.runs.record import (
     ENDED,
     DroppedSteps,
@@ -32,8 +32,8 @@ from barnraise.runs.record import (
     WorkerSlot,
     decode_record,
     encode_record,
-    outranks,
-    read_order,
+    supersedes,
+    read_spec,
 )
 
 _MOST_KEPT = 100  # runs that have ended
@@ -90,7 +90,7 @@ class RunEntry:
 
     def leaves(self, slot: WorkerSlot) -> bool:
         """Whether its machine wants to go, or rests: it finishes the step at hand with the others."""
-        if rests(self.record, slot.node):
+        if pause_reason(self.record, slot.node):
             return True
         report = self.reports.get(slot.node)
         states = report.workers if report is not None else ()
@@ -99,7 +99,7 @@ class RunEntry:
     def notice_stuck(self, now: float) -> None:
         generation = self.record.generation
         states = (state for report in self.reports.values() for state in report.workers)
-        if not any(is_waiting(state, generation) for state in states):
+        if not any(is_waiting_for_group(state, generation) for state in states):
             self.stuck_at = None
         elif self.stuck_at is None:
             self.stuck_at = now
@@ -123,7 +123,7 @@ class RunRegistry:
         for name, value in self._around.storage.runs():
             try:
                 record = decode_record(value)
-                order = read_order(record)
+                order = read_spec(record)
             except BarnraiseError:
                 self._around.storage.forget_run(name)  # written by another version: nothing to go on with
                 continue
@@ -151,7 +151,7 @@ class RunRegistry:
         if sender is not None and self._around.log.role(sender) != "owner":
             self._name(sender)
             raise ProtocolError(f"{sender.short} is a guest and cannot start or change a run")
-        order = read_order(record)
+        order = read_spec(record)
         known = self.runs.get(order.run)
         role = self._around.log.role(NodeId(order.by))
         if role == "guest":
@@ -160,7 +160,7 @@ class RunRegistry:
             return False  # removed meanwhile, or not known here yet; whoever tells us of it does no wrong
         if known is not None and record.order != known.record.order:
             raise ProtocolError(f"two different runs are called {order.run}")
-        if known is not None and not outranks(record, known.record):
+        if known is not None and not supersedes(record, known.record):
             return False
         if known is not None and known.record.provisional and not record.provisional:
             self._settle(known, record, is_ours)

@@ -56,7 +56,7 @@ class LinkMatrix:
         return min(self.rate[a][b], self.rate[b][a])
 
 
-def sites_of(cluster: PlanCluster, wires: LinkMatrix) -> tuple[tuple[int, ...], ...]:
+def find_sites(cluster: PlanCluster, wires: LinkMatrix) -> tuple[tuple[int, ...], ...]:
     """Members by site, in order. Machines with a word for their site are where it says."""
     count = len(wires.names)
     pairs = [(a, b) for a in range(count) for b in range(a + 1, count)]
@@ -77,7 +77,7 @@ def sites_of(cluster: PlanCluster, wires: LinkMatrix) -> tuple[tuple[int, ...], 
     return tuple(sorted(found))
 
 
-def are_apart(sites: Sequence[Sequence[int]], wires: LinkMatrix) -> bool:
+def are_sites_separate(sites: Sequence[Sequence[int]], wires: LinkMatrix) -> bool:
     """Whether all links inside of sites are much faster than those between: then sums go through sites.
 
     A longer way alone is no reason: then a ring through all of them uses every port evenly.

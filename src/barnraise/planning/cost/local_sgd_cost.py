@@ -19,7 +19,7 @@ from barnraise.planning.cost.local_sgd_period import (
 )
 from barnraise.planning.cost.quality_model import LONGEST_PERIOD, local_quality, period_limit
 from barnraise.planning.cost.route_search import RouteSearch
-from barnraise.planning.cost.step_cost import StepCost, fits, memory_needed, price_alone, price_step, score
+from barnraise.planning.cost.step_cost import StepCost, fits, memory_needed, cost_alone, cost_step, score
 from barnraise.planning.cost.traffic_model import Route, Way, round_seconds
 from barnraise.planning.inputs.codecs import PlanCodec, ladder
 from barnraise.planning.inputs.levels import AUTO
@@ -41,7 +41,7 @@ class _Case(NamedTuple):
     raw: float
 
 
-def local_prices(question: PlanProblem, router: RouteSearch, group: Group) -> list[StepCost]:
+def local_sgd_costs(question: PlanProblem, router: RouteSearch, group: Group) -> list[StepCost]:
     """Every step of the ladder, overlapped and not; those that the rules do not take say why."""
     found: list[StepCost] = []
     levels = question.options.levels
@@ -168,11 +168,11 @@ def _inner_steps(
     for crew in crews:
         members = tuple(sorted(crew))
         if len(members) == 1:
-            price: StepCost | None = price_alone(question, members[0], batch)
+            price: StepCost | None = cost_alone(question, members[0], batch)
         else:
             ways = (way for way in router.ways(members) if way != "sites")
             routes = (router.route(members, way, question.exact) for way in ways)
-            prices = [price_step(question, members, route, question.exact, batch) for route in routes]
+            prices = [cost_step(question, members, route, question.exact, batch) for route in routes]
             price = min((one for one in prices if one), key=lambda one: one.step_s, default=None)
         if price is None:
             return None

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy
 
 from barnraise.planning.cost.quality_model import LONGEST_PERIOD
-from barnraise.planning.cost.work_split import deal
-from barnraise.planning.plan.calibration import exposed
+from barnraise.planning.cost.work_split import split_by_speed
+from barnraise.planning.plan.calibration import exposed_transfer
 
 # A round of one step would be every step, with more to go wrong.
 SHORTEST_PERIOD = 2
@@ -63,12 +63,12 @@ def needed_period(workers: RoundWorkers, target: float) -> int:
 def round_of(workers: RoundWorkers, period: int) -> LocalSgdRound | None:
     """A round of ``period`` steps for each worker on average; None if somebody would take none at all."""
     speeds = [1 / step for step in workers.step_s]
-    counts = deal(period * len(speeds), speeds)
+    counts = split_by_speed(period * len(speeds), speeds)
     if min(counts) < 1:
         return None
     busy = max(count * step for count, step in zip(counts, workers.step_s, strict=True))
     hideable = busy / 2 if workers.overlapped else 0.0
-    visible = exposed(workers.transfer_s, hideable, 0.0)
+    visible = exposed_transfer(workers.transfer_s, hideable, 0.0)
     return LocalSgdRound(counts, busy, period * len(speeds) / sum(speeds), visible, workers.rest_s)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from barnraise.planning.cost.link_matrix import LinkMatrix, are_apart, sites_of
+from barnraise.planning.cost.link_matrix import LinkMatrix, are_sites_separate, find_sites
 from barnraise.planning.cost.rings import ring_order
-from barnraise.planning.inputs.cluster import PlanCluster, cluster_of
+from barnraise.planning.inputs.cluster import PlanCluster, cluster_from_graph
 from barnraise.planning.inputs.inputs import ModelSize
 from barnraise.topology.graph import TopologyGraph, build_graph
 
@@ -71,7 +71,7 @@ def _measured(graph: TopologyGraph, machines: Sequence[str]) -> _Measured | None
     known = [link for link in there.links if link.mbps is not None]
     if len(there.nodes) < len(machines) or len(known) < len(machines) * (len(machines) - 1) // 2:
         return None
-    cluster = cluster_of(there, ModelSize(parameters=1), dict.fromkeys(machines, 1.0))
+    cluster = cluster_from_graph(there, ModelSize(parameters=1), dict.fromkeys(machines, 1.0))
     return _Measured(cluster, LinkMatrix(cluster))
 
 
@@ -86,8 +86,8 @@ def _around(measured: _Measured | None, machines: Sequence[str]) -> list[str]:
 def _sites_of_machines(measured: _Measured) -> list[list[str]]:
     """Each with its leader first, whoever has the fastest path to another site, in the order of a ring."""
     cluster, wires = measured
-    found = sites_of(cluster, wires)
-    if not are_apart(found, wires):
+    found = find_sites(cluster, wires)
+    if not are_sites_separate(found, wires):
         return [[member.node for member in cluster.members]]
 
     def outward(site: tuple[int, ...], one: int) -> float:

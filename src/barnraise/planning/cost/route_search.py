@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from barnraise.planning.cost.link_matrix import are_apart
+from barnraise.planning.cost.link_matrix import are_sites_separate
 from barnraise.planning.cost.rings import MOST_EXACT
 from barnraise.planning.cost.traffic_model import Route, Way, rooted_seconds, seconds, summed_seconds
 from barnraise.planning.inputs.codecs import PlanCodec
@@ -76,7 +76,7 @@ class RouteSearch:
         inside = (tuple(one for one in site if one in group) for site in self._question.sites)
         sites = tuple(site for site in inside if site)
         # Sessions take machines apart by their rates alone.
-        apart = not self._question.options.is_flat or are_apart(sites, self._question.wires)
+        apart = not self._question.options.is_flat or are_sites_separate(sites, self._question.wires)
         return sites if apart else (group,)
 
     def _rooted(self, group: Group, way: Way) -> Route:

@@ -8,7 +8,7 @@ from barnraise.planning.cost.quality_model import Quality
 from barnraise.planning.cost.traffic_model import Route, seconds
 from barnraise.planning.inputs.codecs import PlanCodec
 from barnraise.planning.inputs.problem import Group, PlanProblem
-from barnraise.planning.plan.calibration import Traffic, exposed
+from barnraise.planning.plan.calibration import Traffic, exposed_transfer
 
 Kind = Literal["alone", "every_step", "local_steps"]
 
@@ -95,7 +95,7 @@ def fits(question: PlanProblem, group: Group, needed: float) -> bool:
     return all(memory == 0 or needed <= memory for memory in memories)
 
 
-def price_alone(question: PlanProblem, member: int, batch: int) -> StepCost:
+def cost_alone(question: PlanProblem, member: int, batch: int) -> StepCost:
     return StepCost(
         kind="alone",
         group=(member,),
@@ -115,7 +115,7 @@ def price_alone(question: PlanProblem, member: int, batch: int) -> StepCost:
     )
 
 
-def price_step(
+def cost_step(
     question: PlanProblem, group: Group, route: Route, codec: PlanCodec, batch: int
 ) -> StepCost | None:
     """A group that sums at every step; None if somebody has no unit or no path to go."""
@@ -137,7 +137,7 @@ def price_step(
         counts=tuple(work.samples),
         compute_s=compute,
         waiting_s=max(0.0, work.longest_s - compute),
-        communication_s=exposed(factor * transfer, hideable, last_share) + codec_s,
+        communication_s=exposed_transfer(factor * transfer, hideable, last_share) + codec_s,
         overhead_s=question.profile.overhead_s,
         transfer_s=transfer,
         hideable_s=hideable,

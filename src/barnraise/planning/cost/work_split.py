@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Sequence
 
 
-def deal(pieces: int, speeds: Sequence[float]) -> list[int]:
+def split_by_speed(pieces: int, speeds: Sequence[float]) -> list[int]:
     """How many equal pieces each gets; the last one is done as early as whole pieces allow."""
     total = sum(speeds)
     # Whoever is this far below its share gets these in any case; the rest goes to who would be done first.
@@ -23,10 +23,10 @@ def deal(pieces: int, speeds: Sequence[float]) -> list[int]:
     return dealt
 
 
-def deal_samples(batch: int, unit: int, speeds: Sequence[float]) -> list[int]:
+def split_samples(batch: int, unit: int, speeds: Sequence[float]) -> list[int]:
     """Samples for each, in whole units; what is left of the batch is one smaller unit."""
     whole, rest = divmod(batch, unit)
-    samples = [count * unit for count in deal(whole, speeds)]
+    samples = [count * unit for count in split_by_speed(whole, speeds)]
     if rest:
         last = min(range(len(speeds)), key=lambda place: ((samples[place] + rest) / speeds[place], place))
         samples[last] += rest

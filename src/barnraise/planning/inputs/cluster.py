@@ -1,6 +1,6 @@
 """The machines and the directed paths between them, as plans are made of them. Pure.
 
-A measured graph becomes a cluster by `cluster_of`. Names stand for machines, so they are unique.
+A measured graph becomes a cluster by `cluster_from_graph`. Names stand for machines, so they are unique.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def build_cluster(
     )
 
 
-def both_ways(a: str, b: str, mbps: float, latency_s: float = 0.0) -> tuple[NetworkPath, NetworkPath]:
+def symmetric_link(a: str, b: str, mbps: float, latency_s: float = 0.0) -> tuple[NetworkPath, NetworkPath]:
     """A link that is the same in both directions."""
     return (
         NetworkPath(source=a, target=b, mbps=mbps, latency_s=latency_s),
@@ -100,13 +100,13 @@ def both_ways(a: str, b: str, mbps: float, latency_s: float = 0.0) -> tuple[Netw
     )
 
 
-def without(cluster: PlanCluster, names: Collection[str]) -> PlanCluster:
+def without_machines(cluster: PlanCluster, names: Collection[str]) -> PlanCluster:
     """The others, and the paths between them."""
     left = (member for member in cluster.members if member.name not in names)
     return build_cluster(left, cluster.paths, cluster.notes)
 
 
-def cluster_of(
+def cluster_from_graph(
     graph: TopologyGraph,
     model: ModelSize,
     speeds: Mapping[str, float] | None = None,
@@ -152,7 +152,7 @@ def cluster_of(
                 f"The link between {names[link.a]} and {names[link.b]} was not measured; "
                 f"{format_rate(mbps * 1e6)} are assumed."
             )
-        paths += both_ways(names[link.a], names[link.b], mbps, link.rtt_s / 2)
+        paths += symmetric_link(names[link.a], names[link.b], mbps, link.rtt_s / 2)
     return build_cluster(members, paths, notes)
 
 

@@ -95,7 +95,7 @@ class HypotheticalMachine(msgspec.Struct, frozen=True, kw_only=True):
     line: HypotheticalLink
 
 
-def imagine(text: str) -> HypotheticalMachine:
+def parse_machine(text: str) -> HypotheticalMachine:
     """What ``text`` describes; ConfigError lists what there is."""
     spec = text.strip().lower()
     match = _SPEC.fullmatch(spec)
@@ -120,7 +120,7 @@ def imagine(text: str) -> HypotheticalMachine:
     )
 
 
-def with_imagined(
+def add_hypothetical(
     cluster: PlanCluster, machines: Iterable[HypotheticalMachine], model: ModelSize
 ) -> PlanCluster:
     """The cluster with these machines in it, each linked with all others as fast as both ends allow."""

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy
 
-from barnraise.planning.cost.link_matrix import LinkMatrix, sites_of
+from barnraise.planning.cost.link_matrix import LinkMatrix, find_sites
 from barnraise.planning.cost.rings import MOST_EXACT, RingTable, ring_order
 from barnraise.planning.cost.traffic_model import ring_piece
-from barnraise.planning.cost.work_split import deal_samples
+from barnraise.planning.cost.work_split import split_samples
 from barnraise.planning.inputs.cluster import PlanCluster
 from barnraise.planning.inputs.codecs import PlanCodec, PlanPayload, exact_codec, payload
 from barnraise.planning.inputs.inputs import ModelSize, PlanLimits, StepTimes
@@ -51,7 +51,7 @@ class PlanProblem:
         self.names = tuple(member.name for member in cluster.members)
         self.speeds = [member.samples_per_s / calibration.compute for member in cluster.members]
         self.wires = LinkMatrix(cluster)
-        self.sites = sites_of(cluster, self.wires)
+        self.sites = find_sites(cluster, self.wires)
         self.exact = exact_codec(model.wire_bytes)
         self.codecs: tuple[PlanCodec, ...] = (self.exact, *options.codecs)
         self._payloads = {codec.name: payload(codec, model.parameters) for codec in self.codecs}
@@ -81,7 +81,7 @@ class PlanProblem:
         profile = self.profile
         unit = min(profile.unit_size, batch)
         speeds = [self.speeds[one] for one in group]
-        samples = deal_samples(batch, unit, speeds)
+        samples = split_samples(batch, unit, speeds)
         if min(samples) < 1 and not self.options.is_given:
             return None
         seconds = [count / speed for count, speed in zip(samples, speeds, strict=True)]

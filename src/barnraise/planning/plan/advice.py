@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from barnraise.planning.inputs.cluster import PlanCluster, PlannedMachine, both_ways, build_cluster
+from barnraise.planning.inputs.cluster import PlanCluster, PlannedMachine, symmetric_link, build_cluster
 from barnraise.planning.inputs.inputs import ModelSize, PlanLimits, StepTimes
 from barnraise.planning.plan.calibration import Calibration
 from barnraise.planning.plan.planner import make_plans
@@ -113,7 +113,7 @@ def _more_machines(case: _Case) -> Iterator[_Change]:
     taken = {member.name for member in case.cluster.members}
     name = next(name for number in range(len(taken) + 1) if (name := f"another {number}") not in taken)
     twin = msgspec.structs.replace(fastest, name=name, node="")
-    paths = [*case.cluster.paths, *both_ways(fastest.name, name, near, _WIRED_S)]
+    paths = [*case.cluster.paths, *symmetric_link(fastest.name, name, near, _WIRED_S)]
     for path in case.cluster.paths:
         if path.source == fastest.name:
             paths.append(msgspec.structs.replace(path, source=name))

@@ -67,7 +67,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     compute_measured_s: float | None = None
 
 
-def exposed(transfer_s: float, hideable_s: float, last_share: float) -> float:
+def exposed_transfer(transfer_s: float, hideable_s: float, last_share: float) -> float:
     """What computing cannot hide: at least the last bucket."""
     return max(transfer_s * last_share, transfer_s - hideable_s * (1 - last_share))
 
@@ -96,7 +96,7 @@ def _refit_traffic(
     slower = busy / observation.compute_s if observation.compute_s > 0 else 1.0
     hideable = observation.hideable_s * slower * (1 - observation.last_share)
     visible = max(0.0, observation.measured_s - busy - observation.rest_s)
-    # The factor at which `exposed` would give what was visible.
+    # The factor at which `exposed_transfer` would give what was visible.
     factor = (visible + hideable) / observation.transfer_s
     if observation.last_share > 0:
         factor = min(factor, visible / (observation.last_share * observation.transfer_s))

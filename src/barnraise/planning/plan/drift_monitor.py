@@ -43,11 +43,11 @@ class Replan(msgspec.Struct, frozen=True, kw_only=True):
     commits: int
 
 
-def begin_watch(plan: Plan) -> DriftMonitor:
+def start_monitor(plan: Plan) -> DriftMonitor:
     return DriftMonitor(expected_s=plan.step_s)
 
 
-def watch(state: DriftMonitor, measured_step_s: float, now: float) -> tuple[DriftMonitor, Replan | None, str]:
+def observe_step(state: DriftMonitor, measured_step_s: float, now: float) -> tuple[DriftMonitor, Replan | None, str]:
     """One more commit. After a proposal, what was measured is what later steps are compared with."""
     if not (math.isfinite(measured_step_s) and measured_step_s > 0):
         return state, None, "this is not a time of a step"
@@ -78,12 +78,12 @@ def watch(state: DriftMonitor, measured_step_s: float, now: float) -> tuple[Drif
     return rested, proposal, f"{seen} than the {was} that were predicted: {format_duration(mean)} on average"
 
 
-def adopt(state: DriftMonitor, plan: Plan) -> DriftMonitor:
+def adopt_plan(state: DriftMonitor, plan: Plan) -> DriftMonitor:
     """Another plan was taken: its prediction is what counts now. The rest goes on."""
     return msgspec.structs.replace(_calm(state), expected_s=plan.step_s)
 
 
-def is_worth(current: Plan, found: Plan, measured_step_s: float) -> tuple[bool, str]:
+def is_worth_switching(current: Plan, found: Plan, measured_step_s: float) -> tuple[bool, str]:
     """Whether to change from a plan whose steps take so long to another one, and why."""
     gain = found.score / (current.score * current.step_s / measured_step_s)
     step = format_duration(measured_step_s)

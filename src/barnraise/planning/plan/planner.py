@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from barnraise.core.errors import RunError
 from barnraise.core.units import format_size
-from barnraise.planning.cost.local_sgd_cost import local_prices
+from barnraise.planning.cost.local_sgd_cost import local_sgd_costs
 from barnraise.planning.cost.quality_model import outer_rule
 from barnraise.planning.cost.route_search import RouteSearch
 from barnraise.planning.cost.step_cost import (
@@ -19,8 +19,8 @@ from barnraise.planning.cost.step_cost import (
     StepCost,
     fits,
     memory_needed,
-    price_alone,
-    price_step,
+    cost_alone,
+    cost_step,
     score,
 )
 from barnraise.planning.cost.traffic_model import Way
@@ -52,7 +52,7 @@ def make_plans(
     require_members(cluster)
     question = PlanProblem(cluster, model, profile, options or PlanLimits(), calibration or Calibration())
     usable, notes = _usable(question)
-    alone = sorted((price_alone(question, one, profile.batch) for one in usable), key=lambda one: one.step_s)
+    alone = sorted((cost_alone(question, one, profile.batch) for one in usable), key=lambda one: one.step_s)
     if not question.options.is_given:
         groups = worthwhile_groups(question, usable)
     else:
@@ -121,13 +121,13 @@ def _prices(question: PlanProblem, groups: Sequence[Group]) -> Iterator[StepCost
                 if hopeless or not _has_room(question, group, codec):
                     continue
                 route = router.route(group, way, codec)
-                price = price_step(question, group, route, codec, question.profile.batch)
+                price = cost_step(question, group, route, codec, question.profile.batch)
                 if price is not None:
                     yield _noted(question, best, price)
         if options.local_steps:
             rounds = [worth for family, worth in best.items() if family[0] == "local_steps" and family[-1]]
             if question.speed(group) > max(rounds, default=0.0):
-                for price in local_prices(question, router, group):
+                for price in local_sgd_costs(question, router, group):
                     yield _noted(question, best, price)
 
 

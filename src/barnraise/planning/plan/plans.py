@@ -11,7 +11,7 @@ from barnraise.planning.cost.step_cost import Kind
 from barnraise.planning.cost.traffic_model import Way
 from barnraise.planning.inputs.cluster import PlanCluster
 from barnraise.planning.inputs.levels import Shape
-from barnraise.planning.plan.calibration import Observation, Traffic, exposed
+from barnraise.planning.plan.calibration import Observation, Traffic, exposed_transfer
 
 _MOST_NAMED = 4
 
@@ -141,7 +141,7 @@ def observation(
     compute = max(seconds)
     planned = max(part.compute_s for part in plan.parts)
     wire = plan.wire
-    visible = exposed(wire.factor * wire.transfer_s, wire.hideable_s, wire.last_share)
+    visible = exposed_transfer(wire.factor * wire.transfer_s, wire.hideable_s, wire.last_share)
     return Observation(
         traffic=plan.traffic,
         compute_s=compute,

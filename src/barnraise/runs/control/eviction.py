@@ -26,7 +26,7 @@ class Eviction(NamedTuple):
     is_silent: bool  # it has not said that its group broke: its process does nothing
 
 
-def leaving(
+def choose_evictions(
     slots: Sequence[WorkerSlot],
     states: Sequence[WorkerState | None],
     generation: int,
@@ -39,7 +39,7 @@ def leaving(
     Whoever does not reach the keeper's machine goes first: it could not meet the others in a new group.
     """
     complaints = set(_of_machines(slots, apart))
-    waiting = [is_waiting(state, generation) for state in states]
+    waiting = [is_waiting_for_group(state, generation) for state in states]
     if stuck_s >= BLAMED_S:
         complaints |= set(_of_workers(slots, states, waiting))
     found = []
@@ -61,12 +61,12 @@ def leaving(
     return found
 
 
-def is_waiting(state: WorkerState | None, generation: int) -> bool:
+def is_waiting_for_group(state: WorkerState | None, generation: int) -> bool:
     """Whether it has said that this generation's group broke."""
     return state is not None and state.state == "waiting" and state.broke == generation
 
 
-def is_apart(node: bytes, others: Collection[bytes], apart: Mapping[Pair, float]) -> bytes | None:
+def unreachable_peer(node: bytes, others: Collection[bytes], apart: Mapping[Pair, float]) -> bytes | None:
     """The first of the others that this machine does not reach, or that does not reach it."""
     return next((other for other in others if frozenset((node, other)) in apart), None)
 

@@ -14,18 +14,18 @@ from msgspec.structs import replace
 
 from barnraise.core.flow.backoff import SteppedBackoff
 from barnraise.core.units import counted
-from barnraise.environments.compatibility import CompatibilityFinding, compare, usable
-from barnraise.runs.control.eviction import Eviction, Pair, is_apart, is_waiting, leaving
-from barnraise.runs.control.pausing import going_to_rest, rests
-from barnraise.runs.control.restart_policy import forgive, kind_of
-from barnraise.runs.control.results import has_results, with_ends, with_results_in_reach
+from barnraise.environments.compatibility import CompatibilityFinding, compare, select_machines
+from barnraise.runs.control.eviction import Eviction, Pair, unreachable_peer, is_waiting_for_group, choose_evictions
+from barnraise.runs.control.pausing import nodes_to_pause, pause_reason
+from barnraise.runs.control.restart_policy import apply_restart_policy, failure_kind
+from barnraise.runs.control.results import has_results, record_successes, with_reachable_results
 from barnraise.runs.control.worker_status import (
     FAILED,
     WorkerStatus,
-    first_cause,
-    outcome_of,
-    seen_of,
-    states_of,
+    root_cause,
+    failure_outcome,
+    worker_statuses,
+    reported_states,
 )
 from barnraise.runs.record import (
     MOST_WORKERS,
@@ -66,7 +66,7 @@ def next_record(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
         case "preparing":
             changed = _prepare(record, facts)
         case "running":
-            changed = lead_session(record, facts) if record.elastic else _run(record, facts)
+            changed = reconcile_session(record, facts) if record.elastic else _run(record, facts)
         case "restarting":
             changed = _restart(record, facts)
         case "stopping":
@@ -81,7 +81,7 @@ def next_record(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
     return None if changed is None else replace(changed, version=record.version + 1)
 
 
-def stopped_by(record: RunRecord, who: str, *, hard: bool) -> RunRecord | None:
+def request_stop(record: RunRecord, who: str, *, hard: bool) -> RunRecord | None:
     """A person wants it to end; None if it has ended, or ends so already."""
     if record.phase == "ended" or (record.phase == "stopping" and record.hard >= hard):
         return None
@@ -96,7 +96,7 @@ def stopped_by(record: RunRecord, who: str, *, hard: bool) -> RunRecord | None:
     )
 
 
-def leads_alone(
+def reason_to_decide_alone(
     record: RunRecord,
     me: bytes,
     members: Collection[bytes],
@@ -123,7 +123,7 @@ def leads_alone(
     return None
 
 
-def provisional(record: RunRecord, changed: RunRecord) -> RunRecord:
+def mark_provisional(record: RunRecord, changed: RunRecord) -> RunRecord:
     """The next version, marked with the last one that was agreed on."""
     return replace(changed, provisional=record.provisional or record.version)
 
@@ -151,7 +151,7 @@ def _prepare(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
     known = {node: facts.reports[node] for node in here if node in facts.reports}
     if len(known) < len(here) or any(report.packages is None for report in known.values()):
         return None
-    verdict = usable(environment_findings(order, known, facts.name), [facts.name(node) for node in here])
+    verdict = select_machines(environment_findings(order, known, facts.name), [facts.name(node) for node in here])
     reasons = {one.node: one.why for one in verdict.left_out}
     lacking = {node: reasons[facts.name(node)] for node in here if facts.name(node) in reasons}
     if verdict.blocking:
@@ -195,7 +195,7 @@ def _begin(record: RunRecord, facts: ReconcileInput, nodes: Sequence[bytes], why
     slots = tuple(
         replace(slot, start=generation)
         for node in nodes
-        for slot in slots_of(node, facts.reports[node], facts.order)
+        for slot in worker_slots(node, facts.reports[node], facts.order)
     )
     where = f"{counted(len(slots), 'worker')} on {counted(len(nodes), 'machine')}"
     sentence = f"generation {generation}: {where}, because {why}"
@@ -212,7 +212,7 @@ def _begin(record: RunRecord, facts: ReconcileInput, nodes: Sequence[bytes], why
     )
 
 
-def slots_of(node: bytes, report: NodeReport, order: RunSpec) -> list[WorkerSlot]:
+def worker_slots(node: bytes, report: NodeReport, order: RunSpec) -> list[WorkerSlot]:
     """One worker for each device of a machine, unless the user gave a number."""
     devices = report.devices or ("cpu",)
     count = order.per_node or len(devices)
@@ -222,38 +222,38 @@ def slots_of(node: bytes, report: NodeReport, order: RunSpec) -> list[WorkerSlot
 # while workers are at work
 
 
-def lead_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
+def reconcile_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
     """Members come and go; those who stay go on. At least one of them must stay."""
-    seen = seen_of(record, facts.reports)
-    record, raised = forgive(record, seen, facts.here)
-    cause = first_cause(raised)
+    seen = worker_statuses(record, facts.reports)
+    record, raised = apply_restart_policy(record, seen, facts.here)
+    cause = root_cause(raised)
     if cause is not None:
-        return _fail(record, outcome_of(cause, facts.name))
-    record = with_ends(record, seen)
+        return _fail(record, failure_outcome(cause, facts.name))
+    record = record_successes(record, seen)
     living = [one for one in seen if one.slot.node in facts.here and not one.has_ended]
     alive = [one.slot for one in living if not one.is_going] or [one.slot for one in living]
     if not alive:
         if has_results(record):
-            ended = with_results_in_reach(record, facts.here)
+            ended = with_reachable_results(record, facts.here)
             sentence = "every worker that was left has ended well"
             if ended.results_at != record.results_at:
                 sentence += f"; rank 0 is gone, the results are those of {facts.name(ended.results_at)}"
             return _well(ended, sentence)
         gone = [node for node in record.nodes if node not in facts.here]
-        return _lost(record, facts, gone, first_cause([one for one in seen if one.failed]))
+        return _lost(record, facts, gone, root_cause([one for one in seen if one.failed]))
     if len(alive) == len(seen):
         states = [one.state for one in seen]
-        found = leaving(record.slots, states, record.generation, facts.apart, facts.stuck_s, facts.keeper)
+        found = choose_evictions(record.slots, states, record.generation, facts.apart, facts.stuck_s, facts.keeper)
         if found:
             return _part(record, facts, found)
-        if rest := going_to_rest(record, seen[0]):
+        if rest := nodes_to_pause(record, seen[0]):
             return _rest(record, facts, rest)
     else:
         record = replace(record, resting=())  # they may be needed now
     joining, nursed = ((), ()) if record.finished else _newcomers(record, facts, alive)
     slots = (*alive, *joining)
     if slots == record.slots:
-        waiting = [is_waiting(one.state, record.generation) for one in seen]
+        waiting = [is_waiting_for_group(one.state, record.generation) for one in seen]
         if (facts.stuck_s >= _STUCK_S and all(waiting)) or (facts.stuck_s >= _ONE_STUCK_S and any(waiting)):
             return _regroup(record, slots, nursed, "the last group broke although nobody is gone")
         return _nurse(record, facts, nursed)
@@ -262,7 +262,7 @@ def lead_session(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
     going = next((one.is_going for one in seen if one.slot in left and one.is_going), "is gone")
     failed = next((one.state for one in seen if one.failed and one.state and one.state.code), None)
     if failed is not None:
-        going = f"failed ({kind_of(failed)}) and is started again, for once"
+        going = f"failed ({failure_kind(failed)}) and is started again, for once"
     verb = going if left else "joined"
     why = f"{counted(len(slots), 'worker')}, because {names} {verb}"
     return _regroup(record, slots, nursed, why)
@@ -283,9 +283,9 @@ def _regroup(
 
 def _nurse(record: RunRecord, facts: ReconcileInput, nursed: Sequence[WorkerSlot]) -> RunRecord | None:
     """Newcomers get the state while the others go on; an attempt that failed is repeated."""
-    states = states_of(facts.reports)
+    states = reported_states(facts.reports)
     waiting = (states[slot.key] for slot in nursed)
-    failed = any(is_waiting(one, record.nursery) for one in waiting) and facts.since_s >= _AGAIN_S
+    failed = any(is_waiting_for_group(one, record.nursery) for one in waiting) and facts.since_s >= _AGAIN_S
     if tuple(nursed) == record.nursed and not failed:
         return None
     names = ", ".join(dict.fromkeys(facts.name(slot.node) for slot in nursed))
@@ -326,7 +326,7 @@ def _newcomers(
     """Who is let in now, and who gets the state before that. The latter are let in together."""
     found = _waiting(record, facts, members)
     nursed = tuple(slot for slot in record.nursed if slot in found)
-    states = states_of(facts.reports)
+    states = reported_states(facts.reports)
     if nursed and all(states[slot.key].state == "near" for slot in nursed):
         return nursed, ()
     return (), nursed or found
@@ -338,9 +338,9 @@ def _waiting(
     nodes = list(dict.fromkeys(slot.node for slot in members))
     present = {slot.key for slot in record.slots}
     found = []
-    for (node, local_rank, start), worker in sorted(states_of(facts.reports).items()):
+    for (node, local_rank, start), worker in sorted(reported_states(facts.reports).items()):
         key = (node, local_rank, start)
-        is_new = key not in present and not is_apart(node, nodes, facts.apart) and not rests(record, node)
+        is_new = key not in present and not unreachable_peer(node, nodes, facts.apart) and not pause_reason(record, node)
         if worker.state in ("waiting", "near") and node in facts.here and is_new:
             devices = facts.reports[node].devices or ("cpu",)
             found.append(WorkerSlot(node, local_rank, devices[local_rank % len(devices)], start))
@@ -357,10 +357,10 @@ def _run(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
         report = facts.reports.get(node)
         if report is not None and report.generation == record.generation and report.stage == "failed":
             return _fail(record, RunOutcome(code=FAILED, sentence=f"{facts.name(node)}: {report.words}"))
-    seen = seen_of(record, facts.reports)
-    failed = first_cause([one for one in seen if one.failed])
+    seen = worker_statuses(record, facts.reports)
+    failed = root_cause([one for one in seen if one.failed])
     if failed is not None and failed.state is not None and not failed.state.signal:
-        return _fail(record, outcome_of(failed, facts.name))
+        return _fail(record, failure_outcome(failed, facts.name))
     if failed is None and not gone:
         return _well(record, "every worker has ended well") if all(one.has_ended for one in seen) else None
     if failed is None and seen[0].has_ended and all(one.has_ended or one.slot.node in gone for one in seen):
@@ -379,7 +379,7 @@ def _lost(
     """A machine or a worker died that had done nothing wrong: start again, or give up and say why."""
     order = facts.order
     if failed is not None:
-        outcome = outcome_of(failed, facts.name)
+        outcome = failure_outcome(failed, facts.name)
         why = outcome.sentence
     else:
         why = f"{_names(gone, facts)} went away"

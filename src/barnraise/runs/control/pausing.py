@@ -12,7 +12,7 @@ from barnraise.runs.record import LeftOutNode, RunRecord
 _LEAST = 2  # machines that go on
 
 
-def going_to_rest(record: RunRecord, first: WorkerStatus) -> tuple[LeftOutNode, ...]:
+def nodes_to_pause(record: RunRecord, first: WorkerStatus) -> tuple[LeftOutNode, ...]:
     """Of this group, by the word of its first member."""
     said = first.state
     if said is None or said.rests_in != record.generation or record.finished:
@@ -21,6 +21,6 @@ def going_to_rest(record: RunRecord, first: WorkerStatus) -> tuple[LeftOutNode, 
     return going if len(record.nodes) - len(going) >= _LEAST else ()
 
 
-def rests(record: RunRecord, node: bytes) -> str:
+def pause_reason(record: RunRecord, node: bytes) -> str:
     """Why it does; empty: it does not."""
     return next((one.why for one in record.resting if one.node == node), "")

@@ -22,7 +22,7 @@ _FOLLOWS = ("PeerLost", "OperationAborted")
 _MOST_LETTERS = 60
 
 
-def forgive(
+def apply_restart_policy(
     record: RunRecord, seen: Sequence[WorkerStatus], here: Collection[bytes]
 ) -> tuple[RunRecord, list[WorkerStatus]]:
     """The record with what is forgiven now, and the failures that are not."""
@@ -31,7 +31,7 @@ def forgive(
     for one in seen:
         if not one.failed or one.state is None or one.state.signal:
             continue
-        kind = kind_of(one.state)
+        kind = failure_kind(one.state)
         is_newcomer = one.slot.start != record.began
         has_trained = one.state.trained or is_newcomer
         if has_trained and kind in _FOLLOWS:
@@ -45,7 +45,7 @@ def forgive(
     return replace(record, forgiven=tuple(known)), rest
 
 
-def kind_of(worker: WorkerState) -> str:
+def failure_kind(worker: WorkerState) -> str:
     """The name of the exception that it ended with; its exit code, if it printed none."""
     _, found, trace = worker.tail.rpartition(_TRACE)
     lines = [line for line in trace.splitlines() if line and not line[0].isspace()] if found else []

@@ -14,7 +14,7 @@ from barnraise.runs.control.worker_status import WorkerStatus
 from barnraise.runs.record import RunRecord
 
 
-def with_ends(record: RunRecord, seen: Sequence[WorkerStatus]) -> RunRecord:
+def record_successes(record: RunRecord, seen: Sequence[WorkerStatus]) -> RunRecord:
     """What its members' ends add to what is known of the results. They are forgotten with the next group."""
     well = [one for one in seen if one.ended_well]
     main = [one.slot.node for one in well if one.rank == 0]
@@ -32,7 +32,7 @@ def has_results(record: RunRecord) -> bool:
     return bool(record.results_at or record.results_also_at)
 
 
-def with_results_in_reach(record: RunRecord, here: Collection[bytes]) -> RunRecord:
+def with_reachable_results(record: RunRecord, here: Collection[bytes]) -> RunRecord:
     """At the end: from where they are brought."""
     known = [node for node in (record.results_at, record.results_also_at) if node]
     return replace(record, results_at=next((node for node in known if node in here), known[0]))

@@ -38,13 +38,13 @@ class WorkerStatus(NamedTuple):
         return self.has_ended and not self.failed
 
 
-def seen_of(record: RunRecord, reports: Mapping[bytes, NodeReport]) -> list[WorkerStatus]:
+def worker_statuses(record: RunRecord, reports: Mapping[bytes, NodeReport]) -> list[WorkerStatus]:
     """By rank."""
-    states = states_of(reports)
+    states = reported_states(reports)
     return [WorkerStatus(rank, slot, states.get(slot.key)) for rank, slot in enumerate(record.slots)]
 
 
-def states_of(reports: Mapping[bytes, NodeReport]) -> dict[tuple[bytes, int, int], WorkerState]:
+def reported_states(reports: Mapping[bytes, NodeReport]) -> dict[tuple[bytes, int, int], WorkerState]:
     """By the key of a slot."""
     return {
         (node, worker.local_rank, worker.start): worker
@@ -53,7 +53,7 @@ def states_of(reports: Mapping[bytes, NodeReport]) -> dict[tuple[bytes, int, int
     }
 
 
-def first_cause(failed: Sequence[WorkerStatus]) -> WorkerStatus | None:
+def root_cause(failed: Sequence[WorkerStatus]) -> WorkerStatus | None:
     """The failure that the others follow from: not one that only complains that another was lost."""
 
     def order(one: WorkerStatus) -> tuple[bool, int, int]:
@@ -64,7 +64,7 @@ def first_cause(failed: Sequence[WorkerStatus]) -> WorkerStatus | None:
     return min(failed, key=order, default=None)
 
 
-def outcome_of(failed: WorkerStatus, name: Callable[[bytes], str]) -> RunOutcome:
+def failure_outcome(failed: WorkerStatus, name: Callable[[bytes], str]) -> RunOutcome:
     """Of a run that ends with this."""
     worker = failed.state
     assert worker is not None

@@ -29,14 +29,14 @@ from barnraise.planning import (
     PlanCodec,
     PlanLimits,
     StepTimes,
-    adopt,
-    begin_watch,
-    cluster_of,
-    is_worth,
+    adopt_plan,
+    start_monitor,
+    cluster_from_graph,
+    is_worth_switching,
     make_plans,
     observation,
     refit,
-    watch,
+    observe_step,
 )
 from barnraise.planning.inputs.codecs import CHOOSABLE
 from barnraise.planning.inputs.levels import OPEN
@@ -211,7 +211,7 @@ class SyncTuner:
             if len(self._steps) >= WARM or (len(self._steps) > 1 and sum(self._steps) > _LONG_S):
                 self._begin(seen, statistics.median(self._steps), is_first=True)
         elif self._watch is not None:
-            self._watch, proposal, _ = watch(self._watch, seen.step_s, now)
+            self._watch, proposal, _ = observe_step(self._watch, seen.step_s, now)
             if proposal is not None:
                 self._begin(seen, proposal.measured_s, is_first=False)
 
@@ -260,9 +260,9 @@ class SyncTuner:
             return
         self._calibration = found.calibration
         if self._watch is None:
-            self._watch = begin_watch(found.plan)
+            self._watch = start_monitor(found.plan)
         elif is_first or found.sync != seen.sync:
-            self._watch = adopt(self._watch, found.plan)
+            self._watch = adopt_plan(self._watch, found.plan)
         self._plan = found.plan
         log.log(logging.INFO if found.sync == seen.sync else logging.WARNING, "plan: %s", found.why)
         if found.said:
@@ -282,7 +282,7 @@ class SyncTuner:
 
 def _unless_worth_it(found: SyncChoice, current: Plan, step_s: float, sync: Sync) -> SyncChoice:
     """What is followed stays, unless another plan is clearly better: each change costs what was learnt."""
-    is_better, why = is_worth(current, found.plan, step_s)
+    is_better, why = is_worth_switching(current, found.plan, step_s)
     if is_better:
         return found._replace(why=why)
     same = is_same(current, found.plan)
@@ -302,4 +302,4 @@ def cluster_at(
             "not all of its machines have been measured yet",
             hint="`barnraise status --measure` measures them.",
         )
-    return cluster_of(build_graph(facts, graph.links).whole(), model, together)
+    return cluster_from_graph(build_graph(facts, graph.links).whole(), model, together)

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from barnraise.core.errors import RunError
-from barnraise.runs.sharding import DataOrder, MicroBatch, seed_of
+from barnraise.runs.sharding import DataOrder, MicroBatch, micro_batch_seed
 from barnraise.training.data.prefetch import PersistentLoader
 
 _SAMPLE = 1  # the purpose of a seed: of a sample's own randomness, or of a unit's
@@ -59,11 +59,11 @@ def seed_unit(seed: int, step: int, unit: MicroBatch, part: int) -> None:
 
     In parts of a unit it is something else than in the whole.
     """
-    seed_all(seed_of(seed, step, unit.number, _UNIT + (part << 8)))
+    seed_all(micro_batch_seed(seed, step, unit.number, _UNIT + (part << 8)))
 
 
 def seed_of_sample(seed: int, epoch: int, at: int) -> int:
-    return seed_of(seed, epoch, at, _SAMPLE)
+    return micro_batch_seed(seed, epoch, at, _SAMPLE)
 
 
 def batch_size_of(loader: DataLoader[Any]) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from barnraise.core.errors import RunError
-from barnraise.runs.sharding import DataOrder, MicroBatch, cut
+from barnraise.runs.sharding import DataOrder, MicroBatch, cut_micro_batches
 from barnraise.training.data.loader import MicroBatchLoader, seed_unit
 from barnraise.training.gradients.reducer import GradientReducer
 from barnraise.training.state.names_in_state import tensors_of
@@ -146,7 +146,7 @@ class LeasedData(MicroBatchLoader):
         size = min(self.course.unit, -(-self._step // _FINEST)) if self._is_fine else self.course.unit
         for epoch, first, last in within(self.task.spans, self.place, self._step):
             begin = epoch * self.course.samples
-            found += cut(begin + first, begin + last, size)
+            found += cut_micro_batches(begin + first, begin + last, size)
         return tuple(one._replace(number=number) for number, one in enumerate(found))
 
     def steps(self, step: int, period: int) -> int:

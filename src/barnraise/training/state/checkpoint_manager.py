@@ -18,7 +18,7 @@ from barnraise.checkpoint.signer import AgentCheckpointSigner, CheckpointSigner
 from barnraise.core.decoding import decode
 from barnraise.core.errors import BarnraiseError
 from barnraise.core.flow.wait_reporter import WaitReporter
-from barnraise.runs.checkpoint_manifest import CheckpointManifest, HeldCheckpoint, held_of
+from barnraise.runs.checkpoint_manifest import CheckpointManifest, HeldCheckpoint, to_held_checkpoint
 from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.group.manager import GroupManager, WorkerId
 from barnraise.training.state.training_state import TrainingState
@@ -220,7 +220,7 @@ class CheckpointManager:
     def _word(self, loaded: _Loaded | None) -> _Found:
         if loaded is None:
             return _Found()
-        return msgspec.structs.replace(self._word_of(held_of(loaded.manifest)), here=True)
+        return msgspec.structs.replace(self._word_of(to_held_checkpoint(loaded.manifest)), here=True)
 
     def _word_of(self, held: HeldCheckpoint) -> _Found:
         assert self._shelves is not None

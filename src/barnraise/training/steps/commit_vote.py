@@ -8,7 +8,7 @@ import msgspec
 
 from barnraise.core.decoding import decode
 from barnraise.core.errors import RunError
-from barnraise.runs.sharding import fingerprint
+from barnraise.runs.sharding import coverage_sum
 from barnraise.training.metrics import Logged
 
 UNREADABLE = "what a member of the group says cannot be read"
@@ -46,7 +46,7 @@ def read_held(words: Sequence[bytes], *, step: int, units: int, mixed: bool) -> 
             f"members count {', '.join(str(one.samples) for one in said)} samples in step {step}",
             hint="Give them the same data: a stream must yield the same items on every machine.",
         )
-    if sum(one.units for one in said) % (1 << 63) != fingerprint(range(units)):
+    if sum(one.units for one in said) % (1 << 63) != coverage_sum(range(units)):
         raise RunError(f"not every sample of step {step} was counted just once", hint="Report this.")
     states = 1 if mixed else len({one.state for one in said})
     if len({one.digest for one in said}) > 1 or states > 1:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from barnraise.core.errors import ProtocolError
-from barnraise.runs.sharding import MicroBatch, lease
+from barnraise.runs.sharding import MicroBatch, assign_micro_batches
 from barnraise.training.steps.throughput import Throughput
 
 log = logging.getLogger("barnraise.training")
@@ -44,7 +44,7 @@ def deal_to_all(
     claimed: Mapping[int, frozenset[int]],
     pace: Throughput,
     world: int,
-    leasing: Leasing = lease,
+    leasing: Leasing = assign_micro_batches,
 ) -> tuple[Leased, list[int]]:
     """What each rank has to compute, and the ranks that are too slow to have any, when that begins."""
     if any(not 0 <= number < len(units) for some in claimed.values() for number in some):

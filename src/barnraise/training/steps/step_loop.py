@@ -19,8 +19,8 @@ import torch
 from barnraise.checkpoint.serialization import FlatState, digest
 from barnraise.core.decoding import decode
 from barnraise.core.errors import CollectiveError, ProtocolError
-from barnraise.runs.commit import CommitDecision, MemberState, conclude
-from barnraise.runs.sharding import MicroBatch, fingerprint
+from barnraise.runs.commit import CommitDecision, MemberState, decide_commit
+from barnraise.runs.sharding import MicroBatch, coverage_sum
 from barnraise.training.data.iterable import IterableLoader
 from barnraise.training.gradients.compressed_reducer import CompressedReducer
 from barnraise.training.group.manager import GroupManager
@@ -242,7 +242,7 @@ class StepLoop:
             self._window if self._rounds.is_on else self._state.window(self.done),
             self._at_hand.samples,
             self._saving.keeps,
-            units=fingerprint(self._at_hand.claimed),
+            units=coverage_sum(self._at_hand.claimed),
         )
 
     def _tell_held(self, word: CommitVote, held: bytes) -> list[CommitVote]:
@@ -383,7 +383,7 @@ class StepLoop:
             overlaps=self.overlaps,
         )
         said = self._circle.gather(msgspec.msgpack.encode(word))
-        verdict = conclude([decode(_word, data, UNREADABLE) for data in said])
+        verdict = decide_commit([decode(_word, data, UNREADABLE) for data in said])
         log.info("generation %d of %d: %s", self._circle.generation, self._circle.world, verdict.why)
         self._nurse.begin_group()
         self._all_overlap = verdict.overlaps

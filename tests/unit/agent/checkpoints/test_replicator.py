@@ -41,9 +41,9 @@ from barnraise.runs.checkpoint_manifest import (
     fingerprint,
     folder_name,
     sign,
-    step_of,
+    folder_step,
 )
-from barnraise.runs.record import RunSpec, WorkerSlot, sign_order
+from barnraise.runs.record import RunSpec, WorkerSlot, sign_spec
 from tests.unit.agent.test_artifact_service import Host, Network
 
 RUN = "train-abcd"
@@ -137,7 +137,7 @@ class Agent:
 
     def steps(self) -> list[int]:
         folder = self.place_of(0).parent
-        found = [step_of(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+        found = [folder_step(path.name) for path in folder.iterdir()] if folder.is_dir() else []
         return sorted(step for step in found if step is not None)  # a draft is none
 
     def stored(self) -> int:
@@ -180,7 +180,7 @@ class Cluster:
             nodes=tuple(self.keys[place].id.raw for place in nodes),
         )
         slots = tuple(WorkerSlot(self.keys[place].id.raw, 0, "cpu", 1) for place in nodes)
-        self.record = replace(sign_order(order, self.keys[0]), slots=slots, phase="running", generation=1)
+        self.record = replace(sign_spec(order, self.keys[0]), slots=slots, phase="running", generation=1)
         self.folder_id = packed.id
         for agent in self.agents:
             agent.book.take(self.record)

@@ -41,7 +41,7 @@ from barnraise.agent.containers.containers import (
 from barnraise.agent.supervisor.messages import WorkerExited
 from barnraise.agent_client.kv_client import agent_at, ask_cluster
 from barnraise.core.errors import BarnraiseError, RunEnvironmentError
-from barnraise.environments.build_process import run_to_end
+from barnraise.environments.build_process import run_build_command
 from barnraise.environments.installed_packages import packages_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers are for Linux")
@@ -515,7 +515,7 @@ def test_a_loop_that_knows_no_subprocesses_is_enough(engine: StandIn, tmp_path: 
             runner.run(asyncio.create_subprocess_exec("true"))
         assert runner.run(packages_of(Path(sys.executable), ["json"])).package("json") is not None
         said: list[str] = []
-        assert runner.run(run_to_end(("echo", "a"), tmp_path, os.environ, said.append)) == (0, ["a"])
+        assert runner.run(run_build_command(("echo", "a"), tmp_path, os.environ, said.append)) == (0, ["a"])
         assert said == ["a"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from barnraise.agent.runs.registry import RunRegistry
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.identity import NodeId, NodeKey
-from barnraise.runs.record import WorkerState, sign_order
+from barnraise.runs.record import WorkerState, sign_spec
 from tests.unit.runs.control.test_lifecycle import KEY, A, B, order, report
 
 
@@ -38,7 +38,7 @@ def test_a_guest_sends_nobody_to_rest_and_commands_no_terminal(role: str) -> Non
     async def taken() -> WorkerState:
         around: Any = Around(role)
         book = RunRegistry(around)
-        assert book.take(sign_order(order(), KEY))
+        assert book.take(sign_spec(order(), KEY))
         book.take_report(NodeId(B), report("running", said))
         return book.runs["train-abcd"].reports[B].workers[0]
 
@@ -56,7 +56,7 @@ def _take(sender: bytes | None, key: NodeKey, role: str) -> tuple[bool, list[str
     async def taken() -> tuple[bool, list[str]]:
         around: Any = Around(role)
         book = RunRegistry(around)
-        record = sign_order(order(by=key.id.raw), key)
+        record = sign_spec(order(by=key.id.raw), key)
         is_taken = book.take(record, None if sender is None else NodeId(sender))
         return is_taken, list(book.runs)
 

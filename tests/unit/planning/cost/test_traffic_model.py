@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.planning import Calibration, ModelSize, NetworkPath, PlannedMachine, both_ways, build_cluster
-from barnraise.planning.cost.link_matrix import LinkMatrix, sites_of
+from barnraise.planning import Calibration, ModelSize, NetworkPath, PlannedMachine, symmetric_link, build_cluster
+from barnraise.planning.cost.link_matrix import LinkMatrix, find_sites
 from barnraise.planning.cost.rings import MOST_EXACT, RingTable, ring_order
 from barnraise.planning.cost.traffic_model import Route, flows, ring_hop_s, round_seconds, seconds
-from barnraise.planning.cost.work_split import deal, deal_samples
+from barnraise.planning.cost.work_split import split_by_speed, split_samples
 from barnraise.planning.inputs.codecs import PlanPayload, exact_codec, payload
-from barnraise.runs.sharding import DataOrder, lease
+from barnraise.runs.sharding import DataOrder, assign_micro_batches
 from tests.unit.planning.clusters import clusters, mesh
 
 MB = 1e6
@@ -143,26 +143,26 @@ def test_the_defaults_agree_with_what_was_measured() -> None:
 
 def test_sites_are_found_by_a_step_of_rate_or_of_latency() -> None:
     by_rate = mesh([1] * 5, lambda a, b: 900.0 if (a < 3) == (b < 3) else 50.0)
-    assert sites_of(by_rate, LinkMatrix(by_rate)) == ((0, 1, 2), (3, 4))
+    assert find_sites(by_rate, LinkMatrix(by_rate)) == ((0, 1, 2), (3, 4))
     far = [
         path
         for a in "abcd"
         for b in "abcd"
         if a < b
-        for path in both_ways(a, b, 900.0, 0.0002 if (a < "c") == (b < "c") else 0.02)
+        for path in symmetric_link(a, b, 900.0, 0.0002 if (a < "c") == (b < "c") else 0.02)
     ]
     by_latency = build_cluster([PlannedMachine(name=name, samples_per_s=1) for name in "abcd"], far)
-    assert sites_of(by_latency, LinkMatrix(by_latency)) == ((0, 1), (2, 3))
+    assert find_sites(by_latency, LinkMatrix(by_latency)) == ((0, 1), (2, 3))
     alike = mesh([1] * 4, lambda a, b: 400.0 + 100 * a)
-    assert sites_of(alike, LinkMatrix(alike)) == ((0, 1, 2, 3),)
+    assert find_sites(alike, LinkMatrix(alike)) == ((0, 1, 2, 3),)
     named = build_cluster(
         [
             PlannedMachine(name="a", samples_per_s=1, site="attic"),
             PlannedMachine(name="b", samples_per_s=1, site="barn"),
         ],
-        both_ways("a", "b", 900.0),
+        symmetric_link("a", "b", 900.0),
     )
-    assert sites_of(named, LinkMatrix(named)) == ((0,), (1,))
+    assert find_sites(named, LinkMatrix(named)) == ((0,), (1,))
 
 
 @settings(max_examples=50, deadline=None)
@@ -173,7 +173,7 @@ def test_a_network_that_is_faster_everywhere_has_the_same_sites(cluster, factor:
         for path in cluster.paths
     ]
     faster = build_cluster(cluster.members, paths)
-    assert sites_of(cluster, LinkMatrix(cluster)) == sites_of(faster, LinkMatrix(faster))
+    assert find_sites(cluster, LinkMatrix(cluster)) == find_sites(faster, LinkMatrix(faster))
 
 
 @settings(max_examples=50, deadline=None)
@@ -182,9 +182,9 @@ def test_shares_are_those_of_the_session(batch: int, unit: int, speeds: list[flo
     """Planning may not import the leases; that both deal alike is held here."""
     course = DataOrder(samples=batch, batch=batch, unit=unit, seed=0)
     units = course.units(0)
-    dealt = lease(units, {}, speeds)
+    dealt = assign_micro_batches(units, {}, speeds)
     sizes = [sum(units[one].size for one in mine) for mine in dealt]
-    mine = deal_samples(batch, unit, speeds)
+    mine = split_samples(batch, unit, speeds)
     assert sum(mine) == batch
     longest = max(size / speed for size, speed in zip(sizes, speeds, strict=True))
     assert max(size / speed for size, speed in zip(mine, speeds, strict=True)) == pytest.approx(longest)
@@ -201,7 +201,7 @@ def test_no_other_deal_is_done_earlier(pieces: int, speeds: list[float]) -> None
     def done(counts: list[int]) -> float:
         return max(count / speed for count, speed in zip(counts, speeds, strict=True))
 
-    assert done(deal(pieces, speeds)) == pytest.approx(min(map(done, deals(pieces, len(speeds)))))
+    assert done(split_by_speed(pieces, speeds)) == pytest.approx(min(map(done, deals(pieces, len(speeds)))))
 
 
 def test_payloads() -> None:

@@ -15,12 +15,12 @@ from barnraise.planning import (
     PlannedMachine,
     StepTimes,
     advise,
-    both_ways,
+    symmetric_link,
     build_cluster,
-    imagine,
+    parse_machine,
     make_plans,
-    with_imagined,
-    without,
+    add_hypothetical,
+    without_machines,
 )
 from barnraise.planning.inputs.hypothetical import CARDS, LINES, PROCESSORS
 from tests.unit.planning.clusters import MODEL, PROFILE, mesh
@@ -57,7 +57,7 @@ def test_leaving_out_who_holds_the_others_up() -> None:
     (advice,) = [one for one in advise(cluster, MODEL, profile) if one.what == "leave_out"]
     plans = [plan for plan in make_plans(cluster, MODEL, profile).plans if plan.is_exact]
     everybody = next(plan for plan in plans if len(plan.parts) == 3)
-    alone = make_plans(without(cluster, ["m02"]), MODEL, profile).chosen
+    alone = make_plans(without_machines(cluster, ["m02"]), MODEL, profile).chosen
     assert advice.times == pytest.approx(alone.samples_per_s / everybody.samples_per_s)
     assert advice.sentence.startswith("Without m02 it is ")
 
@@ -73,18 +73,18 @@ def test_smaller_units_and_a_larger_batch() -> None:
 
 def test_names_with_braces_do_no_harm() -> None:
     members = [PlannedMachine(name=name, samples_per_s=20) for name in ("{0}", "{times}")]
-    assert advise(build_cluster(members, both_ways("{0}", "{times}", 940.0)), MODEL, PROFILE)
+    assert advise(build_cluster(members, symmetric_link("{0}", "{times}", 940.0)), MODEL, PROFILE)
     assert advise(build_cluster(members[:1]), MODEL, PROFILE)[0].what == "machine"
 
 
 def test_machines_that_do_not_exist_here() -> None:
-    assert imagine("2x4090@2.5gbit").tflops == 2 * imagine(" RTX-4090@1gbit ").tflops
-    assert imagine("mac-m2@wifi").line == LINES["wifi"]
-    assert imagine("pi4@100mbit").line.up_mbps == pytest.approx(94)
-    assert imagine("4090@1gbit").memory_bytes == 24 << 30
+    assert parse_machine("2x4090@2.5gbit").tflops == 2 * parse_machine(" RTX-4090@1gbit ").tflops
+    assert parse_machine("mac-m2@wifi").line == LINES["wifi"]
+    assert parse_machine("pi4@100mbit").line.up_mbps == pytest.approx(94)
+    assert parse_machine("4090@1gbit").memory_bytes == 24 << 30
     for device in (*CARDS, *PROCESSORS):
         for link in (*LINES, "10gbit"):
-            machine = imagine(f"{device}@{link}")
+            machine = parse_machine(f"{device}@{link}")
             assert msgspec.json.decode(msgspec.json.encode(machine), type=HypotheticalMachine) == machine
 
 
@@ -100,7 +100,7 @@ def test_machines_that_do_not_exist_here() -> None:
 )
 def test_what_is_not_known_is_answered_with_what_is(text: str, message: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
-        imagine(text)
+        parse_machine(text)
     assert hint in raised.value.hint
 
 
@@ -108,7 +108,7 @@ def test_what_is_not_known_is_answered_with_what_is(text: str, message: str, hin
 @given(st.text(max_size=20))
 def test_any_text_is_a_machine_or_an_error(text: str) -> None:
     try:
-        machine = imagine(text)
+        machine = parse_machine(text)
     except ConfigError:
         return
     assert machine.tflops > 0
@@ -118,7 +118,7 @@ def test_an_imagined_machine_is_linked_as_fast_as_both_ends_allow() -> None:
     model = ModelSize(parameters=100_000_000, flops_per_sample=6e9)
     home = build_cluster([PlannedMachine(name="pc", samples_per_s=100, tflops=50.0)])
     specs = ["4090@1gbit", "4090@1gbit", "mac-m2@wifi", "4090@10gbit", "3090@dsl"]
-    cluster = with_imagined(home, map(imagine, specs), model)
+    cluster = add_hypothetical(home, map(parse_machine, specs), model)
     names = [member.name for member in cluster.members]
     assert names == ["3090@dsl", "4090@10gbit", "4090@1gbit", "4090@1gbit 2", "mac-m2@wifi", "pc"]
     rates = {(path.source, path.target): path.mbps for path in cluster.paths}
@@ -134,4 +134,4 @@ def test_an_imagined_machine_is_linked_as_fast_as_both_ends_allow() -> None:
     assert ranking.chosen.speedup >= 1
     assert ("3090@dsl",) in ranking.sites
     with pytest.raises(ConfigError, match="nothing says how fast"):
-        with_imagined(mesh([1]), [imagine("4090@1gbit")], MODEL)
+        add_hypothetical(mesh([1]), [parse_machine("4090@1gbit")], MODEL)

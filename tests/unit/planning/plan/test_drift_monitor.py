@@ -18,13 +18,13 @@ from barnraise.planning import (
     ModelSize,
     Replan,
     StepTimes,
-    adopt,
-    begin_watch,
-    is_worth,
+    adopt_plan,
+    start_monitor,
+    is_worth_switching,
     make_plans,
     observation,
     refit,
-    watch,
+    observe_step,
 )
 from barnraise.planning.plan.drift_monitor import (
     FIRST_REST_S,
@@ -42,7 +42,7 @@ def _run(
     proposals = []
     for step in steps:
         now += step
-        state, proposal, reason = watch(state, step, now)
+        state, proposal, reason = observe_step(state, step, now)
         assert reason
         if proposal is not None:
             proposals.append((now, proposal))
@@ -90,7 +90,7 @@ def test_one_usual_step_begins_the_count_again() -> None:
     steps = ([3.0] * 9 + [1.0]) * 50
     _, proposals = _run(DriftMonitor(expected_s=1.0), [*steps, *([3.0, 0.5] * 100)])
     assert proposals == []
-    state, _, reason = watch(DriftMonitor(expected_s=1.0), float("nan"), 5.0)
+    state, _, reason = observe_step(DriftMonitor(expected_s=1.0), float("nan"), 5.0)
     assert (state, reason) == (DriftMonitor(expected_s=1.0), "this is not a time of a step")
 
 
@@ -98,7 +98,7 @@ def test_reasons_say_what_was_seen() -> None:
     state = DriftMonitor(expected_s=4.0)
     said = []
     for number in range(11):
-        state, _, reason = watch(state, 8.0, 8.0 * (number + 1))
+        state, _, reason = observe_step(state, 8.0, 8.0 * (number + 1))
         said.append(reason)
     assert said[3] == "4 steps in 24 s took longer; too few to plan again"
     assert said[9] == "10 steps in 72 s took longer than the 4 s that were predicted: 8 s on average"
@@ -113,23 +113,23 @@ def test_a_plan_is_changed_if_another_is_a_tenth_better() -> None:
     assert current.kind == "every_step"
     learnt = refit(Calibration(), observation(current, cluster, 5 * current.step_s))
     new = make_plans(cluster, MODEL, profile, calibration=learnt).chosen
-    is_better, reason = is_worth(current, new, 5 * current.step_s)
+    is_better, reason = is_worth_switching(current, new, 5 * current.step_s)
     assert is_better
     assert new.kind == "alone"
     assert learnt.factor("every_step") > 5
     assert "m00 alone is predicted to be" in reason
-    state = adopt(begin_watch(current), new)
+    state = adopt_plan(start_monitor(current), new)
     assert state.expected_s == new.step_s
 
 
 def test_a_plan_stays_if_it_is_still_the_best_or_nearly() -> None:
     cluster, model = mesh([20, 20], 940.0), ModelSize(parameters=10_000_000)
     current = make_plans(cluster, model, PROFILE).chosen
-    assert is_worth(current, current, 1.3 * current.step_s)[0] is False
-    assert "is still the best plan" in is_worth(current, current, 1.3 * current.step_s)[1]
+    assert is_worth_switching(current, current, 1.3 * current.step_s)[0] is False
+    assert "is still the best plan" in is_worth_switching(current, current, 1.3 * current.step_s)[1]
     # One that promises less than a tenth is not taken.
     alone = make_plans(cluster, model, PROFILE).best_alone
-    is_better, reason = is_worth(current, alone, alone.step_s * 1.05)
+    is_better, reason = is_worth_switching(current, alone, alone.step_s * 1.05)
     assert not is_better
     assert "below 1.10 a change is not worth it" in reason
 

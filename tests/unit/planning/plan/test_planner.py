@@ -25,9 +25,9 @@ from barnraise.planning import (
     PlannedMachine,
     PlanRanking,
     StepTimes,
-    both_ways,
+    symmetric_link,
     build_cluster,
-    cluster_of,
+    cluster_from_graph,
     make_plans,
 )
 from barnraise.planning.inputs.codecs import PlanCodec
@@ -161,7 +161,7 @@ def test_a_slow_path_is_avoided_by_the_order_of_the_ring() -> None:
 
 def test_machines_that_only_reach_one_of_them_make_a_star() -> None:
     members = [PlannedMachine(name=name, samples_per_s=10) for name in ("hub", "x", "y", "z")]
-    paths = [path for name in "xyz" for path in both_ways("hub", name, 940.0)]
+    paths = [path for name in "xyz" for path in symmetric_link("hub", name, 940.0)]
     chosen = make_plans(build_cluster(members, paths), ModelSize(parameters=1_000_000), PROFILE).chosen
     assert (chosen.way, chosen.order[0]) == ("star", "hub")
     assert {part.name: part.sends_bytes for part in chosen.parts}["hub"] == pytest.approx(3 * 4e6)
@@ -294,7 +294,7 @@ def test_memory_leaves_machines_out_or_says_what_is_missing() -> None:
         for a in members
         for b in members
         if a.name < b.name
-        for path in both_ways(a.name, b.name, 10_000)
+        for path in symmetric_link(a.name, b.name, 10_000)
     ]
     ranking = make_plans(build_cluster(members, paths), model, PROFILE, PlanLimits(sync="auto"))
     assert all("small" not in plan.order for plan in ranking.plans)
@@ -332,7 +332,7 @@ def test_a_measured_graph_becomes_a_cluster() -> None:
         LinkFacts(a=node(0), b=node(1), rtt_s=0.001, mbps=940.0),
         LinkFacts(a=node(0), b=node(2), rtt_s=0.002),
     ]
-    cluster = cluster_of(build_graph(nodes, links), MODEL, {node(0): 120.0})
+    cluster = cluster_from_graph(build_graph(nodes, links), MODEL, {node(0): 120.0})
     speeds = {member.name: member.samples_per_s for member in cluster.members}
     assert speeds == {"pc (00000000)": 120.0, "pc (01010101)": 240.0, "pi": pytest.approx(0.04)}
     assert [member.memory_bytes >> 30 for member in cluster.members] == [24, 24, 4]
@@ -342,9 +342,9 @@ def test_a_measured_graph_becomes_a_cluster() -> None:
         "dark is left out: nothing says how fast it would train this model.",
         "The link between pc (00000000) and pi was not measured; 100 Mbit/s are assumed.",
     )
-    by_flops = cluster_of(build_graph(nodes, links), ModelSize(parameters=1, flops_per_sample=6e9))
+    by_flops = cluster_from_graph(build_graph(nodes, links), ModelSize(parameters=1, flops_per_sample=6e9))
     assert by_flops.members[0].samples_per_s == pytest.approx(60e12 * 0.35 / 6e9)
-    assert cluster_of(build_graph(nodes, links), MODEL).members == ()
+    assert cluster_from_graph(build_graph(nodes, links), MODEL).members == ()
 
 
 def _many(count: int) -> PlanCluster:

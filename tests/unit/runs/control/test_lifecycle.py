@@ -10,16 +10,16 @@ from msgspec.structs import replace
 from barnraise.environments.installed_packages import InstalledPackages, Package
 from barnraise.environments.script_imports import ScriptImports
 from barnraise.identity import NodeKey
-from barnraise.runs.control.lifecycle import ReconcileInput, leads_alone, next_record, provisional, stopped_by
+from barnraise.runs.control.lifecycle import ReconcileInput, reason_to_decide_alone, next_record, mark_provisional, request_stop
 from barnraise.runs.record import (
     NodeReport,
     RunRecord,
     RunSpec,
     Stage,
     WorkerState,
-    outranks,
-    read_order,
-    sign_order,
+    supersedes,
+    read_spec,
+    sign_spec,
 )
 
 KEY = NodeKey.generate()
@@ -79,7 +79,7 @@ def facts(
 
 
 def running(asked: RunSpec) -> RunRecord:
-    record = next_record(sign_order(asked, KEY), facts(asked, {node: report() for node in asked.nodes}))
+    record = next_record(sign_spec(asked, KEY), facts(asked, {node: report() for node in asked.nodes}))
     assert record is not None
     assert record.phase == "running"
     return record
@@ -102,16 +102,16 @@ def at_work(record: RunRecord, node: bytes, **ends: WorkerState) -> NodeReport:
 
 
 def test_an_order_is_worth_its_signature() -> None:
-    record = sign_order(order(), KEY)
-    assert read_order(record) == order()
+    record = sign_spec(order(), KEY)
+    assert read_spec(record) == order()
     forged = replace(record, signature=bytes(64))
     with pytest.raises(Exception, match="is not signed by the machine"):
-        read_order(forged)
+        read_spec(forged)
 
 
 def test_it_begins_when_all_are_ready_and_no_sooner() -> None:
     asked = order(per_node=2)
-    record = sign_order(asked, KEY)
+    record = sign_spec(asked, KEY)
     reports = {A: report(), B: report(), C: report("fetching")}
     assert next_record(record, facts(asked, reports)) is None
     begun = next_record(record, facts(asked, {**reports, C: report()}))
@@ -125,14 +125,14 @@ def test_it_begins_when_all_are_ready_and_no_sooner() -> None:
 def test_one_worker_for_each_device() -> None:
     asked = order(nodes=(A, B))
     reports = {A: report(devices=("cuda:0", "cuda:1")), B: report(devices=("mps",))}
-    begun = next_record(sign_order(asked, KEY), facts(asked, reports))
+    begun = next_record(sign_spec(asked, KEY), facts(asked, reports))
     assert begun is not None
     assert [slot.device for slot in begun.slots] == ["cuda:0", "cuda:1", "mps"]
 
 
 def test_machines_that_do_not_come_are_waited_for_and_then_left_out() -> None:
     asked = order(wait_s=30.0, min_nodes=2)
-    record = sign_order(asked, KEY)
+    record = sign_spec(asked, KEY)
     reports = {A: report(), B: report()}
     assert next_record(record, facts(asked, reports, here=(A, B), since_s=29.0)) is None
     begun = next_record(record, facts(asked, reports, here=(A, B), since_s=31.0))
@@ -148,7 +148,7 @@ def test_machines_that_do_not_come_are_waited_for_and_then_left_out() -> None:
 def test_a_missing_package_ends_it_with_the_machine_and_the_mend() -> None:
     asked = order(needs=ScriptImports(required=("torch", "numpy")))
     reports = {A: report(), B: report(), C: report(packages=packages("numpy"))}
-    ended = next_record(sign_order(asked, KEY), facts(asked, reports))
+    ended = next_record(sign_spec(asked, KEY), facts(asked, reports))
     assert ended is not None
     assert ended.phase == "ended"
     assert ended.outcome is not None
@@ -159,13 +159,13 @@ def test_a_missing_package_ends_it_with_the_machine_and_the_mend() -> None:
 def test_a_machine_without_the_device_is_left_out_and_named() -> None:
     asked = order(needs=ScriptImports(required=("torch",), cuda="train.py line 3 asks for cuda"))
     reports = {A: report(devices=("cuda:0",)), B: report(devices=("cuda:0",)), C: report(devices=("mps",))}
-    begun = next_record(sign_order(asked, KEY), facts(asked, reports))
+    begun = next_record(sign_spec(asked, KEY), facts(asked, reports))
     assert begun is not None
     assert begun.phase == "running"
     assert begun.nodes == (A, B)
     assert [one.node for one in begun.left_out] == [C]
     named = order(needs=asked.needs, named=True)
-    ended = next_record(sign_order(named, KEY), facts(named, reports))
+    ended = next_record(sign_spec(named, KEY), facts(named, reports))
     assert ended is not None
     assert ended.phase == "ended"
 
@@ -295,11 +295,11 @@ def test_when_all_its_machines_are_away_the_run_waits_for_one() -> None:
 
 def test_a_person_stops_it_once_cleanly_and_twice_hard() -> None:
     record = running(order())
-    soft = stopped_by(record, "mac", hard=False)
+    soft = request_stop(record, "mac", hard=False)
     assert soft is not None
     assert (soft.phase, soft.hard, soft.version) == ("stopping", False, record.version + 1)
-    assert stopped_by(soft, "mac", hard=False) is None
-    hard = stopped_by(soft, "pc", hard=True)
+    assert request_stop(soft, "mac", hard=False) is None
+    hard = request_stop(soft, "pc", hard=True)
     assert hard is not None
     assert hard.hard
     assert hard.outcome == soft.outcome
@@ -323,22 +323,22 @@ def test_a_machine_that_leaves_at_the_very_end_spoils_nothing() -> None:
 def test_who_is_left_of_two_goes_on_and_says_that_it_is_provisional() -> None:
     asked = order(nodes=(A, B))
     record = running(asked)
-    assert leads_alone(record, B, (A, B), missing=(A,), dead=()) is not None
-    assert leads_alone(record, A, (A, B), missing=(), dead=()) is not None
-    assert leads_alone(record, B, (A, B), missing=(), dead=()) is None, "mac comes first"
-    assert leads_alone(record, B, (A,), missing=(A,), dead=()) is None, "mac has gone on without it"
+    assert reason_to_decide_alone(record, B, (A, B), missing=(A,), dead=()) is not None
+    assert reason_to_decide_alone(record, A, (A, B), missing=(), dead=()) is not None
+    assert reason_to_decide_alone(record, B, (A, B), missing=(), dead=()) is None, "mac comes first"
+    assert reason_to_decide_alone(record, B, (A,), missing=(A,), dead=()) is None, "mac has gone on without it"
     changed = next_record(record, facts(asked, {B: at_work(record, B)}, here=(B,)))
     assert changed is not None
-    marked = provisional(record, changed)
+    marked = mark_provisional(record, changed)
     assert marked.provisional == record.version
-    further = provisional(marked, replace(marked, version=marked.version + 1))
+    further = mark_provisional(marked, replace(marked, version=marked.version + 1))
     assert further.provisional == record.version, "always the last that was agreed"
 
 
 def test_more_than_two_go_on_only_without_machines_that_are_down() -> None:
     record = running(order())
-    assert leads_alone(record, C, (A, B, C), missing=(A, B), dead=(A,)) is None
-    assert leads_alone(record, C, (A, B, C), missing=(A, B), dead=(A, B)) is not None
+    assert reason_to_decide_alone(record, C, (A, B, C), missing=(A, B), dead=(A,)) is None
+    assert reason_to_decide_alone(record, C, (A, B, C), missing=(A, B), dead=(A, B)) is not None
 
 
 def in_session(asked: RunSpec) -> RunRecord:
@@ -622,9 +622,9 @@ def test_what_was_decided_outranks_what_went_on_without_a_quorum() -> None:
     decided = replace(running(order()), version=5)
     alone = replace(decided, version=9, provisional=5)  # goes on from it
     other = replace(decided, version=6)  # was decided meanwhile
-    assert outranks(alone, decided)
-    assert not outranks(decided, alone)
-    assert outranks(other, alone), "however many versions went on there"
-    assert not outranks(alone, other)
-    assert outranks(replace(alone, version=10), alone)
-    assert outranks(replace(alone, version=10, provisional=0), alone), "it becomes history"
+    assert supersedes(alone, decided)
+    assert not supersedes(decided, alone)
+    assert supersedes(other, alone), "however many versions went on there"
+    assert not supersedes(alone, other)
+    assert supersedes(replace(alone, version=10), alone)
+    assert supersedes(replace(alone, version=10, provisional=0), alone), "it becomes history"

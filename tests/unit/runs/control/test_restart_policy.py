@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from barnraise.runs.control.lifecycle import next_record
-from barnraise.runs.control.restart_policy import kind_of
+from barnraise.runs.control.restart_policy import failure_kind
 from barnraise.runs.record import RunRecord, WorkerState
 from tests.unit.runs.control.test_lifecycle import A, B, C, at_work, facts, in_session, order
 
@@ -100,5 +100,5 @@ def test_who_only_lost_another_in_its_own_collective_is_as_good_as_killed() -> N
 
 def test_the_kind_of_a_failure_is_that_of_its_last_traceback() -> None:
     chained = trace("KeyError: 3") + "\nDuring handling of the above exception, another occurred:\n\n"
-    assert kind_of(WorkerState(0, "ended", 1, 0, chained + trace("a.b.CustomError: no"))) == "CustomError"
-    assert kind_of(WorkerState(0, "ended", 3, 0, "bye")) == "code 3"
+    assert failure_kind(WorkerState(0, "ended", 1, 0, chained + trace("a.b.CustomError: no"))) == "CustomError"
+    assert failure_kind(WorkerState(0, "ended", 3, 0, "bye")) == "code 3"

@@ -19,7 +19,7 @@ from barnraise.checkpoint.holders import UNREADABLE, HolderNote, note_saved, rea
 from barnraise.checkpoint.serialization import dismantle
 from barnraise.core.errors import AgentError, RunError
 from barnraise.identity import NodeKey
-from barnraise.runs.checkpoint_manifest import CheckpointSignature, HeldCheckpoint, newest, sign
+from barnraise.runs.checkpoint_manifest import CheckpointSignature, HeldCheckpoint, newest_checkpoint, sign
 from barnraise.training.metrics import MetricsLog
 from barnraise.training.state.checkpoint_manager import CheckpointLocations, CheckpointManager
 
@@ -55,13 +55,13 @@ class Machine:
     def signers(self, run: str) -> Collection[bytes]:
         return {KEY.id.raw}
 
-    def newest(
+    def newest_checkpoint(
         self, passing_over: Collection[tuple[str, int]], awaiting: Sequence[bytes]
     ) -> NewestCheckpointResponse:
         away = self.cluster.absent()
         absent = tuple(node.hex()[:2] for node in awaiting if node in away)
         known = [one for one in self.cluster.held if (one.run, one.step) not in passing_over]
-        best = newest(known, [RUN, EARLIER])
+        best = newest_checkpoint(known, [RUN, EARLIER])
         if best is None:
             return NewestCheckpointResponse(absent=absent)
         return NewestCheckpointResponse(
