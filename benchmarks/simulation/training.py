@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from barnraise.runs.commit import CommitDecision, MemberState, decide_commit
-from barnraise.runs.sharding import DataOrder, MicroBatch, cut_micro_batches, assign_micro_batches
+from barnraise.runs.sharding import DataOrder, MicroBatch, assign_micro_batches, cut_micro_batches
 from barnraise.training.steps.commit_vote import CommitVote, is_outdated
 from barnraise.training.steps.load_balancing import Leased, deal_to_all
 from barnraise.training.steps.progress import Deal, StepProgress, may_go_ahead
@@ -101,7 +101,7 @@ class _Member:
             done=done if self.is_fresh else self.done,
             held=hand.held,
             units=tuple(sorted(hand.claimed)),
-            nursed=self.is_fresh,
+            recovered_live=self.is_fresh,
             speed=self.speed,
             ahead=tuple(sorted(hand.ahead)),
         )
@@ -313,12 +313,12 @@ class Training:
 
     def _may_go_ahead(self, state: _State, following: _State) -> bool:
         is_possible = may_go_ahead(world=len(self.members), sync=state.sync, coming=state.coming)
-        return self.overlaps and is_possible and self.course.may_go_ahead(following.covered)
+        return self.overlaps and is_possible and self.course.may_overlap(following.covered)
 
     def _after(self, state: _State, word: Sync | None = None) -> _State:
         """``word``: of the first member, in the sum that is committed."""
         due, coming = heard(state.sync, state.coming, word)
-        covered = state.covered + self.course.steps(state.covered, state.sync.period)
+        covered = state.covered + self.course.steps_in_round(state.covered, state.sync.period)
         return _State(covered, due or state.sync, coming)
 
     def _sum_of(self, one: _Member, sync: Sync) -> StepSum:
@@ -396,7 +396,7 @@ class Training:
 
 @lru_cache(maxsize=4)
 def _units(course: DataOrder, covered: int, period: int) -> tuple[MicroBatch, ...]:
-    return course.units(covered, period)
+    return course.micro_batches(covered, period)
 
 
 def _remembered_lease(
@@ -405,7 +405,7 @@ def _remembered_lease(
     shares: Sequence[float],
     tried: frozenset[int],
 ) -> Leased:
-    """`assign_micro_batches`, of which thousands of members take seconds: the next step is often dealt like the last."""
+    """Cache `assign_micro_batches`, which takes seconds for thousands of members; steps often repeat."""
     span = units[-1].last - units[0].first
     return _leased(span, units[0].size, tuple(claimed.items()), tuple(shares), tried)
 

@@ -261,6 +261,6 @@ def test_a_machine_that_the_others_are_faster_without_rests(tmp_path: Path) -> N
     print(done.stderr, done.stdout, words)
     assert done.returncode == 0
     assert re.search(
-        r"2 workers, because h2 rests: h0 and h1 are predicted to be \S+ times as fast", done.stderr
+        r"2 workers, because h2 is paused: h0 and h1 are predicted to be \S+ times as fast", done.stderr
     )
     assert "DONE 40 2" in done.stdout

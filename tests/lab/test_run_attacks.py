@@ -393,7 +393,7 @@ OFFERS = {
     "another run": "it belongs to run another-run",
     "another step": "it was changed after it was signed",
     "another state": "it is another checkpoint than was asked for",
-    "a stranger's signature": "it is signed by nobody of this cluster",
+    "a stranger's signature": "it was not signed by a machine of this cluster",
     "changed afterwards": "it was changed after it was signed",
     "a terabyte": "",
     "the run's own folder": "it is no checkpoint",

@@ -21,7 +21,7 @@ from barnraise.runs import commit
 from barnraise.runs.commit import CommitDecision, MemberState, decide_commit
 from barnraise.runs.sharding import DataOrder, assign_micro_batches
 
-COURSE = DataOrder(samples=64, batch=16, unit=3, seed=5)
+COURSE = DataOrder(samples=64, batch=16, micro_batch_size=3, seed=5)
 
 
 @dataclass
@@ -116,7 +116,7 @@ class World:
 
     def dealt(self, member: Member, step: int, claimed: dict[int, frozenset[int]]) -> list[int]:
         names = self.groups[member.group]
-        found = assign_micro_batches(COURSE.units(step), claimed, [1.0] * len(names))
+        found = assign_micro_batches(COURSE.micro_batches(step), claimed, [1.0] * len(names))
         return list(found[names.index(member.name)])
 
     def compute(self, name: int) -> None:
@@ -141,7 +141,7 @@ class World:
     def reduced(self, group: int, step: int, offers: dict[int, frozenset[int]]) -> None:
         """The all-reduce succeeds for some and may break for others."""
         every = sorted(unit for units in offers.values() for unit in units)
-        assert every == [unit.number for unit in COURSE.units(step)], "each unit once in every sum"
+        assert every == [unit.number for unit in COURSE.micro_batches(step)], "each unit once in every sum"
         digest = f"{step}/{group}".encode()
         for name in self.groups[group]:
             member = self.members[name]

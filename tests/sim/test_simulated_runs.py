@@ -32,7 +32,7 @@ from benchmarks.simulation.training import Costs, Training
 from benchmarks.simulation.worlds import Churn, Lines, World, homes, lab_world
 
 NUMBERS = 240_000
-COURSE = DataOrder(samples=1 << 30, batch=32, unit=2, seed=0)
+COURSE = DataOrder(samples=1 << 30, batch=32, micro_batch_size=2, seed=0)
 
 
 def arrivals(

@@ -10,7 +10,7 @@ torch, in its first two numbers         impossible  a group across both would di
                                                     wire; risky if the script does not import torch
 torch, later numbers or ``+cpu``        fine        the same interface and the same mathematics
 torch missing, and required             impossible  ``barnraise torch`` says how; risky if optional
-a required package missing on one       impossible  the mend names the version that works elsewhere
+a required package missing on one       impossible  the fix names the version that works elsewhere
 a required package missing everywhere   impossible  said once, not for each machine
 an optional package missing on one      risky       the script may behave differently there
 an optional package missing everywhere  fine        it behaves the same, and is prepared for it
@@ -20,7 +20,7 @@ Python's first two numbers              risky       most scripts work; what they
 CUDA demanded, no such device           impossible  the machine is left out, and named
 ======================================  ==========  ==================================================
 
-Where environments were built from a file of the folder, that file is what the mends speak of.
+Where environments were built from a file of the folder, that file is what the fixes speak of.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _WORST_FIRST: tuple[Level, ...] = ("impossible", "risky", "fine")
 
 
 class CompatibilityFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference; no node means every machine, and a fine one needs no mend."""
+    """One difference; no node means every machine, and a fine one needs no fix."""
 
     level: Level
     about: About
     sentence: str
-    mend: str = ""
+    fix: str = ""
     node: str = ""
 
 
@@ -62,7 +62,7 @@ class ExcludedMachine(msgspec.Struct, frozen=True):
 
 
 class CompatibilityVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Who can run the script, who is left out, and what a person must mend before it can start."""
+    """Who can run the script, who is left out, and what a person must fix before it can start."""
 
     kept: tuple[str, ...]
     left_out: tuple[ExcludedMachine, ...]
@@ -83,19 +83,17 @@ def compare(
     ``devices`` the kinds that each has. ``built_from`` names the file if environments were built for the run.
     """
     if needs.syntax is not None:
-        mend = "Correct it, then run again; `python -m py_compile` with the file's name checks it."
-        return (
-            CompatibilityFinding(level="impossible", about="code", sentence=f"{needs.syntax}.", mend=mend),
-        )
-    mends = _Mends(devices, built_from)
+        fix = "Correct it, then run again; `python -m py_compile` with the file's name checks it."
+        return (CompatibilityFinding(level="impossible", about="code", sentence=f"{needs.syntax}.", fix=fix),)
+    fixes = _Fixes(devices, built_from)
     findings: list[CompatibilityFinding] = []
     for node, packages in others.items():
         findings += _python(reference, node, packages)
         findings += _cuda(needs, node, devices)
-    findings += _torch(reference, others, needs, mends)
+    findings += _torch(reference, others, needs, fixes)
     for name in (*needs.required, *needs.optional):
         if name != "torch":
-            findings += _package(name, name in needs.required, reference, others, mends)
+            findings += _package(name, name in needs.required, reference, others, fixes)
     return tuple(sorted(findings, key=lambda each: _WORST_FIRST.index(each.level)))
 
 
@@ -113,7 +111,7 @@ def select_machines(findings: Sequence[CompatibilityFinding], nodes: Sequence[st
 
 
 def describe(findings: Sequence[CompatibilityFinding]) -> list[str]:
-    """Lines for a person: one if all is fine, else each difference that counts, with its mend."""
+    """Lines for a person: one if all is fine, else each difference that counts, with its fix."""
     shown = [each for level in _WORST_FIRST[:2] for each in findings if each.level == level]
     if not shown:
         small = len(findings)
@@ -123,13 +121,13 @@ def describe(findings: Sequence[CompatibilityFinding]) -> list[str]:
     lines = []
     for each in shown:
         lines.append(f"{each.level:<10}  {each.node or 'everywhere':<{width}}  {each.sentence}")
-        if each.mend:
-            lines.append(f"{'':<10}  {'':<{width}}  -> {each.mend}")
+        if each.fix:
+            lines.append(f"{'':<10}  {'':<{width}}  -> {each.fix}")
     # Parts of them are other machines' words.
     return [printable(line) for line in lines]
 
 
-class _Mends(msgspec.Struct, frozen=True):
+class _Fixes(msgspec.Struct, frozen=True):
     """The commands and actions that put things right."""
 
     devices: Mapping[str, Sequence[str]]
@@ -178,9 +176,9 @@ def _python(
     if ours[:2] == theirs[:2] and reference.implementation == packages.implementation:
         return
     here = _python_name(reference)
-    mend = f"If the script fails there, install {here} on {node} and Barnraise in it."
+    fix = f"If the script fails there, install {here} on {node} and Barnraise in it."
     sentence = f"{node} runs {_python_name(packages)}, and here it is {here}."
-    yield CompatibilityFinding(level="risky", about="python", node=node, sentence=sentence, mend=mend)
+    yield CompatibilityFinding(level="risky", about="python", node=node, sentence=sentence, fix=fix)
 
 
 def _python_name(packages: InstalledPackages) -> str:
@@ -202,13 +200,13 @@ def _cuda(
         about="device",
         node=node,
         sentence=f"{node} has no CUDA device and is left out: {needs.cuda}",
-        mend="To use it too, let the script choose: "
+        fix="To use it too, let the script choose: "
         'device = torch.accelerator.current_accelerator() or torch.device("cpu")',
     )
 
 
 def _torch(
-    reference: InstalledPackages, others: Mapping[str, InstalledPackages], needs: ScriptImports, mends: _Mends
+    reference: InstalledPackages, others: Mapping[str, InstalledPackages], needs: ScriptImports, fixes: _Fixes
 ) -> Iterator[CompatibilityFinding]:
     # A machine that only starts runs may have no torch: then the first one that has it is the measure.
     place, expected = next(
@@ -225,7 +223,7 @@ def _torch(
                     about="torch",
                     node=node,
                     sentence=f"{node} has no torch, and the script imports it.",
-                    mend=_missing_torch(node, packages, mends),
+                    fix=_missing_torch(node, packages, fixes),
                 )
             continue
         if expected is None or packages.torch == expected:
@@ -239,7 +237,7 @@ def _torch(
             about="torch",
             node=node,
             sentence=f"{both}: they cannot train in one group.",
-            mend=mends.torch(node, packages, expected),
+            fix=fixes.torch(node, packages, expected),
         )
 
 
@@ -250,9 +248,9 @@ def _measures(
     yield from ((f"on {node}", packages) for node, packages in others.items())
 
 
-def _missing_torch(node: str, packages: InstalledPackages, mends: _Mends) -> str:
-    if mends.built_from is not None:
-        return f"Add torch to {mends.built_from}, and run again."
+def _missing_torch(node: str, packages: InstalledPackages, fixes: _Fixes) -> str:
+    if fixes.built_from is not None:
+        return f"Add torch to {fixes.built_from}, and run again."
     choice = choose_torch(packages.os, packages.arch, nvidia=False, amd=False)
     if not choice.possible:
         return _left_out(node, choice.why)
@@ -264,15 +262,15 @@ def _package(
     required: bool,
     reference: InstalledPackages,
     others: Mapping[str, InstalledPackages],
-    mends: _Mends,
+    fixes: _Fixes,
 ) -> Iterator[CompatibilityFinding]:
     expected = reference.package(name)
     known = expected or next((found for each in others.values() if (found := each.package(name))), None)
     if known is None:
         sentence = f"{name} is imported by the script, and no machine has it."
         if required:
-            mend = mends.install("", None, name, None)
-            yield CompatibilityFinding(level="impossible", about="package", sentence=sentence, mend=mend)
+            fix = fixes.install("", None, name, None)
+            yield CompatibilityFinding(level="impossible", about="package", sentence=sentence, fix=fix)
         else:
             yield CompatibilityFinding(level="fine", about="package", sentence=sentence)
         return
@@ -285,14 +283,14 @@ def _package(
                 about="package",
                 node=node,
                 sentence=f"{name} is missing on {node}, and the script {where}.",
-                mend=mends.install(node, packages, name, known),
+                fix=fixes.install(node, packages, name, known),
             )
         elif expected is not None:
-            yield from _versions(node, packages, found, expected, mends)
+            yield from _versions(node, packages, found, expected, fixes)
 
 
 def _versions(
-    node: str, packages: InstalledPackages, found: Package, expected: Package, mends: _Mends
+    node: str, packages: InstalledPackages, found: Package, expected: Package, fixes: _Fixes
 ) -> Iterator[CompatibilityFinding]:
     same_origin = found.distribution == expected.distribution
     if not same_origin or not found.version or not expected.version or found.version == expected.version:
@@ -301,8 +299,8 @@ def _versions(
     if _numbers(found.version)[:1] == _numbers(expected.version)[:1]:
         yield CompatibilityFinding(level="fine", about="package", node=node, sentence=sentence)
         return
-    mend = mends.install(node, packages, found.name, expected)
-    yield CompatibilityFinding(level="risky", about="package", node=node, sentence=sentence, mend=mend)
+    fix = fixes.install(node, packages, found.name, expected)
+    yield CompatibilityFinding(level="risky", about="package", node=node, sentence=sentence, fix=fix)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -8,18 +8,25 @@ from barnraise.planning.inputs.cluster import (
     NetworkPath,
     PlanCluster,
     PlannedMachine,
-    symmetric_link,
     build_cluster,
     cluster_from_graph,
+    symmetric_link,
     without_machines,
 )
 from barnraise.planning.inputs.codecs import LOSSY, PlanCodec
-from barnraise.planning.inputs.hypothetical import HypotheticalMachine, parse_machine, add_hypothetical
+from barnraise.planning.inputs.hypothetical import HypotheticalMachine, add_hypothetical, parse_machine
 from barnraise.planning.inputs.inputs import ModelSize, PlanLimits, StepTimes
 from barnraise.planning.inputs.levels import Level, Levels, read_levels
 from barnraise.planning.plan.advice import PlanAdvice, advise
 from barnraise.planning.plan.calibration import Calibration, Observation, refit
-from barnraise.planning.plan.drift_monitor import DriftMonitor, Replan, adopt_plan, start_monitor, is_worth_switching, observe_step
+from barnraise.planning.plan.drift_monitor import (
+    DriftMonitor,
+    Replan,
+    adopt_plan,
+    is_worth_switching,
+    observe_step,
+    start_monitor,
+)
 from barnraise.planning.plan.planner import make_plans
 from barnraise.planning.plan.plans import Plan, PlanRanking, observation
 
@@ -42,19 +49,19 @@ __all__ = [
     "PlannedMachine",
     "Replan",
     "StepTimes",
+    "add_hypothetical",
     "adopt_plan",
     "advise",
-    "start_monitor",
-    "symmetric_link",
     "build_cluster",
     "cluster_from_graph",
-    "parse_machine",
     "is_worth_switching",
     "make_plans",
     "observation",
+    "observe_step",
+    "parse_machine",
     "read_levels",
     "refit",
-    "observe_step",
-    "add_hypothetical",
+    "start_monitor",
+    "symmetric_link",
     "without_machines",
 ]

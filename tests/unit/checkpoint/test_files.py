@@ -103,7 +103,7 @@ def test_one_of_another_run_is_refused(tmp_path: Path) -> None:
 def test_one_that_a_stranger_signed_is_refused(tmp_path: Path) -> None:
     kept = saved(tmp_path, 1)
     saved(tmp_path, 2, notary=Signs(NodeKey.generate()))
-    with pytest.raises(RunError, match="it is signed by nobody of this cluster"):
+    with pytest.raises(RunError, match="it was not signed by a machine of this cluster"):
         kept.read(tmp_path / "step-00000002")
     found = kept.newest()
     assert found is not None

@@ -90,8 +90,8 @@ def test_another_torch_is_impossible_with_the_exact_command(
     (found,) = compare(here, {"pc": pc}, ScriptImports(required=("torch",)), {"pc": kinds})
     assert found.level == "impossible"
     assert "2.12.1" in found.sentence
-    assert f"On pc run `/opt/by/bin/python -m pip install {end}`" in found.mend
-    assert "--env sync" in found.mend
+    assert f"On pc run `/opt/by/bin/python -m pip install {end}`" in found.fix
+    assert "--env sync" in found.fix
     # A script that does not import torch may still do it through another package.
     (found,) = compare(here, {"pc": pc}, ScriptImports(), {"pc": kinds})
     assert found.level == "risky"
@@ -106,11 +106,11 @@ def test_torch_is_compared_between_the_others_if_it_is_missing_here() -> None:
 def test_a_missing_torch() -> None:
     found = only(compared(machine(), machine(torch=None), "torch"))
     assert found.level == "impossible"
-    assert "`barnraise torch`" in found.mend
+    assert "`barnraise torch`" in found.fix
     assert only(compared(machine(), machine(torch=None), optional=("torch",))).level == "risky"
     assert compared(machine(), machine(torch=None)) == []
     old_mac = machine(torch=None, os="Darwin", arch="x86_64")
-    assert "Leave pc out with `--on`" in only(compared(machine(), old_mac, "torch")).mend
+    assert "Leave pc out with `--on`" in only(compared(machine(), old_mac, "torch")).fix
 
 
 def test_a_missing_package_names_the_machine_and_the_version() -> None:
@@ -123,23 +123,23 @@ def test_a_missing_package_names_the_machine_and_the_version() -> None:
     )
     found = only(compared(here, machine(), "sklearn"))
     assert (found.level, found.node) == ("impossible", "pc")
-    assert "On pc run `/opt/by/bin/python -m pip install scikit-learn==1.5.2`" in found.mend
+    assert "On pc run `/opt/by/bin/python -m pip install scikit-learn==1.5.2`" in found.fix
     found = only(compared(here, machine(), "sklearn", built_from="requirements.txt"))
-    assert found.mend == "Add `scikit-learn==1.5.2` to what requirements.txt is made from, and run again."
+    assert found.fix == "Add `scikit-learn==1.5.2` to what requirements.txt is made from, and run again."
 
 
 def test_a_package_that_only_others_have() -> None:
     others = {"here": machine(), "pc": machine(timm="1.0.1")}
     (found,) = compare(machine(), others, ScriptImports(required=("timm",)), {})
     assert found.node == "here"
-    assert "timm==1.0.1" in found.mend
+    assert "timm==1.0.1" in found.fix
 
 
 def test_a_package_that_nobody_has_is_said_once() -> None:
     others = {name: machine() for name in ("a", "b", "c")}
     (found,) = compare(machine(), others, ScriptImports(required=("timm",)), {})
     assert (found.level, found.node) == ("impossible", "")
-    assert "pip install timm`" in found.mend
+    assert "pip install timm`" in found.fix
     (found,) = compare(machine(), others, ScriptImports(optional=("timm",)), {})
     assert found.level == "fine"
 
@@ -159,8 +159,8 @@ def test_a_peers_words_do_not_become_commands() -> None:
         python="3", implementation="CPython", os="L", arch="x", executable="`reboot`\n"
     )
     findings = compare(victim, {"evil": evil, "victim": victim}, ScriptImports(required=("timm",)), {})
-    (mend,) = [each.mend for each in findings if each.node == "victim"]
-    assert mend.startswith("On victim run `python -m pip install timm`, or put ")
+    (fix,) = [each.fix for each in findings if each.node == "victim"]
+    assert fix.startswith("On victim run `python -m pip install timm`, or put ")
 
 
 def test_a_peers_words_do_not_move_the_cursor() -> None:

@@ -12,8 +12,8 @@ from barnraise.planning import (
     PlanCluster,
     PlannedMachine,
     StepTimes,
-    symmetric_link,
     build_cluster,
+    symmetric_link,
 )
 
 MODEL = ModelSize(parameters=100_000_000)

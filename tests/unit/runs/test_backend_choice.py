@@ -13,9 +13,9 @@ from barnraise.runs.backend_choice import (
     choose_backend,
     choose_group_backend,
     decode_rank,
-    encode_rank,
-    describe_choice,
     default_backend,
+    describe_choice,
+    encode_rank,
 )
 
 HERE, APART = (0, 0), (0, 1)
@@ -54,7 +54,9 @@ def test_choices(
 
 
 def test_the_user_may_force_an_engine_or_trust_the_fabric() -> None:
-    assert choose_backend("nccl", APART, "cpu", "gloo") == BackendChoice("gloo", "it was forced with --engine")
+    assert choose_backend("nccl", APART, "cpu", "gloo") == BackendChoice(
+        "gloo", "it was forced with --engine"
+    )
     assert choose_backend("gloo", HERE, "cpu", "barnraise").backend == "barnraise"
     assert choose_backend("gloo", APART, "cpu", fabric="trusted").backend == "gloo"
     assert choose_backend("nccl", APART, "cuda:0", fabric="trusted", nccl_available=True).backend == "nccl"
@@ -69,7 +71,7 @@ def test_the_user_may_force_an_engine_or_trust_the_fabric() -> None:
 def test_ranks_that_ask_for_different_engines_get_ours() -> None:
     ranks = [RankDevices("nccl", "cuda:0", True, "linux"), RankDevices("gloo", "cuda:0", True, "linux")]
     assert choose_group_backend(ranks, APART, "auto", "trusted") == BackendChoice(
-        "barnraise", "its ranks ask for different engines (gloo, nccl)"
+        "barnraise", "its ranks ask for different backends (gloo, nccl)"
     )
     assert choose_group_backend(ranks, APART, "gloo", "trusted").backend == "gloo"
     alike = [RankDevices("NCCL", "cuda:0", True, "linux"), RankDevices("nccl", "cuda:1", True, "linux")]
@@ -77,7 +79,12 @@ def test_ranks_that_ask_for_different_engines_get_ours() -> None:
 
 
 def test_the_default_is_that_of_torch() -> None:
-    assert default_backend(None, "cpu") == default_backend(None, "cpu,cuda:0") == default_backend(None, "mps") == "gloo"
+    assert (
+        default_backend(None, "cpu")
+        == default_backend(None, "cpu,cuda:0")
+        == default_backend(None, "mps")
+        == "gloo"
+    )
     assert default_backend(None, "cuda:0,cuda:1") == "nccl"
     assert default_backend("NCCL", "cpu") == "nccl"
 

@@ -13,16 +13,16 @@ from barnraise.identity.trust import TrustLog
 from barnraise.runs.checkpoint_manifest import (
     CheckpointManifest,
     HeldCheckpoint,
+    allowed_signers,
     encode,
     fingerprint,
     folder_name,
+    folder_step,
     newest_checkpoint,
     next_copy_target,
     outdated_folders,
     read_manifest,
     sign,
-    allowed_signers,
-    folder_step,
 )
 from barnraise.runs.record import RunSpec
 
@@ -50,7 +50,11 @@ def test_what_a_member_signed_counts() -> None:
     ("data", "seal", "why"),
     [
         (DATA, None, "it is not signed"),
-        (DATA, encode(sign(STRANGER, RUN, 42, fingerprint(DATA))), "it is signed by nobody of this cluster"),
+        (
+            DATA,
+            encode(sign(STRANGER, RUN, 42, fingerprint(DATA))),
+            "it was not signed by a machine of this cluster",
+        ),
         (encode(replace(MANIFEST, step=43)), SEAL, "it was changed after it was signed"),
         (DATA, encode(replace(sign(STRANGER, RUN, 42, fingerprint(DATA)), node=KEY.id.raw)), "changed after"),
         (DATA, encode(sign(KEY, "other-run", 42, fingerprint(DATA))), "it was changed after it was signed"),

@@ -53,7 +53,7 @@ def test_words_that_agree_lead_to_one_verdict(words: list[MemberState], done: in
         pytest.param([at(6), at(5, "x"), at(5)], "is not held by another", id="not held by the third"),
         pytest.param([at(6), at(5, "x"), at(5, "y")], "is not held by another", id="held as two results"),
         pytest.param(
-            [at(5, "", (1, 2)), at(5, "", (2, 3))], "unit of step 5 is in the sums", id="a unit in two sums"
+            [at(5, "", (1, 2)), at(5, "", (2, 3))], "micro-batch of step 5 is in the gradients", id="a unit in two sums"
         ),
         pytest.param(
             [at(5, "x", (0,), (1,)), at(5, "x", (2,), (1,))],
@@ -153,8 +153,8 @@ def test_a_speed_that_is_not_known_is_taken_for_the_slowest() -> None:
 
 
 def test_a_newcomer_that_followed_to_another_step_is_not_nursed() -> None:
-    near, far = MemberState(True, 5, nursed=True), MemberState(True, 4, nursed=True)
-    assert decide_commit([at(5), near, far, FRESH]).nursed == (1,)
+    near, far = MemberState(True, 5, recovered_live=True), MemberState(True, 4, recovered_live=True)
+    assert decide_commit([at(5), near, far, FRESH]).recovered_live == (1,)
 
 
 def test_members_of_different_arithmetic_are_told_as_mixed() -> None:

@@ -22,14 +22,14 @@ courses = st.builds(
 @given(courses, st.integers(0, 5))
 def test_an_epoch_of_any_course_has_every_sample_once(course: DataOrder, epoch: int) -> None:
     """A course that drops its last batch leaves out what does not fill one, and nothing else."""
-    order = course.order(epoch)
+    order = course.sample_order(epoch)
     assert sorted(order.tolist()) == list(range(course.samples))
     covered: list[int] = []
     for within in range(course.steps_per_epoch):
         step = epoch * course.steps_per_epoch + within
-        assert course.place(step) == (epoch, within)
-        for unit in course.units(step):
-            assert 0 < unit.size <= course.unit
+        assert course.locate_step(step) == (epoch, within)
+        for unit in course.micro_batches(step):
+            assert 0 < unit.size <= course.micro_batch_size
             assert unit.last <= course.samples, "a slice would hide samples that do not exist"
             covered += range(unit.first, unit.last)
         assert not course.drop_last or covered[-1] + 1 == (within + 1) * course.batch
@@ -41,11 +41,11 @@ def test_an_epoch_of_any_course_has_every_sample_once(course: DataOrder, epoch: 
 def test_a_round_of_several_steps_covers_what_its_steps_cover(
     course: DataOrder, step: int, period: int
 ) -> None:
-    steps = course.steps(step, period)
-    single = [course.span(step + number) for number in range(steps)]
-    assert course.span(step, period) == (single[0][0], single[-1][1])
+    steps = course.steps_in_round(step, period)
+    single = [course.positions(step + number) for number in range(steps)]
+    assert course.positions(step, period) == (single[0][0], single[-1][1])
     assert single[-1][1] <= course.samples
-    assert steps == period or course.place(step + steps)[1] == 0, "only an epoch's end makes it shorter"
+    assert steps == period or course.locate_step(step + steps)[1] == 0, "only an epoch's end makes it shorter"
 
 
 def test_the_order_is_fixed_for_ever() -> None:
@@ -65,7 +65,7 @@ def test_the_order_is_fixed_for_ever() -> None:
 def test_whoever_dies_every_unit_is_held_once(
     course: DataOrder, shares: list[float], step: int, random
 ) -> None:  # type: ignore[no-untyped-def]
-    units = course.units(step)
+    units = course.micro_batches(step)
     members = list(range(len(shares)))
     held: dict[int, set[int]] = {member: set() for member in members}
     speeds = dict(enumerate(shares))
@@ -93,7 +93,7 @@ def test_whoever_dies_every_unit_is_held_once(
 
 def test_shares_are_followed() -> None:
     course = DataOrder(10_000, 1024, 8, seed=1)
-    dealt = assign_micro_batches(course.units(0), {}, [1.0, 1.0, 0.5, 0.25])
+    dealt = assign_micro_batches(course.micro_batches(0), {}, [1.0, 1.0, 0.5, 0.25])
     counts = [len(one) for one in dealt]
     total = sum(counts)
     assert total == 128

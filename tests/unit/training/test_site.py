@@ -121,7 +121,7 @@ class Home:
 
     @property
     def order(self) -> list[int]:
-        return self.run._data.course.order(0).tolist()  # type: ignore[union-attr,no-any-return]
+        return self.run._data.course.sample_order(0).tolist()  # type: ignore[union-attr,no-any-return]
 
 
 def leased(home: Home) -> list[int]:

@@ -23,7 +23,7 @@ async def circle_told(agent: Agent, asked: GroupRequest) -> GroupResponse:
         await agent.runs.book.news_within(deadline - loop.time())
     record = known.record
     rank = part.in_session(asked) if part is not None else None
-    nursed = [slot.key for slot in record.nursed]
+    nursed = [slot.key for slot in record.joining]
     key = (agent.me.raw, asked.local_rank, asked.start)
     place = nursed.index(key) if key in nursed else None
     return GroupResponse(
@@ -34,14 +34,14 @@ async def circle_told(agent: Agent, asked: GroupRequest) -> GroupResponse:
         world=len(record.slots),
         provisional=bool(record.provisional),
         # One that was started for the run and has no state yet proves that nobody had any.
-        beginning=any(slot.start == record.began for slot in record.slots),
+        beginning=any(slot.start == record.first_generation for slot in record.slots),
         finished=record.finished,
         broken=any(
             not known.leaves(slot)
             for slot in known.slots.get(asked.generation, ())
             if slot not in record.slots
         ),
-        nursery=record.nursery if record.nursed and (rank is not None or place is not None) else 0,
+        nursery=record.recovery_attempt if record.joining and (rank is not None or place is not None) else 0,
         nursed=len(nursed),
         sentence=_waits_for(agent, known) if rank is None else record.why,
     )
@@ -54,4 +54,4 @@ def _waits_for(agent: Agent, known: RunEntry) -> str:
     other = unreachable_peer(agent.me.raw, known.record.nodes, agent.runs.keeper.apart())
     if other is None:
         return "the others have not let this worker in yet"
-    return f"this machine and {agent.name_of(NodeId(other))} do not reach each other"
+    return f"this machine and {agent.name_of(NodeId(other))} cannot reach each other"

@@ -295,7 +295,7 @@ def _row(agent: Agent, known: RunEntry) -> RunRow:
         version=record.version,
         sentence=outcome.sentence if outcome is not None else record.why,
         machines=tuple(map(name, record.nodes or order.nodes)),
-        left_out=tuple((name(one.node), one.why) for one in (*record.left_out, *record.resting)),
+        left_out=tuple((name(one.node), one.why) for one in (*record.left_out, *record.paused)),
         restarts=record.restarts,
         code=outcome.code if outcome is not None and record.phase == "ended" else None,
         failed_rank=outcome.rank if outcome is not None and outcome.rank >= 0 else None,
@@ -340,7 +340,7 @@ def _workers(agent: Agent, known: RunEntry) -> tuple[WorkerRow, ...]:
                 state=state.state if state is not None else "starting",
                 code=state.code if state is not None and ended else None,
                 signal=state.signal or None if state is not None and ended else None,
-                words=state.words if state is not None and not ended else "",
+                words=state.wait_reason if state is not None and not ended else "",
             )
         )
     return tuple(rows)

@@ -32,13 +32,13 @@ from barnraise.runs.checkpoint_manifest import (
     encode,
     fingerprint,
     folder_name,
-    to_held_checkpoint,
+    folder_step,
     load_manifest,
+    modification_times,
     outdated_folders,
     read_manifest,
     sign,
-    folder_step,
-    modification_times,
+    to_held_checkpoint,
 )
 
 _DROPPED = "dropped-"  # before the name of what does not count any more; the last such stay

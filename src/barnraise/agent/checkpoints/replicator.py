@@ -18,9 +18,9 @@ from barnraise.membership.node import MembershipNode
 from barnraise.runs.checkpoint_manifest import (
     CheckpointManifest,
     HeldCheckpoint,
-    to_held_checkpoint,
     newest_checkpoint,
     next_copy_target,
+    to_held_checkpoint,
 )
 
 _LOOK_S = 2.0

@@ -48,7 +48,7 @@ from barnraise.core.config import Settings
 from barnraise.core.errors import BarnraiseError, RunError
 from barnraise.identity import NodeId, NodeKey
 from barnraise.identity.trust import TrustLog
-from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, newest_checkpoint, sign, allowed_signers
+from barnraise.runs.checkpoint_manifest import KEPT, HeldCheckpoint, allowed_signers, newest_checkpoint, sign
 
 _SURVEY_S = 5.0
 _LEND_S = 600.0  # it is hashed first

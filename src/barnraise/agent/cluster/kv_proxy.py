@@ -146,7 +146,7 @@ class KvProxy:
         known = self._book.runs.get(scope.run)
         if known is None or known.record.generation != scope.generation or known.record.phase != "running":
             return f"{scope} is not at work now"
-        if node.raw not in {slot.node for slot in (*known.record.slots, *known.record.nursed)}:
+        if node.raw not in {slot.node for slot in (*known.record.slots, *known.record.joining)}:
             return f"this guest has no worker in {scope}"
         return None
 

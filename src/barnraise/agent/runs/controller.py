@@ -22,7 +22,13 @@ from barnraise.identity import NodeId
 from barnraise.membership.failure_detector import watched
 from barnraise.membership.node import MembershipNode
 from barnraise.runs.control.eviction import Pair
-from barnraise.runs.control.lifecycle import ReconcileInput, reason_to_decide_alone, next_record, mark_provisional, request_stop
+from barnraise.runs.control.lifecycle import (
+    mark_provisional,
+    next_record,
+    reason_to_decide_alone,
+    request_stop,
+)
+from barnraise.runs.control.transitions import ReconcileInput
 from barnraise.runs.record import RunRecord, decode_record, encode_record, read_spec
 
 _TICK_S = 0.25
@@ -118,13 +124,13 @@ class RunController:
     def facts(self, known: RunEntry, missing: Collection[bytes] = ()) -> ReconcileInput:
         now = self._loop.time()
         return ReconcileInput(
-            order=known.order,
+            spec=known.order,
             reports=known.reports,
-            here=[node for node in self._around.member.view.nodes if node not in missing],
+            present=[node for node in self._around.member.view.nodes if node not in missing],
             since_s=now - known.seen_at,
             stuck_s=now - known.stuck_at if known.stuck_at is not None else 0.0,
-            apart=self.apart(),
-            keeper=self._around.me.raw,
+            unreachable_s=self.apart(),
+            controller=self._around.me.raw,
             name=lambda raw: self._around.name_of(NodeId(raw)),
         )
 

@@ -389,7 +389,7 @@ class RunExecutor:
     def _is_out(self, state: WorkerState) -> bool:
         """The others go on without it, and it has heard so."""
         key = (self._around.me.raw, state.local_rank, state.start)
-        return state.broke > 0 and key not in {slot.key for slot in self.known.record.slots}
+        return state.broken_generation > 0 and key not in {slot.key for slot in self.known.record.slots}
 
     def notice_stopped(self) -> None:
         now = self._loop.time()

@@ -32,8 +32,8 @@ from barnraise.runs.record import (
     WorkerSlot,
     decode_record,
     encode_record,
-    supersedes,
     read_spec,
+    supersedes,
 )
 
 _MOST_KEPT = 100  # runs that have ended
@@ -266,10 +266,10 @@ def _plain(report: NodeReport) -> NodeReport:
         replace(
             one,
             tail=printable(one.tail, also="\n\t"),
-            words=printable(one.words),
-            rests=(),
-            rests_in=0,
-            rests_why="",
+            wait_reason=printable(one.wait_reason),
+            pauses=(),
+            pauses_in=0,
+            pauses_why="",
         )
         for one in report.workers
     )

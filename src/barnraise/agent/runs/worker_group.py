@@ -85,7 +85,7 @@ class WorkerGroup:
         """What a living worker says of itself; whether that is new."""
         broke, blames = (asked.generation, asked.blames) if asked.stuck else (0, ())
         for rank, known in self.states.items():
-            said = replace(known, state=state, broke=broke, blames=blames)
+            said = replace(known, state=state, broken_generation=broke, blames=blames)
             if known.local_rank == asked.local_rank and known.state != "ended" and known != said:
                 self.states[rank] = said
                 return True
@@ -97,10 +97,10 @@ class WorkerGroup:
             said = replace(
                 known,
                 trained=known.trained or asked.trained,
-                words=asked.words,
-                rests=asked.rests,
-                rests_in=asked.generation if asked.rests else 0,
-                rests_why=asked.rests_why,
+                wait_reason=asked.words,
+                pauses=asked.rests,
+                pauses_in=asked.generation if asked.rests else 0,
+                pauses_why=asked.rests_why,
             )
             if known.local_rank == asked.local_rank and known.state != "ended" and known != said:
                 self.states[rank] = said

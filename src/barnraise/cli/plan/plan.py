@@ -28,13 +28,13 @@ from barnraise.planning import (
     PlanCluster,
     PlanRanking,
     StepTimes,
+    add_hypothetical,
     advise,
     build_cluster,
     cluster_from_graph,
     make_plans,
     observation,
     refit,
-    add_hypothetical,
     without_machines,
 )
 from barnraise.topology import TopologyGraph, build_graph
@@ -162,7 +162,9 @@ def _cluster(here: _Here | None, model: ModelSize, speeds: Mapping[str, float]) 
     wanted = {*here.nodes, here.this} if here.this in speeds else set(here.nodes)
     graph = build_graph((one for one in here.graph.nodes if one.node in wanted), here.graph.links).whole()
     cluster = cluster_from_graph(graph, model, speeds)
-    cluster = without_machines(cluster, [member.name for member in cluster.members if member.node not in here.nodes])
+    cluster = without_machines(
+        cluster, [member.name for member in cluster.members if member.node not in here.nodes]
+    )
     if not cluster.members:
         raise RunError(
             f"nothing says yet how fast these machines are: {', '.join(facts.name for facts in graph.nodes)}",

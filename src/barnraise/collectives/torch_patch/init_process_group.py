@@ -33,9 +33,9 @@ from barnraise.runs.backend_choice import (
     RankDevices,
     choose_group_backend,
     decode_rank,
-    encode_rank,
-    describe_choice,
     default_backend,
+    describe_choice,
+    encode_rank,
 )
 
 log = logging.getLogger("barnraise.collectives")

@@ -19,7 +19,7 @@ from barnraise.planning.cost.local_sgd_period import (
 )
 from barnraise.planning.cost.quality_model import LONGEST_PERIOD, local_quality, period_limit
 from barnraise.planning.cost.route_search import RouteSearch
-from barnraise.planning.cost.step_cost import StepCost, fits, memory_needed, cost_alone, cost_step, score
+from barnraise.planning.cost.step_cost import StepCost, cost_alone, cost_step, fits, memory_needed, score
 from barnraise.planning.cost.traffic_model import Route, Way, round_seconds
 from barnraise.planning.inputs.codecs import PlanCodec, ladder
 from barnraise.planning.inputs.levels import AUTO

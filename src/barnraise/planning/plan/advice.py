@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from barnraise.planning.inputs.cluster import PlanCluster, PlannedMachine, symmetric_link, build_cluster
+from barnraise.planning.inputs.cluster import PlanCluster, PlannedMachine, build_cluster, symmetric_link
 from barnraise.planning.inputs.inputs import ModelSize, PlanLimits, StepTimes
 from barnraise.planning.plan.calibration import Calibration
 from barnraise.planning.plan.planner import make_plans

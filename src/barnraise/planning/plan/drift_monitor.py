@@ -47,7 +47,9 @@ def start_monitor(plan: Plan) -> DriftMonitor:
     return DriftMonitor(expected_s=plan.step_s)
 
 
-def observe_step(state: DriftMonitor, measured_step_s: float, now: float) -> tuple[DriftMonitor, Replan | None, str]:
+def observe_step(
+    state: DriftMonitor, measured_step_s: float, now: float
+) -> tuple[DriftMonitor, Replan | None, str]:
     """One more commit. After a proposal, what was measured is what later steps are compared with."""
     if not (math.isfinite(measured_step_s) and measured_step_s > 0):
         return state, None, "this is not a time of a step"

@@ -17,10 +17,10 @@ from barnraise.planning.cost.route_search import RouteSearch
 from barnraise.planning.cost.step_cost import (
     Kind,
     StepCost,
-    fits,
-    memory_needed,
     cost_alone,
     cost_step,
+    fits,
+    memory_needed,
     score,
 )
 from barnraise.planning.cost.traffic_model import Way

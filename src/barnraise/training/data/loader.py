@@ -109,13 +109,13 @@ class MicroBatchLoader:
         return self.course.batch
 
     def units(self, step: int, period: int = 1) -> tuple[MicroBatch, ...]:
-        return self.course.units(step, period)
+        return self.course.micro_batches(step, period)
 
     def steps(self, step: int, period: int) -> int:
-        return self.course.steps(step, period)
+        return self.course.steps_in_round(step, period)
 
     def may_go_ahead(self, step: int) -> bool:
-        return self.course.may_go_ahead(step)
+        return self.course.may_overlap(step)
 
     def is_over(self, epoch: int, done: int) -> bool:
         return done >= (epoch + 1) * len(self)
@@ -124,9 +124,9 @@ class MicroBatchLoader:
         """The batches of these units, in order."""
         if not units:
             return
-        epoch, _ = self.course.place(step)
+        epoch, _ = self.course.locate_step(step)
         if self._order[0] != epoch:
-            self._order = (epoch, self.course.order(epoch))
+            self._order = (epoch, self.course.sample_order(epoch))
         order = self._order[1]
         places = [
             [(int(order[at]), self._seed(epoch, at)) for at in range(one.first, one.last)] for one in units

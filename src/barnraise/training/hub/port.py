@@ -132,7 +132,7 @@ class LeasedData(MicroBatchLoader):
     def _step(self) -> int:
         """Samples of a step. So many that all who train at the same time take a batch together."""
         members = self.task.members if self.task is not None else 1
-        unit = self.course.unit
+        unit = self.course.micro_batch_size
         return unit * -(-max(1, self.course.batch // max(1, members)) // unit)
 
     def go_forward(self) -> None:
@@ -143,7 +143,11 @@ class LeasedData(MicroBatchLoader):
         found: list[MicroBatch] = []
         if self.task is None:
             return ()
-        size = min(self.course.unit, -(-self._step // _FINEST)) if self._is_fine else self.course.unit
+        size = (
+            min(self.course.micro_batch_size, -(-self._step // _FINEST))
+            if self._is_fine
+            else self.course.micro_batch_size
+        )
         for epoch, first, last in within(self.task.spans, self.place, self._step):
             begin = epoch * self.course.samples
             found += cut_micro_batches(begin + first, begin + last, size)

@@ -375,7 +375,7 @@ class StepLoop:
             self.done,
             at_hand.held,
             tuple(sorted(at_hand.claimed)),
-            nursed=self._newcomer.done >= 0,
+            recovered_live=self._newcomer.done >= 0,
             speed=self._pace.speed(),
             arithmetic=self._anchoring.arithmetic,
             ahead=tuple(sorted(at_hand.ahead)),
@@ -410,10 +410,10 @@ class StepLoop:
         self._anchoring.begin(donors[0], mixed=verdict.mixed)
         if verdict.mixed and verdict.donors:
             donors, fresh = self._anchoring.differing(self._circle, self.done)
-        elif verdict.nursed or not verdict.donors:  # they may have been made alike, by one seed
+        elif verdict.recovered_live or not verdict.donors:  # they may have been made alike, by one seed
             word = self._state.fingerprint(self.done, wholly=not verdict.donors)
             same = same_as(self._circle, word, donors[0])
-            fresh = [one for one in fresh if one not in same.intersection(verdict.nursed or fresh)]
+            fresh = [one for one in fresh if one not in same.intersection(verdict.recovered_live or fresh)]
         came = self._sharing.share(self.done, donors, fresh)
         if came is not None:
             self.done = self._state.load(came)

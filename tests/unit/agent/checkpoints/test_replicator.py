@@ -40,8 +40,8 @@ from barnraise.runs.checkpoint_manifest import (
     encode,
     fingerprint,
     folder_name,
-    sign,
     folder_step,
+    sign,
 )
 from barnraise.runs.record import RunSpec, WorkerSlot, sign_spec
 from tests.unit.agent.test_artifact_service import Host, Network
@@ -339,7 +339,7 @@ def test_what_a_stranger_signed_is_held_by_nobody(tmp_path: Path) -> None:
         with pytest.raises(RunError, match="no machine that is here has it"):
             await second.bring(20)
         first.keeper.signers_of = lambda run: frozenset({guest.me.raw})  # type: ignore[method-assign]
-        with pytest.raises(RunError, match="it is signed by nobody of this cluster"):
+        with pytest.raises(RunError, match="it was not signed by a machine of this cluster"):
             await second.bring(20)
         assert second.steps() == []
         assert second.stored() == 0, "what was fetched for it is gone again"

@@ -33,7 +33,7 @@ class Around:
 
 @pytest.mark.parametrize("role", ["owner", "guest"])
 def test_a_guest_sends_nobody_to_rest_and_commands_no_terminal(role: str) -> None:
-    said = WorkerState(0, "running", words="\x1b[2J", rests=(A,), rests_in=1, rests_why="\x1b[2J")
+    said = WorkerState(0, "running", wait_reason="\x1b[2J", pauses=(A,), pauses_in=1, pauses_why="\x1b[2J")
 
     async def taken() -> WorkerState:
         around: Any = Around(role)
@@ -46,8 +46,8 @@ def test_a_guest_sends_nobody_to_rest_and_commands_no_terminal(role: str) -> Non
     if role == "owner":
         assert found == said
     else:
-        assert (found.rests, found.rests_in, found.rests_why) == ((), 0, "")
-        assert "\x1b" not in found.words
+        assert (found.pauses, found.pauses_in, found.pauses_why) == ((), 0, "")
+        assert "\x1b" not in found.wait_reason
 
 
 def _take(sender: bytes | None, key: NodeKey, role: str) -> tuple[bool, list[str]]:

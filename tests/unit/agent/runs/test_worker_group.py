@@ -21,6 +21,10 @@ def test_a_question_that_waited_long_takes_nothing_back() -> None:
     assert crew.note(late)
     assert not crew.note(late), "it is known"
     crew.mark("waiting", early)  # it is answered after the other
-    assert (crew.states[0].state, crew.states[0].trained, crew.states[0].words) == ("waiting", True, "pc")
+    assert (crew.states[0].state, crew.states[0].trained, crew.states[0].wait_reason) == (
+        "waiting",
+        True,
+        "pc",
+    )
     assert crew.note(early)
-    assert (crew.states[0].trained, crew.states[0].words) == (True, "")
+    assert (crew.states[0].trained, crew.states[0].wait_reason) == (True, "")

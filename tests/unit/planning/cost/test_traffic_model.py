@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.planning import Calibration, ModelSize, NetworkPath, PlannedMachine, symmetric_link, build_cluster
+from barnraise.planning import (
+    Calibration,
+    ModelSize,
+    NetworkPath,
+    PlannedMachine,
+    build_cluster,
+    symmetric_link,
+)
 from barnraise.planning.cost.link_matrix import LinkMatrix, find_sites
 from barnraise.planning.cost.rings import MOST_EXACT, RingTable, ring_order
 from barnraise.planning.cost.traffic_model import Route, flows, ring_hop_s, round_seconds, seconds
@@ -180,8 +187,8 @@ def test_a_network_that_is_faster_everywhere_has_the_same_sites(cluster, factor:
 @given(st.integers(1, 200), st.integers(1, 20), st.lists(st.floats(0.1, 20.0), min_size=1, max_size=6))
 def test_shares_are_those_of_the_session(batch: int, unit: int, speeds: list[float]) -> None:
     """Planning may not import the leases; that both deal alike is held here."""
-    course = DataOrder(samples=batch, batch=batch, unit=unit, seed=0)
-    units = course.units(0)
+    course = DataOrder(samples=batch, batch=batch, micro_batch_size=unit, seed=0)
+    units = course.micro_batches(0)
     dealt = assign_micro_batches(units, {}, speeds)
     sizes = [sum(units[one].size for one in mine) for mine in dealt]
     mine = split_samples(batch, unit, speeds)

@@ -14,12 +14,12 @@ from barnraise.planning import (
     PlanLimits,
     PlannedMachine,
     StepTimes,
-    advise,
-    symmetric_link,
-    build_cluster,
-    parse_machine,
-    make_plans,
     add_hypothetical,
+    advise,
+    build_cluster,
+    make_plans,
+    parse_machine,
+    symmetric_link,
     without_machines,
 )
 from barnraise.planning.inputs.hypothetical import CARDS, LINES, PROCESSORS

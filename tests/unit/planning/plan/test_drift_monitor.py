@@ -19,12 +19,12 @@ from barnraise.planning import (
     Replan,
     StepTimes,
     adopt_plan,
-    start_monitor,
     is_worth_switching,
     make_plans,
     observation,
-    refit,
     observe_step,
+    refit,
+    start_monitor,
 )
 from barnraise.planning.plan.drift_monitor import (
     FIRST_REST_S,

@@ -25,10 +25,10 @@ from barnraise.planning import (
     PlannedMachine,
     PlanRanking,
     StepTimes,
-    symmetric_link,
     build_cluster,
     cluster_from_graph,
     make_plans,
+    symmetric_link,
 )
 from barnraise.planning.inputs.codecs import PlanCodec
 from barnraise.planning.inputs.problem import PlanProblem

@@ -10,16 +10,22 @@ from msgspec.structs import replace
 from barnraise.environments.installed_packages import InstalledPackages, Package
 from barnraise.environments.script_imports import ScriptImports
 from barnraise.identity import NodeKey
-from barnraise.runs.control.lifecycle import ReconcileInput, reason_to_decide_alone, next_record, mark_provisional, request_stop
+from barnraise.runs.control.lifecycle import (
+    mark_provisional,
+    next_record,
+    reason_to_decide_alone,
+    request_stop,
+)
+from barnraise.runs.control.transitions import ReconcileInput
 from barnraise.runs.record import (
     NodeReport,
     RunRecord,
     RunSpec,
     Stage,
     WorkerState,
-    supersedes,
     read_spec,
     sign_spec,
+    supersedes,
 )
 
 KEY = NodeKey.generate()
@@ -326,7 +332,9 @@ def test_who_is_left_of_two_goes_on_and_says_that_it_is_provisional() -> None:
     assert reason_to_decide_alone(record, B, (A, B), missing=(A,), dead=()) is not None
     assert reason_to_decide_alone(record, A, (A, B), missing=(), dead=()) is not None
     assert reason_to_decide_alone(record, B, (A, B), missing=(), dead=()) is None, "mac comes first"
-    assert reason_to_decide_alone(record, B, (A,), missing=(A,), dead=()) is None, "mac has gone on without it"
+    assert reason_to_decide_alone(record, B, (A,), missing=(A,), dead=()) is None, (
+        "mac has gone on without it"
+    )
     changed = next_record(record, facts(asked, {B: at_work(record, B)}, here=(B,)))
     assert changed is not None
     marked = mark_provisional(record, changed)
@@ -376,16 +384,16 @@ def test_a_newcomer_is_let_in_behind_the_others() -> None:
     nursing = next_record(record, facts(asked, reports))
     assert nursing is not None
     assert (nursing.generation, nursing.slots) == (record.generation, record.slots), "the others go on"
-    assert [slot.start for slot in nursing.nursed] == [7]
-    assert nursing.nursery == nursing.version
-    assert nursing.why == "pc: gets the state while the others go on"
+    assert [slot.start for slot in nursing.joining] == [7]
+    assert nursing.recovery_attempt == nursing.version
+    assert nursing.why == "pc: receives the state while the others keep training"
     assert next_record(nursing, facts(asked, reports)) is None
     near = replace(new, state="near")
     reports = with_newcomer(record, near)
     after = next_record(nursing, facts(asked, reports))
     assert after is not None
     assert [slot.start for slot in after.slots] == [1, 1, 7]
-    assert not after.nursed
+    assert not after.joining
     assert "pc joined" in after.why
 
 
@@ -396,23 +404,23 @@ def test_an_attempt_to_heal_a_newcomer_that_failed_is_repeated() -> None:
     reports = with_newcomer(record, new)
     first = next_record(record, facts(asked, reports))
     assert first is not None
-    failed = replace(new, broke=first.nursery)
+    failed = replace(new, broken_generation=first.recovery_attempt)
     reports = with_newcomer(record, failed)
     assert next_record(first, facts(asked, reports, since_s=0.1)) is None, "not at once"
     second = next_record(first, facts(asked, reports, since_s=1.0))
     assert second is not None
-    assert second.nursed == first.nursed
-    assert second.nursery > first.nursery
+    assert second.joining == first.joining
+    assert second.recovery_attempt > first.recovery_attempt
     assert next_record(second, facts(asked, reports, since_s=1.0)) is None
     gone = {A: at_work(record, A), B: at_work(record, B)}
     without = next_record(second, facts(asked, gone))
     assert without is not None
-    assert not without.nursed
+    assert not without.joining
     died = {A: at_work(record, A, x=WorkerState(0, "ended", 0, 9)), B: reports[B]}
     regrouped = next_record(second, facts(asked, died))
     assert regrouped is not None
-    assert regrouped.nursed == first.nursed, "by those who are left"
-    assert regrouped.nursery == regrouped.version
+    assert regrouped.joining == first.joining, "by those who are left"
+    assert regrouped.recovery_attempt == regrouped.version
 
 
 def test_a_session_ends_when_the_last_has_ended_well() -> None:
@@ -452,7 +460,7 @@ def test_nobody_waits_for_ever_for_a_machine_that_says_it_works() -> None:
 
 
 def _waiting(record: RunRecord, rank: int, *blames: int) -> WorkerState:
-    return WorkerState(rank, "waiting", broke=record.generation, blames=blames)
+    return WorkerState(rank, "waiting", broken_generation=record.generation, blames=blames)
 
 
 def test_a_group_that_broke_without_a_death_is_tried_again() -> None:
@@ -483,7 +491,7 @@ def test_a_stopped_worker_is_left_out_once_others_have_lost_it() -> None:
     changed = next_record(record, facts(asked, reports)._replace(stuck_s=2.0))
     assert changed is not None
     assert changed.nodes == (A, C)
-    assert changed.why == "generation 2: 2 workers, because the worker on pc does nothing"
+    assert changed.why == "generation 2: 2 workers, because the worker on pc does not respond"
 
 
 def test_of_two_that_do_not_reach_each_other_the_junior_leaves_until_they_do() -> None:
@@ -491,18 +499,18 @@ def test_of_two_that_do_not_reach_each_other_the_junior_leaves_until_they_do() -
     record = in_session(asked)
     reports = {node: at_work(record, node) for node in (A, B, C)}
     apart = {frozenset((B, C)): 1.0}
-    assert next_record(record, facts(asked, reports)._replace(apart=apart)) is None, "it may pass"
+    assert next_record(record, facts(asked, reports)._replace(unreachable_s=apart)) is None, "it may pass"
     apart = {frozenset((B, C)): 2.0}
-    parted = next_record(record, facts(asked, reports)._replace(apart=apart))
+    parted = next_record(record, facts(asked, reports)._replace(unreachable_s=apart))
     assert parted is not None
     assert parted.nodes == (A, B)
-    assert parted.why.endswith("because box and pc do not reach each other")
+    assert parted.why.endswith("because box and pc cannot reach each other")
     newcomer = WorkerState(0, "waiting", start=9)
     waits = {**reports, C: report("running", newcomer, generation=parted.generation)}
-    assert next_record(parted, facts(asked, waits)._replace(apart=apart)) is None, "they still do not"
+    assert next_record(parted, facts(asked, waits)._replace(unreachable_s=apart)) is None, "they still do not"
     nursing = next_record(parted, facts(asked, waits))
     assert nursing is not None
-    assert [slot.node for slot in nursing.nursed] == [C]
+    assert [slot.node for slot in nursing.joining] == [C]
 
 
 def test_whoever_most_cannot_reach_leaves() -> None:
@@ -510,7 +518,7 @@ def test_whoever_most_cannot_reach_leaves() -> None:
     record = in_session(asked)
     reports = {node: at_work(record, node) for node in (A, B, C)}
     apart = {frozenset((A, B)): 2.0, frozenset((A, C)): 2.0}
-    parted = next_record(record, facts(asked, reports)._replace(apart=apart))
+    parted = next_record(record, facts(asked, reports)._replace(unreachable_s=apart))
     assert parted is not None
     assert parted.nodes == (B, C)
 
@@ -518,7 +526,7 @@ def test_whoever_most_cannot_reach_leaves() -> None:
 def test_complaints_about_an_older_group_count_no_more() -> None:
     asked = order()
     record = in_session(asked)
-    old = WorkerState(0, "waiting", broke=record.generation - 1, blames=(1,))
+    old = WorkerState(0, "waiting", broken_generation=record.generation - 1, blames=(1,))
     reports = {A: at_work(record, A, x=old), B: at_work(record, B), C: at_work(record, C)}
     assert next_record(record, facts(asked, reports)._replace(stuck_s=9.0)) is None
 
@@ -600,12 +608,12 @@ def test_results_come_from_a_machine_that_is_here() -> None:
 def test_one_that_cannot_reach_its_group_is_heard_at_last() -> None:
     asked = order(nodes=(A, B))
     record = in_session(asked)
-    assert record.began == record.generation
+    assert record.first_generation == record.generation
     stuck = {A: at_work(record, A, x=_waiting(record, 0)), B: at_work(record, B)}
     assert next_record(record, facts(asked, stuck)._replace(stuck_s=30.0)) is None
     again = next_record(record, facts(asked, stuck)._replace(stuck_s=61.0))
     assert again is not None
-    assert (again.generation, again.slots, again.began) == (2, record.slots, 1)
+    assert (again.generation, again.slots, again.first_generation) == (2, record.slots, 1)
 
 
 def test_who_does_not_reach_the_keeper_leaves_however_senior() -> None:
@@ -613,7 +621,7 @@ def test_who_does_not_reach_the_keeper_leaves_however_senior() -> None:
     record = in_session(asked)
     reports = {node: at_work(record, node) for node in (A, B, C)}
     apart = {frozenset((B, C)): 2.0}
-    parted = next_record(record, facts(asked, reports)._replace(apart=apart, keeper=C))
+    parted = next_record(record, facts(asked, reports)._replace(unreachable_s=apart, controller=C))
     assert parted is not None
     assert parted.nodes == (A, C)
 

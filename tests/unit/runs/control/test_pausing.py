@@ -30,17 +30,17 @@ def reports_of(
     record: RunRecord, said: dict[bytes, tuple[bytes, ...]], **options: int
 ) -> dict[bytes, NodeReport]:
     """All are at work; some say who should rest."""
-    given = {"rests_in": record.generation, **options}
+    given = {"pauses_in": record.generation, **options}
     found = {}
     for node in (A, B, C):
         workers = [WorkerState(rank, "running") for rank in record.ranks_of(node)]
-        told = [replace(one, rests=said.get(node, ()), rests_why=WHY, **given) for one in workers]
+        told = [replace(one, pauses=said.get(node, ()), pauses_why=WHY, **given) for one in workers]
         found[node] = at_work(record, node, **{str(one.rank): one for one in told})
     return found
 
 
 def waiting(record: RunRecord, node: bytes, start: int) -> NodeReport:
-    state = WorkerState(0, "waiting", start=start, broke=record.generation - 1)
+    state = WorkerState(0, "waiting", start=start, broken_generation=record.generation - 1)
     return report("running", state, generation=record.generation, elastic=True)
 
 
@@ -50,10 +50,12 @@ def test_the_first_members_word_counts(asked: RunSpec) -> None:
     assert rested is not None
     assert rested.nodes == (A, B)
     assert rested.generation == record.generation + 1
-    assert [(one.node, one.why) for one in rested.resting] == [(C, WHY)]
-    assert rested.why == f"generation 2: 2 workers, because box rests: {WHY}"
+    assert [(one.node, one.why) for one in rested.paused] == [(C, WHY)]
+    assert rested.why == f"generation 2: 2 workers, because box is paused: {WHY}"
     assert next_record(record, facts(asked, reports_of(record, {B: (C,)}))) is None, "nobody else's does"
-    assert next_record(record, facts(asked, reports_of(record, {A: (C,)}, rests_in=9))) is None, "nor of late"
+    assert next_record(record, facts(asked, reports_of(record, {A: (C,)}, pauses_in=9))) is None, (
+        "nor of late"
+    )
     finished = replace(record, finished=True)
     assert next_record(finished, facts(asked, reports_of(record, {A: (C,)}))) is None
 
@@ -81,8 +83,8 @@ def test_who_rests_is_not_let_in_until_somebody_is_gone(asked: RunSpec) -> None:
     again = next_record(rested, facts(asked, reports, here=(A, C)))
     assert again is not None
     assert again.nodes == (A,)
-    assert not again.resting
-    assert [slot.node for slot in again.nursed] == [C]
+    assert not again.paused
+    assert [slot.node for slot in again.joining] == [C]
 
 
 def test_two_who_miss_each_other_are_short_of_somebody(asked: RunSpec) -> None:
@@ -90,11 +92,11 @@ def test_two_who_miss_each_other_are_short_of_somebody(asked: RunSpec) -> None:
     rested = next_record(record, facts(asked, reports_of(record, {A: (C,)})))
     assert rested is not None
     reports = {**reports_of(rested, {}), C: waiting(rested, C, record.slots[2].start)}
-    known = facts(asked, reports)._replace(apart={frozenset((A, B)): 60.0})
+    known = facts(asked, reports)._replace(unreachable_s={frozenset((A, B)): 60.0})
     parted = next_record(rested, known)
     assert parted is not None
     assert parted.nodes == (A,)
-    assert [slot.node for slot in parted.nursed] == [C]
+    assert [slot.node for slot in parted.joining] == [C]
 
 
 def test_a_start_from_a_checkpoint_wants_everybody(asked: RunSpec) -> None:
@@ -107,7 +109,7 @@ def test_a_start_from_a_checkpoint_wants_everybody(asked: RunSpec) -> None:
     begun = next_record(lost, facts(asked, {C: report("ended")}, here=(C,), since_s=60.0))
     assert begun is not None
     assert begun.nodes == (C,)
-    assert not begun.resting
+    assert not begun.paused
 
 
 def test_whatever_is_said_and_whoever_goes_nobody_is_lost(asked: RunSpec) -> None:
@@ -125,9 +127,9 @@ def test_whatever_is_said_and_whoever_goes_nobody_is_lost(asked: RunSpec) -> Non
             after = next_record(record, facts(asked, reports, here=here))
             if after is None:
                 continue
-            resting = {one.node for one in after.resting}
+            resting = {one.node for one in after.paused}
             assert not resting & set(after.nodes)
-            if len(resting) > len(record.resting):
+            if len(resting) > len(record.paused):
                 assert len(after.nodes) >= 2
             if after.phase != "running":
                 break

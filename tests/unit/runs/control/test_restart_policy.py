@@ -35,7 +35,7 @@ def test_a_member_that_had_trained_is_left_out_and_may_come_back() -> None:
     next_one = after(record, raised(1))
     assert next_one is not None
     assert (next_one.phase, next_one.nodes) == ("running", (A, C))
-    assert "pc failed (OSError) and is started again, for once" in next_one.why
+    assert "pc failed (OSError) and is restarted once" in next_one.why
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_same_place_is_not_forgiven_twice_until_a_good_while_has_passed() ->
     assert third.phase == "stopping", "nobody else trains"
     settled = after(once, since_s=601.0)
     assert settled is not None
-    assert settled.forgiven == ()
+    assert settled.restarted_failures == ()
     back = replace(once, slots=record.slots)
     same = after(back, raised(1, "MemoryError"))
     assert same is not None
@@ -100,5 +100,7 @@ def test_who_only_lost_another_in_its_own_collective_is_as_good_as_killed() -> N
 
 def test_the_kind_of_a_failure_is_that_of_its_last_traceback() -> None:
     chained = trace("KeyError: 3") + "\nDuring handling of the above exception, another occurred:\n\n"
-    assert failure_kind(WorkerState(0, "ended", 1, 0, chained + trace("a.b.CustomError: no"))) == "CustomError"
+    assert (
+        failure_kind(WorkerState(0, "ended", 1, 0, chained + trace("a.b.CustomError: no"))) == "CustomError"
+    )
     assert failure_kind(WorkerState(0, "ended", 3, 0, "bye")) == "code 3"

@@ -55,7 +55,7 @@ class Machine:
     def signers(self, run: str) -> Collection[bytes]:
         return {KEY.id.raw}
 
-    def newest_checkpoint(
+    def newest(
         self, passing_over: Collection[tuple[str, int]], awaiting: Sequence[bytes]
     ) -> NewestCheckpointResponse:
         away = self.cluster.absent()
