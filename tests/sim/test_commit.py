@@ -205,7 +205,7 @@ def test_a_wrong_rule_is_found(
     wrong: Callable[[Sequence[MemberState]], CommitDecision], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else ten thousand clean schedules would mean little."""
-    monkeypatch.setattr(sys.modules[__name__], "conclude", wrong)
+    monkeypatch.setattr(sys.modules[__name__], "decide_commit", wrong)
     for schedule in range(1000):
         try:
             _play(random.Random(schedule))

@@ -231,7 +231,7 @@ def test_deaths_at_every_moment_of_rounds_that_overlap(monkeypatch: pytest.Monke
         said.append(decide_commit(words))
         return said[-1]
 
-    monkeypatch.setattr(simulated, "conclude", listening)
+    monkeypatch.setattr(simulated, "decide_commit", listening)
     for seed in range(12):
         world = slow_homes(seed)
         training = begun(world, "2:exact")

@@ -1,4 +1,4 @@
-"""Which engine a group gets, without any torch."""
+"""Choice of the backend of a group, without torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ HERE, APART = (0, 0), (0, 1)
         ("fake", APART, "cpu", False, "fake", "sends nothing"),
     ],
 )
-def test_choices(
+def test_backend_follows_request_machines_and_devices(
     asked: str | None, machines: tuple[int, ...], device: str, nccl: bool, backend: str, words: str
 ) -> None:
     choice = choose_backend(asked, machines, device, nccl_available=nccl)
@@ -53,7 +53,7 @@ def test_choices(
     assert words in choice.reason
 
 
-def test_the_user_may_force_an_engine_or_trust_the_fabric() -> None:
+def test_user_may_force_a_backend_or_trust_the_network() -> None:
     assert choose_backend("nccl", APART, "cpu", "gloo") == BackendChoice(
         "gloo", "it was forced with --engine"
     )
@@ -68,7 +68,7 @@ def test_the_user_may_force_an_engine_or_trust_the_fabric() -> None:
     assert choose_backend("gloo", HERE, "cpu", systems=("darwin",)).backend == "gloo"
 
 
-def test_ranks_that_ask_for_different_engines_get_ours() -> None:
+def test_ranks_with_different_requests_get_our_backend() -> None:
     ranks = [RankDevices("nccl", "cuda:0", True, "linux"), RankDevices("gloo", "cuda:0", True, "linux")]
     assert choose_group_backend(ranks, APART, "auto", "trusted") == BackendChoice(
         "barnraise", "its ranks ask for different backends (gloo, nccl)"
@@ -78,7 +78,7 @@ def test_ranks_that_ask_for_different_engines_get_ours() -> None:
     assert choose_group_backend(alike, HERE, "auto", "untrusted").backend == "nccl"
 
 
-def test_the_default_is_that_of_torch() -> None:
+def test_default_backend_is_that_of_torch() -> None:
     assert (
         default_backend(None, "cpu")
         == default_backend(None, "cpu,cuda:0")
@@ -122,7 +122,7 @@ def test_the_default_is_that_of_torch() -> None:
         ),
     ],
 )
-def test_what_the_user_is_told(
+def test_describe_choice_names_backend_and_reason(
     asked: str | None, choice: BackendChoice, machines: tuple[int, ...], said: str | None
 ) -> None:
     assert describe_choice(asked, choice, machines) == said
@@ -141,7 +141,7 @@ told = st.builds(
 
 
 @given(st.lists(told, min_size=2, max_size=5), st.data())
-def test_nothing_that_is_told_opens_plaintext_between_machines(
+def test_no_request_of_a_peer_causes_plaintext_between_machines(
     ranks: list[RankDevices], data: st.DataObject
 ) -> None:
     machines = (
@@ -153,18 +153,18 @@ def test_nothing_that_is_told_opens_plaintext_between_machines(
 
 
 @given(told)
-def test_what_a_rank_tells_comes_back(rank: RankDevices) -> None:
+def test_rank_facts_round_trip_through_encoding(rank: RankDevices) -> None:
     assert decode_rank(encode_rank(rank), 0) == rank
 
 
 @given(st.binary(max_size=200))
-def test_anything_else_is_one_kind_of_error(data: bytes) -> None:
+def test_random_bytes_raise_protocol_error_only(data: bytes) -> None:
     try:
         decode_rank(data, 7)
     except ProtocolError:
         pass
 
 
-def test_what_is_too_long_is_refused() -> None:
+def test_too_long_names_are_rejected() -> None:
     with pytest.raises(ProtocolError, match="rank 3"):
         decode_rank(encode_rank(RankDevices("x" * 201, "cpu", False, "linux")), 3)
