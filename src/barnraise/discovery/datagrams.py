@@ -31,7 +31,7 @@ DATAGRAM_BYTES = _LAYOUT.size
 
 @dataclass(frozen=True)
 class Datagram:
-    """What one machine says to another before they know each other."""
+    """Query for a tag or its answer, between machines that do not know each other yet."""
 
     kind: Literal["question", "answer"]
     tag: str
@@ -43,7 +43,7 @@ def encode_datagram(datagram: Datagram) -> bytes:
 
 
 def decode_datagram(data: bytes) -> Datagram | None:
-    """None for anything that is not exactly one of ours; an answer without a port is none."""
+    """Decode a datagram; return None for anything else, and for an answer without a port."""
     if len(data) != DATAGRAM_BYTES:
         return None
     magic, form, number, tag, port = _LAYOUT.unpack(data)

@@ -62,7 +62,7 @@ class RunController:
         while True:
             now = self._loop.time()
             self._notice_apart(now)
-            decides = self._around.member.standing(now).decides
+            decides = self._around.member.quorum_status(now).decides
             coordinates = self._around.member.coordinator(now)[0] == self._around.me.raw
             for known in list(self._book.runs.values()):
                 try:
@@ -141,7 +141,7 @@ class RunController:
         """No quorum is here: go on provisionally where that is allowed."""
         now = self._loop.time()
         me, member = self._around.me.raw, self._around.member
-        missing = member.standing(now).missing
+        missing = member.quorum_status(now).missing
         why = leads_alone(known.record, me, member.view.nodes, missing, member.dead(now))
         changed = next_record(known.record, self.facts(known, missing)) if why is not None else None
         if changed is None:

@@ -13,14 +13,7 @@ from typing import NamedTuple
 from barnraise.artifacts.packing.hash_cache import HashCache, HashedFile
 from barnraise.artifacts.packing.ignore_rules import FoundFile, walk
 from barnraise.artifacts.packing.portable_names import check_names
-from barnraise.artifacts.store.disk import (
-    create_file,
-    discard,
-    new_draft,
-    read_up_to,
-    shipping_error,
-    write_all,
-)
+from barnraise.artifacts.store.disk import new_draft, read_up_to, shipping_error
 from barnraise.artifacts.store.manifest import (
     MOST_FILES,
     PIECE,
@@ -32,6 +25,7 @@ from barnraise.artifacts.store.manifest import (
 )
 from barnraise.artifacts.store.store import ArtifactStore
 from barnraise.core.errors import ShippingError
+from barnraise.core.files import create_file, discard, write_all
 from barnraise.core.units import format_size
 
 _MOST_LISTED = 8

@@ -8,16 +8,10 @@ from io import FileIO
 from pathlib import Path
 
 from barnraise.artifacts.packing.portable_names import check_names
-from barnraise.artifacts.store.disk import (
-    create_file,
-    discard,
-    new_draft,
-    remove_tree,
-    shipping_error,
-    write_all,
-)
+from barnraise.artifacts.store.disk import new_draft, shipping_error
 from barnraise.artifacts.store.manifest import PIECE, FileEntry, FolderManifest, piece_hash
 from barnraise.core.errors import ShippingError
+from barnraise.core.files import create_file, discard, remove_tree, write_all
 
 Locate = Callable[[bytes], Path]
 

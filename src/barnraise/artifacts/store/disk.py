@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
 import secrets
 import shutil
-import stat
-import sys
 from pathlib import Path
 
 from barnraise.core.errors import ShippingError
+from barnraise.core.files import create_file, discard, write_all
 from barnraise.core.units import format_size
 
-_BINARY: int = getattr(os, "O_BINARY", 0)
-_NO_LINKS: int = getattr(os, "O_NOFOLLOW", 0)
 _FULL = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 
 TEMPORARY = "new-"
@@ -51,12 +47,9 @@ def new_draft(folder: Path | str) -> str:
     return f"{folder}{os.sep}{TEMPORARY}{_MINE}-{next(_serials)}"
 
 
-def create_file(path: Path | str, mode: int) -> int:
-    """A descriptor of a file that did not exist before; never follows a symbolic link."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINKS | _BINARY, mode)
-
-
-def write_whole(path: Path | str, content: bytes | memoryview, mode: int, drafts: Path | str) -> None:
+# Not core.files.write_atomically: drafts lie in the store's own folder, for garbage collection, and an
+# object that another process has stored meanwhile stays.
+def write_object(path: Path | str, content: bytes | memoryview, mode: int, drafts: Path | str) -> None:
     """The file appears under its name with all its bytes, or not at all; until then it is in ``drafts``.
 
     It is not synced: after a power cut a file may be short or empty; that is noticed by its size or its hash,
@@ -73,13 +66,6 @@ def write_whole(path: Path | str, content: bytes | memoryview, mode: int, drafts
     except OSError:
         discard(Path(draft))
         raise
-
-
-def write_all(descriptor: int, content: bytes | memoryview) -> None:
-    written = os.write(descriptor, content)
-    rest = memoryview(content)[written:]
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
 
 
 def read_up_to(descriptor: int, size: int) -> bytes:
@@ -102,25 +88,3 @@ def put_in_place(draft: Path | str, path: Path | str) -> None:
         if not os.path.exists(path):
             raise
         discard(Path(draft))
-
-
-def discard(path: Path) -> None:
-    """Remove a file, if it is there."""
-    try:
-        path.unlink(missing_ok=True)
-    except PermissionError:  # Windows does not remove read-only files
-        with contextlib.suppress(OSError):
-            os.chmod(path, stat.S_IWRITE)
-            path.unlink(missing_ok=True)
-
-
-def remove_tree(folder: Path) -> None:
-    """Also of read-only folders; what cannot be removed stays."""
-    with contextlib.suppress(OSError):
-        os.chmod(folder, 0o700)
-    for root, folders, files in os.walk(folder):
-        for name in (*folders, *(files if sys.platform == "win32" else ())):
-            with contextlib.suppress(OSError):
-                if not os.path.islink(os.path.join(root, name)):
-                    os.chmod(os.path.join(root, name), 0o700)
-    shutil.rmtree(folder, ignore_errors=True)

@@ -8,9 +8,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from barnraise.artifacts.store.disk import discard, remove_tree
 from barnraise.artifacts.store.store import ArtifactStore
 from barnraise.core.errors import ShippingError
+from barnraise.core.files import discard, remove_tree
 
 GRACE_S = 3600.0  # another process may have put it there for a manifest that it has not written yet
 

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from barnraise.artifacts.packing.pack import PackedFolder
-from barnraise.artifacts.store.disk import discard, new_draft, read_up_to, shipping_error
+from barnraise.artifacts.store.disk import new_draft, read_up_to, shipping_error
 from barnraise.artifacts.store.gc import named_elsewhere
 from barnraise.artifacts.store.manifest import PIECE, FileEntry, make_manifest, piece_hash
 from barnraise.artifacts.store.store import ArtifactStore
+from barnraise.core.files import discard
 
 
 def entry_of(path: Path, name: str) -> FileEntry:

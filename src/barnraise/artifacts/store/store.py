@@ -19,15 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from barnraise.artifacts.packing.unpack import copy_tree, link_tree
-from barnraise.artifacts.store.disk import (
-    check_room,
-    discard,
-    put_in_place,
-    read_up_to,
-    shipping_error,
-    write_all,
-    write_whole,
-)
+from barnraise.artifacts.store.disk import check_room, put_in_place, read_up_to, shipping_error, write_object
 from barnraise.artifacts.store.manifest import (
     MOST_FILES,
     PIECE,
@@ -40,6 +32,7 @@ from barnraise.artifacts.store.manifest import (
     piece_hash,
 )
 from barnraise.core.errors import ShippingError
+from barnraise.core.files import discard, write_all
 
 READ_ONLY = 0o400
 _OWN_LIMITS = FolderLimits(most_bytes=1 << 60, most_files=MOST_FILES)
@@ -89,7 +82,7 @@ class ArtifactStore:
         name = manifest_id(data)
         path = self.manifests / name.hex()
         try:
-            write_whole(path, data, 0o600, self.partial)
+            write_object(path, data, 0o600, self.partial)
         except OSError as error:
             raise shipping_error(error, path, "written") from error
         return name
@@ -202,7 +195,7 @@ class ArtifactStore:
 
     def put_object(self, name: bytes, data: bytes | memoryview) -> None:
         """The whole of a small content, whose hash the caller knows."""
-        write_whole(self._where(name), data, READ_ONLY, self.partial)
+        write_object(self._where(name), data, READ_ONLY, self.partial)
 
     def adopt(self, draft: Path, name: bytes) -> None:
         """A complete file on the store's disk becomes an object."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from barnraise.core.errors import HandshakeError, IdentityError
+from barnraise.core.files import write_atomically
 from barnraise.identity import NodeId, WorkerCredentials, WorkerIdentity, anchor, read_worker
 
 # X509_V_FLAG_NO_CHECK_TIME: for us dates authorise nothing, and home machines have wrong clocks.
@@ -82,9 +83,7 @@ def peer(
 def write_openssl_conf(directory: Path) -> Path:
     """Write the file that a mover's OPENSSL_CONF names, in place of the system's (which may be absent)."""
     path = directory / "openssl.cnf"
-    draft = directory / f".openssl.cnf.{os.getpid()}"
-    draft.write_text(_OPENSSL_CONF, encoding="ascii", newline="\n")
-    os.replace(draft, path)
+    write_atomically(path, _OPENSSL_CONF.encode("ascii"), shared=True)
     return path
 
 

@@ -40,9 +40,9 @@ from barnraise.core.errors import ProtocolError, TransportError
 from barnraise.discovery import Sighting, namespace_tag
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.trust import TrustLog
+from barnraise.membership.consensus.paxos import founded
 from barnraise.membership.effects import LogNote
 from barnraise.membership.node import MembershipNode
-from barnraise.membership.paxos import founded
 from barnraise.membership.view import PresentMember, first
 from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlConnection
 from barnraise.transport.listener import acceptor
