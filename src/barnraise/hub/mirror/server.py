@@ -10,7 +10,7 @@ from pathlib import Path
 from barnraise.artifacts import folder_limits
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubRefused
-from barnraise.core.flow.supervised_task import until_over
+from barnraise.core.flow.supervised_task import run_until_done
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.mirror.mirror import HubMirror
 from barnraise.hub.protocol.invites import Invite
@@ -75,4 +75,4 @@ async def keep_following(
         hub.read()
         return False
 
-    await until_over(turn, "the hub could not be followed", pause_s)
+    await run_until_done(turn, "the hub could not be followed", pause_s)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.unit.agent.test_shipper import Host, Network
 
 from barnraise.agent.checkpoints import replicator, service
 from barnraise.agent.checkpoints.replicator import CheckpointReplicator
@@ -45,6 +44,7 @@ from barnraise.runs.checkpoint_manifest import (
     step_of,
 )
 from barnraise.runs.record import RunSpec, WorkerSlot, sign_order
+from tests.unit.agent.test_artifact_service import Host, Network
 
 RUN = "train-abcd"
 ROLES: tuple[Role, ...] = ("owner", "owner", "owner", "guest")
