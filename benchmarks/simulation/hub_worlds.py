@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
-from barnraise.core.flow.backoff import ReportedBackoff
+from barnraise.core.flow.retry import ReportedBackoff
 from barnraise.hub.client.client import CONNECT_S
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig
 from barnraise.hub.region.region import regional_terms

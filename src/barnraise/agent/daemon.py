@@ -400,7 +400,7 @@ class Agent:
         self._news.announce()
 
     async def news_within(self, seconds: float) -> None:
-        await self._news.within(seconds)
+        await self._news.wait(seconds)
 
     async def _tick(self) -> None:
         while True:

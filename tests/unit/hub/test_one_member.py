@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from barnraise.core.errors import HubRefused
+from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.hub.aggregation.aggregator import ClosedRound, RoundResult
-from barnraise.hub.aggregation.update_checks import RequestRateLimit
 from barnraise.hub.protocol.messages import (
     PIECE_BYTES,
     HubDataOrder,
@@ -443,7 +443,7 @@ def test_of_strangers_little_is_remembered(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         scene.hub.now = lambda: 1000.0
         async with scene.line() as line:
-            scene.reception._requests = RequestRateLimit(1.0, 5.0)
+            scene.reception._requests = RateLimit(1.0, 5.0)
             asked = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(20)]
             assert [answer.status_code for answer in asked] == [200] * 5 + [429] * 15
             assert len(scene.reception._nonces._seen) == 5
@@ -458,8 +458,8 @@ def test_a_stranger_leaves_something_for_the_others(tmp_path: Path) -> None:
         scene.hub.now = lambda: 1000.0
         async with scene.line("2001:db8::1") as line:
             scene.reception._strangers, scene.reception._requests = (
-                RequestRateLimit(1.0, 3.0),
-                RequestRateLimit(1.0, 8.0),
+                RateLimit(1.0, 3.0),
+                RateLimit(1.0, 8.0),
             )
             asked = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(20)]
             assert [answer.status_code for answer in asked] == [200] * 3 + [429] * 17
@@ -479,7 +479,7 @@ def test_who_repeats_a_members_request_does_not_use_up_what_it_may_ask(tmp_path:
         ann = await scene.member()
         scene.hub.now = lambda: 1000.0
         async with scene.line() as line:
-            scene.reception._requests = RequestRateLimit(1.0, 5.0)
+            scene.reception._requests = RateLimit(1.0, 5.0)
             headers = sign_request(scene.keys[ann], "GET", "/v1/run", "", b"", scene.hub.id, time.time())
             heard = [await line.get("http://hub/v1/run", headers=headers) for _ in range(9)]
             assert [answer.status_code for answer in heard] == [200] + [401] * 8
@@ -515,7 +515,7 @@ def test_invented_invites_keep_nobody_out(tmp_path: Path) -> None:
         scene.hub.now = lambda: 1000.0
         tokens = ["A" * 22, "B" * 22, invite_to(scene.directory, ADDRESS).token_text]
         async with scene.line() as line:
-            scene.reception._joins = RequestRateLimit(1.0, 1.0)
+            scene.reception._joins = RateLimit(1.0, 1.0)
             joins = [encode_message(JoinRequest(token=token, name="ann")) for token in tokens]
             asked = [await scene.ask(line, NodeKey.generate(), "POST /v1/members", one) for one in joins]
             assert [answer.status_code for answer in asked] == [403, 403, 200]

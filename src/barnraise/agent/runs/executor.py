@@ -27,6 +27,7 @@ from barnraise.artifacts import (
 )
 from barnraise.core.config import Settings
 from barnraise.core.errors import BarnraiseError, RunError
+from barnraise.core.flow.backoff import SteppedBackoff
 from barnraise.environments import builder
 from barnraise.environments.installed_packages import InstalledPackages, own_packages, packages_of
 from barnraise.identity import NodeId
@@ -39,7 +40,7 @@ _SOFT_WORDS = 4000
 _MOST_CRASHES = 3
 _LEAVE_S = 8.0
 _LOOK_S = 0.05
-_BACK_OFF_S = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0)  # between starts of newcomers to a session
+_RESTART_BACKOFF = SteppedBackoff((0.0, 0.0, 1.0, 2.0, 5.0, 10.0))  # of workers that join a session
 
 _log = logging.getLogger(__name__)
 
@@ -192,7 +193,7 @@ class RunExecutor:
         is_over = record.finished or any(well)
         if not absent or is_over or me not in self.known.order.nodes or self._cannot_join(members):
             return False
-        pause = _BACK_OFF_S[min(self._deaths, len(_BACK_OFF_S) - 1)]
+        pause = _RESTART_BACKOFF.wait(self._deaths)
         if self._loop.time() < self._started_at + pause:
             self._loop.call_later(self._started_at + pause - self._loop.time() + 0.01, self.wake)
             return False

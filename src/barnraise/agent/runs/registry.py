@@ -237,7 +237,7 @@ class RunRegistry:
 
     async def news_within(self, seconds: float) -> bool:
         """Whether a record or report changed."""
-        return await self._news.within(seconds)
+        return await self._news.wait(seconds)
 
     def _name(self, guest: NodeId) -> None:
         if guest not in self._named:

@@ -21,7 +21,7 @@ import msgspec
 
 from barnraise import __version__
 from barnraise.core.errors import HandshakeError, HubAway, HubError, HubRefused, ProtocolError
-from barnraise.core.flow.backoff import SAY_AFTER_S, ReportedBackoff
+from barnraise.core.flow.retry import SAY_AFTER_S, ReportedBackoff
 from barnraise.core.installation import upgrade_hint
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size

@@ -22,8 +22,8 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Respon
 from starlette.routing import Route
 
 from barnraise.core.errors import HubRefused, ProtocolError
+from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.hub.aggregation.quarantine import expel, pardon
-from barnraise.hub.aggregation.update_checks import RequestRateLimit
 from barnraise.hub.object_store.redirects import STORE_HEADER
 from barnraise.hub.object_store.uploader import BucketUploader
 from barnraise.hub.protocol.clock import SignatureClock
@@ -88,9 +88,9 @@ class HubApp:
         self._time = SignatureClock(hub.clock, hub.now, hub.signed.time)
         self._nonces = NonceCache(self._time())
         self._places = Places()
-        self._requests = RequestRateLimit(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
-        self._strangers = RequestRateLimit(_STRANGERS_PER_S, _STRANGERS_AT_ONCE)
-        self._joins = RequestRateLimit(_JOINS_PER_S, _JOINS_AT_ONCE)
+        self._requests = RateLimit(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
+        self._strangers = RateLimit(_STRANGERS_PER_S, _STRANGERS_AT_ONCE)
+        self._joins = RateLimit(_JOINS_PER_S, _JOINS_AT_ONCE)
         self._regions: Regions = {}
 
     def routes(self) -> list[Route]:
@@ -176,7 +176,7 @@ class HubApp:
             most = min(most, PIECE_BYTES)
         return VerifiedRequest(node, await self._body(request, signed, most, held))
 
-    def _limit(self, allowance: RequestRateLimit, name: str) -> None:
+    def _limit(self, allowance: RateLimit, name: str) -> None:
         wait = allowance.take(name, self._hub.now())
         if wait > 0:
             said = "too many requests came from this machine"

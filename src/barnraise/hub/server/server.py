@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from barnraise.artifacts import folder_limits
 from barnraise.core.config import ContributorSettings, load_settings
 from barnraise.core.errors import HubError, HubRefused
-from barnraise.core.flow.supervised_task import until_over
+from barnraise.core.flow.supervised_task import run_until_done
 from barnraise.hub.aggregation.aggregator import Aggregator
 from barnraise.hub.client.bandwidth_policy import A_BETTER_TIME, PolicyGate, UplinkLimiter, manners_of
 from barnraise.hub.client.client import HubClient
@@ -193,7 +193,7 @@ async def keep_following(
         hub.read()
         return False
 
-    await until_over(turn, "the hub could not be followed", pause_s)
+    await run_until_done(turn, "the hub could not be followed", pause_s)
 
 
 async def serve_region(
@@ -291,7 +291,7 @@ async def keep_offering(hub: Hub, above: HubClient, offering: OfferOptions) -> N
         return False
 
     try:
-        await until_over(turn, "the region could not say that it takes members in", REPEATED_S)
+        await run_until_done(turn, "the region could not say that it takes members in", REPEATED_S)
     finally:
         above.close()
 

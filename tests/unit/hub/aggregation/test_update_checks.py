@@ -8,7 +8,6 @@ import pytest
 
 from barnraise.hub.aggregation.update_checks import (
     SKETCH,
-    RequestRateLimit,
     UpdateVerdict,
     after_acceptance,
     after_refusal,
@@ -237,13 +236,3 @@ def test_quarantine_after_refusals_that_count() -> None:
     for _ in range(9):
         owner = after_refusal(owner, "norm", "too large", TERMS)
     assert not owner.quarantine
-
-
-def test_an_allowance_refills() -> None:
-    allowance = RequestRateLimit(per_second=2.0, reserve=3.0, most_names=2)
-    assert [allowance.take("a", 0.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
-    assert allowance.take("a", 0.5) == 0.0
-    assert allowance.take("b", 0.5) == 0.0
-    assert allowance.take("c", 0.5) == 0.0
-    assert len(allowance._left) == 2
-    assert allowance.take("a", 0.5) == pytest.approx(0.0), "whoever was forgotten begins anew"

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from barnraise.core.errors import HubAway, HubError, HubRefused, RunError
-from barnraise.core.flow.backoff import ReportedBackoff
+from barnraise.core.flow.retry import ReportedBackoff
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.contributor import Contributor
 from barnraise.hub.client.credentials import (
