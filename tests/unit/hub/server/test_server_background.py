@@ -27,6 +27,7 @@ from barnraise.hub.region.region import ParentHub, RegionAggregator, run_region
 from barnraise.hub.rounds.leases import PendingUpdate
 from barnraise.hub.server import connection_limits
 from barnraise.hub.server.hub import Hub
+from barnraise.hub.server.server import outer_step
 from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.create import found_hub, hub_key
 from barnraise.hub.storage.log import AcceptedUpdate
@@ -79,7 +80,7 @@ def test_a_region_goes_on_after_any_error(
 
 def test_a_hub_ticks_on_when_its_log_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        hub = Hub(tmp_path, hub_key(tmp_path).id, server.outer_step)
+        hub = Hub(tmp_path, hub_key(tmp_path).id, outer_step)
 
         async def step(event: object) -> None:
             raise HubError("the hub's log failed")
