@@ -79,7 +79,7 @@ def test_a_forgotten_vote_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_vote_that_is_not_on_disk_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "Save", lambda record, *rest: LogNote("not kept"))
+    monkeypatch.setattr(history, "SaveState", lambda record, *rest: LogNote("not kept"))
     assert any(_faults(50))
 
 

@@ -635,7 +635,7 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "disk", lambda directory: DiskFacts(str(directory), 2**40, "ext4"))
     monkeypatch.setattr(collect, "port", lambda number, directory: PortFacts(number))
     monkeypatch.setattr(doctor, "ask", _no_agent)
-    monkeypatch.setattr(doctor, "Later", Patient)
+    monkeypatch.setattr(doctor, "DeadlineCall", Patient)
 
 
 class Patient(DeadlineCall[Any]):

@@ -5,52 +5,21 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
-from barnraise.hub.protocol.messages import HubDataOrder, HubProgress, VersionHead
+from barnraise.hub.protocol.messages import HubProgress, VersionHead
 from barnraise.hub.protocol.signatures import sign_request
 from barnraise.identity import NodeKey
-from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, declared, encoded, plainly
-
-COURSE = HubDataOrder(samples=1_000_000, batch=10)
-
-
-class Scene:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        terms = msgspec.structs.replace(TERMS, round_s=0.5, codec="fp32", stale_limit=1, slack_s=0.5)
-        self.hub = HubProcess(folder / "hub", terms)
-        self.hub.start()
-        self.friends: list[Friend] = []
-        invite = self.hub.invite()
-        self.owner = Friend(self.hub.address, invite.hub_id, self.hub.owner)
-        self.friends.append(self.owner)
-        torch.manual_seed(0)
-        self.owner.push_base(torch.randn(LAYOUT.numel), COURSE)
-        self.ann = self.member("ann")
-
-    def member(self, name: str) -> Friend:
-        invite = self.hub.invite()
-        friend = Friend(self.hub.address, invite.hub_id)
-        friend.join(invite, name)
-        friend.pull(self.folder)
-        self.friends.append(friend)
-        return friend
-
-    def round(self) -> None:
-        """One honest round of ann's."""
-        self.ann.pull(self.folder, wait=0)
-        self.ann.push(self.ann.lease(), torch.randn(LAYOUT.numel) * 0.01)
-        self.ann.pull(self.folder)
+from tests.unit.hub.attacked_hub import AttackedHub
+from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, Refused, declared, encoded, plainly
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    made = Scene(tmp_path_factory.mktemp("scene"))
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedHub]:
+    made = AttackedHub(tmp_path_factory.mktemp("scene"))
     try:
         yield made
     finally:
@@ -65,7 +34,7 @@ def _push_fp32(friend: Friend, update: torch.Tensor) -> HubProgress:
     return friend.send(declared(lease, data), data)
 
 
-def _bad(scene: Scene, name: str) -> Friend:
+def _bad(scene: AttackedHub, name: str) -> Friend:
     return scene.member(name)
 
 
@@ -74,7 +43,7 @@ def _fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.unit.hub.hub_process.TERMS", msgspec.structs.replace(TERMS, codec="fp32"))
 
 
-def test_an_invite_used_twice_is_refused(scene: Scene) -> None:
+def test_an_invite_used_twice_is_refused(scene: AttackedHub) -> None:
     invite = scene.hub.invite(uses=1)
     first, thief = (Friend(scene.hub.address, invite.hub_id) for _ in range(2))
     scene.friends += [first, thief]
@@ -86,7 +55,7 @@ def test_an_invite_used_twice_is_refused(scene: Scene) -> None:
         thief.lease()
 
 
-def test_a_request_that_was_heard_is_not_heard_again(scene: Scene) -> None:
+def test_a_request_that_was_heard_is_not_heard_again(scene: AttackedHub) -> None:
     for change, expected in (({}, "replay"), ({"signature": "barnraise=:" + "A" * 86 + "==:"}, "signature")):
         headers = sign_request(scene.ann.key, "GET", "/v1/run", "", b"", scene.ann.hub, time.time())
         assert plainly(f"{scene.hub.address}/v1/run", headers=headers).status_code == 200
@@ -94,7 +63,7 @@ def test_a_request_that_was_heard_is_not_heard_again(scene: Scene) -> None:
         assert (answer.status_code, answer.json()["kind"]) == (401, expected)
 
 
-def test_a_wrong_clock_is_told_the_hubs(scene: Scene) -> None:
+def test_a_wrong_clock_is_told_the_hubs(scene: AttackedHub) -> None:
     headers = sign_request(scene.ann.key, "GET", "/v1/run", "", b"", scene.ann.hub, time.time() - 5000)
     answer = plainly(f"{scene.hub.address}/v1/run", headers=headers)
     assert (answer.status_code, answer.json()["kind"]) == (401, "clock")
@@ -102,7 +71,7 @@ def test_a_wrong_clock_is_told_the_hubs(scene: Scene) -> None:
     assert "signature" in answer.headers, "so that nobody else can set a member's clock"
 
 
-def test_another_body_than_the_signed_one_is_refused(scene: Scene) -> None:
+def test_another_body_than_the_signed_one_is_refused(scene: AttackedHub) -> None:
     headers = sign_request(scene.ann.key, "POST", "/v1/leases", "", b"{}", scene.ann.hub, time.time())
     answer = plainly(
         f"{scene.hub.address}/v1/leases", method="POST", headers=headers, content=b'{"version":0}'
@@ -110,7 +79,7 @@ def test_another_body_than_the_signed_one_is_refused(scene: Scene) -> None:
     assert (answer.status_code, answer.json()["kind"]) == (401, "digest")
 
 
-def test_nobody_reads_or_writes_for_another(scene: Scene) -> None:
+def test_nobody_reads_or_writes_for_another(scene: AttackedHub) -> None:
     eve = _bad(scene, "eve")
     scene.ann.pull(scene.folder, wait=0)
     lease = scene.ann.lease()
@@ -125,7 +94,7 @@ def test_nobody_reads_or_writes_for_another(scene: Scene) -> None:
     scene.ann.pull(scene.folder)
 
 
-def test_pieces_may_be_lost_repeated_and_resumed(scene: Scene) -> None:
+def test_pieces_may_be_lost_repeated_and_resumed(scene: AttackedHub) -> None:
     scene.ann.pull(scene.folder, wait=0)
     lease = scene.ann.lease()
     data = encoded(torch.randn(LAYOUT.numel) * 0.01, "fp32", lease.version)
@@ -145,7 +114,7 @@ def test_pieces_may_be_lost_repeated_and_resumed(scene: Scene) -> None:
     scene.ann.pull(scene.folder)
 
 
-def test_bad_updates_are_named_and_then_their_sender_is_in_quarantine(scene: Scene) -> None:
+def test_bad_updates_are_named_and_then_their_sender_is_in_quarantine(scene: AttackedHub) -> None:
     for _ in range(4):
         scene.round()
     eve = _bad(scene, "mallory")
@@ -169,7 +138,7 @@ def test_bad_updates_are_named_and_then_their_sender_is_in_quarantine(scene: Sce
     scene.round()
 
 
-def test_malformed_and_copied_updates_are_named(scene: Scene) -> None:
+def test_malformed_and_copied_updates_are_named(scene: AttackedHub) -> None:
     eve = _bad(scene, "trudy")
     lease = eve.lease()
     junk = b"junk" * 100
@@ -186,14 +155,14 @@ def test_malformed_and_copied_updates_are_named(scene: Scene) -> None:
         _push_fp32(eve, update)
 
 
-def test_a_large_update_is_cut_to_the_usual(scene: Scene) -> None:
+def test_a_large_update_is_cut_to_the_usual(scene: AttackedHub) -> None:
     bob = scene.member("bob")
     progress = _push_fp32(bob, torch.randn(LAYOUT.numel) * 0.05)
     assert 0.3 < progress.clipped < 0.9
     bob.pull(scene.folder)
 
 
-def test_an_update_from_the_past_begins_again(scene: Scene) -> None:
+def test_an_update_from_the_past_begins_again(scene: AttackedHub) -> None:
     slow = scene.member("slow")
     lease = slow.lease(rate=1e6)
     for _ in range(2):
@@ -215,7 +184,7 @@ def test_an_update_from_the_past_begins_again(scene: Scene) -> None:
         "/v1/run%2f..%2f",
     ],
 )
-def test_path_tricks_find_nothing(scene: Scene, path: str) -> None:
+def test_path_tricks_find_nothing(scene: AttackedHub, path: str) -> None:
     """Sent as they are: an HTTP library would straighten them."""
     with socket.create_connection(("127.0.0.1", scene.hub.port), timeout=10) as line:
         line.sendall(f"GET {path} HTTP/1.1\r\nHost: hub\r\nConnection: close\r\n\r\n".encode())
@@ -226,7 +195,7 @@ def test_path_tricks_find_nothing(scene: Scene, path: str) -> None:
     assert b"PRIVATE" not in answer
 
 
-def test_header_tricks_are_refused(scene: Scene) -> None:
+def test_header_tricks_are_refused(scene: AttackedHub) -> None:
     url = f"{scene.hub.address}/v1/leases"
     good = sign_request(scene.ann.key, "POST", "/v1/leases", "", b"", scene.ann.hub, time.time())
     stranger = NodeKey.generate()
@@ -241,7 +210,7 @@ def test_header_tricks_are_refused(scene: Scene) -> None:
     assert plainly(url, method="POST", headers=large, content=b"x" * 100_000).status_code == 413
 
 
-def test_blobs_are_served_for_caches_and_in_parts(scene: Scene) -> None:
+def test_blobs_are_served_for_caches_and_in_parts(scene: AttackedHub) -> None:
     head = scene.ann.ask("GET", "/v1/head", VersionHead)
     url = f"{scene.hub.address}/v1/blobs/{head.steps[0].sha256}"
     whole = plainly(url)
@@ -252,7 +221,7 @@ def test_blobs_are_served_for_caches_and_in_parts(scene: Scene) -> None:
     assert plainly(url, headers={"if-none-match": whole.headers["etag"]}).status_code == 304
 
 
-def test_the_page_shows_who_contributes_and_what_was_refused(scene: Scene) -> None:
+def test_the_page_shows_who_contributes_and_what_was_refused(scene: AttackedHub) -> None:
     eve = scene.member("oscar")
     junk = b"junk" * 100
     with pytest.raises(Refused, match="422 schema"):
@@ -268,7 +237,7 @@ def test_the_page_shows_who_contributes_and_what_was_refused(scene: Scene) -> No
     assert 'route="POST /v1/leases"' in figures
 
 
-def test_the_description_of_the_routes_names_them_all(scene: Scene) -> None:
+def test_the_description_of_the_routes_names_them_all(scene: AttackedHub) -> None:
     """Each documented route answers anything with a status that its description has."""
     described = plainly(f"{scene.hub.address}/v1/openapi.json").json()
     assert described["openapi"].startswith("3.")

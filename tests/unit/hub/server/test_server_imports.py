@@ -8,7 +8,18 @@ import sys
 
 
 def test_neither_torch_nor_what_an_object_store_needs_is_loaded() -> None:
-    names = ("messages", "signing", "invites", "rounds", "admission", "log", "blobs", "app", "serving")
+    names = (
+        "protocol.messages",
+        "protocol.signatures",
+        "protocol.invites",
+        "rounds.state_machine",
+        "aggregation.update_checks",
+        "storage.log",
+        "storage.blobs",
+        "server.app",
+        "server.server",
+        "__main__",
+    )
     program = "".join(f"import barnraise.hub.{name}\n" for name in names)
     done = subprocess.run(
         [

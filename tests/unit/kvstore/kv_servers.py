@@ -1,6 +1,6 @@
-"""Real agents' doors in one process: listeners at local sockets, each with a copy of the board behind it.
+"""Agent listeners at local sockets in one process, each with a replica of the key-value store.
 
-Only the network between the machines and the membership are stand-ins: messages go straight over, encoded,
+Only membership and the network between the machines are replaced: messages are delivered directly,
 and the test decides the views.
 """
 
@@ -47,9 +47,9 @@ def is_quorum(view: ReplicaView, agreeing: set[bytes]) -> bool:
 
 
 class Machine(SettingsConnectionPolicy):
-    """A house with a board."""
+    """Connection policy of one machine, with its replica."""
 
-    def __init__(self, servers: BoardServers, name: bytes, settings: Settings) -> None:
+    def __init__(self, servers: KvServers, name: bytes, settings: Settings) -> None:
         super().__init__(settings)
         self.name = name
         self.servers = servers
@@ -74,7 +74,7 @@ class Machine(SettingsConnectionPolicy):
             return encode(KvResponse(await future))
         finally:
             del self.waiting[ticket]
-            self.replica.forget(ticket)
+            self.replica.cancel(ticket)
 
     def perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -86,8 +86,8 @@ class Machine(SettingsConnectionPolicy):
                     future.set_result(effect.result)
 
 
-class BoardServers:
-    """``directories[i]`` is the state directory of machine i. Used as a context."""
+class KvServers:
+    """Context manager that runs the machines; ``directories[i]`` is the state directory of machine i."""
 
     def __init__(self, root: Path, machines: int = 1) -> None:
         self.names = [b"node%d" % number for number in range(machines)]
@@ -100,7 +100,7 @@ class BoardServers:
         self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def __enter__(self) -> BoardServers:
+    def __enter__(self) -> KvServers:
         self._thread.start()
         self.call(self._start())
         return self
@@ -137,7 +137,7 @@ class BoardServers:
             self.view = ReplicaView(self.view.number + 1, members, frozenset(members))
             for name in members:
                 machine = self.machines[name]
-                machine.perform(machine.replica.view_changed(self.view, time.monotonic()))
+                machine.perform(machine.replica.on_view_change(self.view, time.monotonic()))
 
         self.on_loop(change)
 
@@ -155,7 +155,7 @@ class BoardServers:
             self.machines[name] = Machine(self, name, settings)
             await self.machines[name].listener.start()
         for machine in self.machines.values():
-            machine.perform(machine.replica.view_changed(self.view, time.monotonic()))
+            machine.perform(machine.replica.on_view_change(self.view, time.monotonic()))
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     async def _tick(self) -> None:

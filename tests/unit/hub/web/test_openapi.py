@@ -18,8 +18,8 @@ from barnraise.hub.protocol.messages import Problem, decode_message
 from barnraise.hub.protocol.signatures import sign_request, verify_response
 from barnraise.hub.web.openapi import describe
 from barnraise.identity import NodeKey
+from tests.unit.hub.attacked_hub import AttackedHub
 from tests.unit.hub.hub_process import plainly
-from tests.unit.hub.test_hostile import Scene
 
 DESCRIBED = describe()
 SEEN = Counter[tuple[int, str, str]]()
@@ -119,8 +119,8 @@ def asked(draw: st.DrawFn) -> tuple[str, str, dict[str, str], str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    made = Scene(tmp_path_factory.mktemp("scene"))
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedHub]:
+    made = AttackedHub(tmp_path_factory.mktemp("scene"))
     try:
         yield made
     finally:
@@ -132,7 +132,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(asked=asked(), who=st.sampled_from(["owner", "member", "stranger"]), known=st.booleans())
 def test_every_route_keeps_to_its_description(
-    scene: Scene, asked: tuple[str, str, dict[str, str], str, bytes], who: str, known: bool
+    scene: AttackedHub, asked: tuple[str, str, dict[str, str], str, bytes], who: str, known: bool
 ) -> None:
     method, path, names, query, body = asked
     keys = {"owner": scene.owner.key, "member": scene.ann.key, "stranger": NodeKey.generate()}
@@ -160,7 +160,7 @@ def test_every_route_keeps_to_its_description(
     assert "Traceback" not in scene.hub.said(), said
 
 
-def test_the_hub_goes_on_after_all_that(scene: Scene) -> None:
+def test_the_hub_goes_on_after_all_that(scene: AttackedHub) -> None:
     """After the test above, in the same hub: honest members train on. And it was no idle test."""
     reached = {(method, path) for status, method, path in SEEN if status not in (401, 404)}
     assert len(reached) >= len(ROUTES) - 3, SEEN

@@ -33,7 +33,7 @@ from barnraise.hub.storage.log import HubLog
 from barnraise.identity import NodeKey
 from benchmarks.hub_process import free_port
 from tests.repository import ROOT
-from tests.unit.hub.proxies import HIDDEN, Caddy, Nginx, program, running
+from tests.unit.hub.reverse_proxies import HIDDEN, Caddy, Nginx, program, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -103,7 +103,7 @@ class Typed:
             raise
 
 
-class Fireside:
+class HubBehindProxies:
     """A hub that listens to this machine alone, and the addresses at which friends reach it."""
 
     def __init__(self, room: Path, port: int, addresses: dict[str, str]) -> None:
@@ -135,7 +135,7 @@ class Fireside:
 
 
 @pytest.fixture(scope="module")
-def fireside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fireside]:
+def fireside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubBehindProxies]:
     """One hub, and whatever proxies are installed before it."""
     if not any(map(program, ("nginx", "caddy"))):
         pytest.skip("neither nginx nor caddy is installed")
@@ -156,7 +156,7 @@ def fireside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fireside]:
         # The authorities that this machine trusts: how proxies with ordinary certificates are known.
         patch.setenv("SSL_CERT_FILE", str(room / "roots.pem"))
         patch.setenv("NO_PROXY", "localhost")
-        made = Fireside(room, port, addresses)
+        made = HubBehindProxies(room, port, addresses)
         stack.callback(made.hub.end)
         made.until(lambda: "barnraise-invite:" in made.hub.said(), 120.0, "the hub prints an invite")
         yield made
@@ -171,7 +171,7 @@ HIDDEN_ONES = [pytest.param(f"{name}-hidden", marks=_needs(name)) for name in ("
 
 
 @pytest.mark.parametrize("site", OPEN)
-def test_a_friend_joins_trains_and_leaves_as_typed(fireside: Fireside, site: str) -> None:
+def test_a_friend_joins_trains_and_leaves_as_typed(fireside: HubBehindProxies, site: str) -> None:
     typed = invite_text(fireside.invite(site))
     friend = Typed(fireside.room, site, "join", "--invite", typed, "--yes", "--name", f"{site} friend")
     try:
@@ -183,14 +183,14 @@ def test_a_friend_joins_trains_and_leaves_as_typed(fireside: Fireside, site: str
     assert not re.search("waiting for|does not answer|cannot be reached", friend.said()), friend.said()
 
 
-def test_the_host_is_told_who_reaches_the_address(fireside: Fireside) -> None:
+def test_the_host_is_told_who_reaches_the_address(fireside: HubBehindProxies) -> None:
     address = next(iter(fireside.addresses.values()))
     assert f"only this machine itself reaches {address}. Say the address of the proxy" in fireside.hub.said()
 
 
 @pytest.mark.parametrize("site", [*OPEN, *HIDDEN_ONES])
 def test_a_member_pushes_in_pieces_waits_for_the_round_and_pulls_in_parts(
-    fireside: Fireside, site: str, tmp_path: Path
+    fireside: HubBehindProxies, site: str, tmp_path: Path
 ) -> None:
     """Every answer is one that the hub's key signed for the question, or the client takes it for none."""
     invite = fireside.invite(site)
@@ -224,7 +224,7 @@ def test_a_member_pushes_in_pieces_waits_for_the_round_and_pulls_in_parts(
     client.close()
 
 
-def test_the_longest_wait_is_answered(fireside: Fireside) -> None:
+def test_the_longest_wait_is_answered(fireside: HubBehindProxies) -> None:
     """By the hub, in its time: nobody before it gives up."""
     answers: dict[str, object] = {}
 
@@ -249,7 +249,7 @@ def test_the_longest_wait_is_answered(fireside: Fireside) -> None:
 
 
 @pytest.mark.parametrize("site", HIDDEN_ONES)
-def test_who_does_not_know_the_path_reads_nothing(fireside: Fireside, site: str) -> None:
+def test_who_does_not_know_the_path_reads_nothing(fireside: HubBehindProxies, site: str) -> None:
     address = fireside.addresses[site]
     with httpx.Client(verify=ssl.create_default_context(), trust_env=False, timeout=60) as stranger:
         assert "fireside" in stranger.get(f"{address}/").text

@@ -1,8 +1,8 @@
-"""The board's copies under a fake clock and network: what was answered once is true for ever.
+"""Replicas of the key-value store under a fake clock and network: an answered operation is never lost.
 
-Messages are delayed, lost, doubled and reordered; machines freeze, crash and come back with nothing; views
-change all the time, each decided by a quorum of the one before. Clients count, write, append and queue, and
-repeat what was not answered. `pytest tests/sim/test_board.py --seed N` replays one schedule.
+Messages are delayed, lost, duplicated and reordered; machines freeze, crash and restart without their state.
+Views change all the time, each decided by a quorum of the one before. Clients count, write, append and queue,
+and retry operations without an answer. `pytest tests/sim/test_kvstore.py --seed N` replays one schedule.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ def is_quorum(view: ReplicaView, agreeing: set[bytes]) -> bool:
 
 
 class Node:
-    """A machine: its copy while it is up, and what its disk remembers."""
+    """Machine with its replica while it is up, and the state on its disk."""
 
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.replica: KvReplica | None = None
-        self.life = 0
-        self.told = 0
+        self.boot = 0
+        self.known_view = 0
         self.accepted = 0
         self.frozen_until = 0.0
 
 
-class Asked:
-    """One operation of a client, from the first try to its answer."""
+class ClientOperation:
+    """One operation of a client, from the first attempt to its answer."""
 
     def __init__(self, operation: Operation | WatchKey, began: float) -> None:
         self.operation = operation
@@ -82,79 +82,79 @@ class Asked:
 
 
 class Client:
-    """Asks one thing after the other at its machine, and dies with it."""
+    """Client that sends one operation after the other to its machine, and stops with the machine."""
 
     def __init__(self, world: World, node: Node, number: int) -> None:
         self.world = world
         self.node = node
-        self.life = node.life
+        self.boot = node.boot
         self.name = number.to_bytes(16, "big")
         self.number = number
         self.serial = 0
         self.version = 0
         self.founding = b""
-        self.asked: Asked | None = None
+        self.pending: ClientOperation | None = None
         self.ended = False
 
     def start(self) -> None:
-        if self.is_dead or self.ended or self.asked is not None or self.world.quiet:
+        if self.is_dead or self.ended or self.pending is not None or self.world.quiet:
             return
         self.serial += 1
-        self.asked = Asked(self.choose(), self.world.now)
-        self.world.history.append(self.asked)
-        self.ask()
+        self.pending = ClientOperation(self.choose_operation(), self.world.now)
+        self.world.history.append(self.pending)
+        self.send()
 
     @property
     def is_dead(self) -> bool:
-        return self.node.life != self.life or self.node.replica is None
+        return self.node.boot != self.boot or self.node.replica is None
 
-    def choose(self) -> Operation | WatchKey:
+    def choose_operation(self) -> Operation | WatchKey:
         rng, head = self.world.rng, (SCOPE, self.name, self.serial, self.founding)
-        what = rng.random()
-        if what < 0.3:
+        draw = rng.random()
+        if draw < 0.3:
             return AddToKey(*head, rng.choice(COUNTERS), 1)
-        if what < 0.5:
+        if draw < 0.5:
             self.version += 1
             return SetKey(*head, f"register {self.number}", str(self.version).encode())
-        if what < 0.75:
+        if draw < 0.75:
             return GetKey(*head, f"register {rng.choice(self.world.clients).number}")
-        if what < 0.83:
+        if draw < 0.83:
             return AppendToKey(*head, "list", f"{self.number}.{self.serial},".encode())
-        if what < 0.89:
+        if draw < 0.89:
             return PushToQueue(*head, "queue", f"{self.number}.{self.serial}".encode())
-        if what < 0.95:
+        if draw < 0.95:
             return PopFromQueue(*head, "queue")
         return WatchKey(*head, (f"register {rng.choice(self.world.clients).number}", "list"), True)
 
-    def ask(self) -> None:
-        asked = self.asked
-        if asked is None or self.is_dead:
+    def send(self) -> None:
+        pending = self.pending
+        if pending is None or self.is_dead:
             return
-        patience = 4.0 if isinstance(asked.operation, WatchKey) else 1.5
+        timeout = 4.0 if isinstance(pending.operation, WatchKey) else 1.5
         assert self.node.replica is not None
         ticket = (self.number, self.serial)
-        effects = self.node.replica.request(asked.operation, ticket, self.world.now, patience)
+        effects = self.node.replica.request(pending.operation, ticket, self.world.now, timeout)
         self.world.perform(self.node, effects)
 
     def answered(self, serial: int, result: Result) -> None:
-        if self.asked is None or serial != self.serial:
+        if self.pending is None or serial != self.serial:
             return
         if isinstance(result, KvDenied):
             if result.reason == "late":  # it may have happened or not: ask again, with the same serial
-                self.world.at(self.world.now + 0.01, self.ask)
+                self.world.at(self.world.now + 0.01, self.send)
                 return
             assert result.reason == "lost", result
             self.ended = True
         else:
             assert not self.founding or result.founding == self.founding
             self.founding = result.founding
-        self.asked.result, self.asked.ended = result, self.world.now
-        self.asked = None
+        self.pending.result, self.pending.ended = result, self.world.now
+        self.pending = None
         self.world.at(self.world.now + self.world.rng.expovariate(12.0), self.start)
 
 
 class World:
-    """``harsh``: machines lose their memory; otherwise they only freeze and lose sight of each other."""
+    """Simulated cluster; ``harsh``: machines lose their memory instead of freezing only."""
 
     def __init__(self, seed: int, *, harsh: bool) -> None:
         self.rng = random.Random(seed)
@@ -171,16 +171,16 @@ class World:
         self.loss = self.rng.choice((0.0, 0.02, 0.1))
         self.pace = self.rng.choice((2.0, 4.0, 8.0))
         self.doubling = self.rng.choice((0.0, 0.05))
-        self.history: list[Asked] = []
+        self.history: list[ClientOperation] = []
         self.clients: list[Client] = []
         self.notes: list[str] = []
-        self.lives: dict[int, dict[bytes, int]] = {}
+        self.boots: dict[int, dict[bytes, int]] = {}
         count = self.rng.randint(1, len(self.names))
         first = tuple(self.names[:count])
         self.views = {1: ReplicaView(1, first, frozenset(first))}
-        self.lives[1] = dict.fromkeys(first, 1)
+        self.boots[1] = dict.fromkeys(first, 1)
         for node in self.nodes.values():
-            self.boot(node)
+            self.start_node(node)
         for number in range(self.rng.randint(3, 6)):
             self.add_client(number)
         self.at(0.0, self.storm)
@@ -198,22 +198,25 @@ class World:
 
     # machines
 
-    def boot(self, node: Node) -> None:
-        node.life += 1
-        nonce = node.name + node.life.to_bytes(12, "big")
-        node.replica = KvReplica(node.name, is_quorum, nonce, last_view=node.told)
-        if node.told:
-            self.perform(node, node.replica.view_changed(self.views[node.told], self.now))
+    def start_node(self, node: Node) -> None:
+        node.boot += 1
+        nonce = node.name + node.boot.to_bytes(12, "big")
+        node.replica = KvReplica(node.name, is_quorum, nonce, last_view=node.known_view)
+        if node.known_view:
+            self.perform(node, node.replica.on_view_change(self.views[node.known_view], self.now))
         elif node.name in self.views[1].members:
-            self.tell(node, node.life, 1)
-        self.at(self.now + TICK_S * self.rng.random(), lambda life=node.life: self.tick(node, life))
+            self.send_view(node, node.boot, 1)
+        self.at(
+            self.now + TICK_S * self.rng.random(),
+            lambda boot=node.boot: self.tick(node, boot),
+        )
 
-    def tick(self, node: Node, life: int) -> None:
-        if node.life != life or node.replica is None:
+    def tick(self, node: Node, boot: int) -> None:
+        if node.boot != boot or node.replica is None:
             return
         if node.frozen_until <= self.now:
             self.perform(node, node.replica.tick(self.now))
-        self.at(max(self.now, node.frozen_until) + TICK_S, lambda: self.tick(node, life))
+        self.at(max(self.now, node.frozen_until) + TICK_S, lambda: self.tick(node, boot))
 
     def perform(self, node: Node, effects: list[Effect]) -> None:
         for effect in effects:
@@ -252,13 +255,13 @@ class World:
         if self.calm:
             return
         rng = self.rng
-        what = rng.random()
+        draw = rng.random()
         node = self.nodes[rng.choice(self.names)]
-        if what < 0.35:
+        if draw < 0.35:
             self.decide(node)
-        elif what < 0.5:
+        elif draw < 0.5:
             node.frozen_until = self.now + rng.uniform(0.1, 3.0)
-        elif what < 0.65:
+        elif draw < 0.65:
             side = set(rng.sample(self.names, rng.randint(1, len(self.names))))
             pairs = itertools.permutations(self.names, 2)
             one_way = rng.random() < 0.3
@@ -267,9 +270,9 @@ class World:
                 for a, b in pairs
                 if (a in side) > (b in side) or (not one_way and (a in side) < (b in side))
             }
-        elif what < 0.8:
+        elif draw < 0.8:
             self.cuts = set()
-        elif what < 0.87 and self.harsh:
+        elif draw < 0.87 and self.harsh:
             node.replica = None
         elif self.harsh:
             down = [one for one in self.nodes.values() if one.replica is None]
@@ -292,19 +295,19 @@ class World:
         return up and thawed and not {(one.name, other.name), (other.name, one.name)} & self.cuts
 
     def decide(self, proposer: Node) -> None:
-        """The next view, if a quorum of the last one takes part; who is reached is told sooner or later."""
+        """Decide the next view if a quorum of the last one takes part; reachable nodes learn of it later."""
         last = self.views[max(self.views)]
         around = [node for node in self.nodes.values() if self.reaches(proposer, node) or node is proposer]
         if proposer.replica is None or proposer.frozen_until > self.now:
             return
         if any(node.accepted == last.number for node in around):  # as Paxos would find out
             for node in around:
-                self.tell_soon(node, last.number)
-        acceptors = [node for node in around if node.told == last.number]
+                self.send_view_soon(node, last.number)
+        acceptors = [node for node in around if node.known_view == last.number]
         if not is_quorum(last, {node.name for node in acceptors}):
             return
-        lives, here = self.lives[last.number], {node.name: node for node in around}
-        stay = [name for name in last.members if name in here and here[name].life == lives[name]]
+        boots, here = self.boots[last.number], {node.name: node for node in around}
+        stay = [name for name in last.members if name in here and here[name].boot == boots[name]]
         back = [name for name in here if name not in stay and (self.calm or self.rng.random() < 0.7)]
         members = (*stay, *self.rng.sample(back, len(back)))
         voters = {name for name in members if self.calm or name in last.voters or self.rng.random() < 0.9}
@@ -312,30 +315,35 @@ class World:
             return
         number = last.number + 1
         self.views[number] = ReplicaView(number, members, frozenset(voters))
-        self.lives[number] = {name: here[name].life for name in members}
+        self.boots[number] = {name: here[name].boot for name in members}
         for node in acceptors:
             node.accepted = number
         for node in around:
-            self.tell_soon(node, number)
+            self.send_view_soon(node, number)
 
-    def tell_soon(self, node: Node, number: int) -> None:
+    def send_view_soon(self, node: Node, number: int) -> None:
         delay = self.rng.expovariate(30.0) + (self.rng.random() < 0.1) * self.rng.random()
-        self.at(self.now + delay, lambda life=node.life: self.tell(node, life, number))
+        self.at(self.now + delay, lambda boot=node.boot: self.send_view(node, boot, number))
 
-    def tell(self, node: Node, life: int, number: int) -> None:
-        if node.replica is None or node.life != life or node.told >= number or node.frozen_until > self.now:
+    def send_view(self, node: Node, boot: int, number: int) -> None:
+        if (
+            node.replica is None
+            or node.boot != boot
+            or node.known_view >= number
+            or node.frozen_until > self.now
+        ):
             return
-        node.told = node.accepted = number
-        self.perform(node, node.replica.view_changed(self.views[number], self.now))
+        node.known_view = node.accepted = number
+        self.perform(node, node.replica.on_view_change(self.views[number], self.now))
 
     # the end
 
-    def heal(self) -> None:
+    def end_faults(self) -> None:
         self.calm, self.cuts, self.loss, self.doubling = True, set(), 0.0, 0.0
         for node in self.nodes.values():
             node.frozen_until = 0.0
             if node.replica is None:
-                self.boot(node)
+                self.start_node(node)
         for _ in self.nodes:
             self.add_client(len(self.clients))
 
@@ -343,42 +351,46 @@ class World:
         """Views as the membership would decide them in peace, until all are in."""
         for _ in range(12):
             last = max(self.views)
-            if all(node.told == last for node in self.nodes.values()):
-                lives = {node.name: node.life for node in self.nodes.values()}
-                if self.lives[last] == lives and self.views[last].voters == set(lives):
+            if all(node.known_view == last for node in self.nodes.values()):
+                boots = {node.name: node.boot for node in self.nodes.values()}
+                if self.boots[last] == boots and self.views[last].voters == set(boots):
                     break
-            newest = max(self.nodes.values(), key=lambda node: node.told)
+            newest = max(self.nodes.values(), key=lambda node: node.known_view)
             self.decide(newest)
             self.run(self.now + 0.8)
 
-    def unanswered(self) -> list[Asked]:
-        asked = [client.asked for client in self.clients if client.asked and not client.is_dead]
+    def unanswered(self) -> list[ClientOperation]:
+        asked = [client.pending for client in self.clients if client.pending and not client.is_dead]
         return [one for one in asked if not isinstance(one.operation, WatchKey)]
 
 
 def check_answers(world: World) -> None:
-    """Counters, registers with one writer, and the queue, for each history of the board by itself."""
+    """Check counters, single-writer registers and the queue, separately for each history of the store."""
     answers = [(asked, asked.done) for asked in world.history if asked.done is not None]
     for founding in {done.founding for _, done in answers if done is not None}:
-        mine = [(asked, done) for asked, done in answers if done is not None and done.founding == founding]
+        answered = [
+            (asked, done) for asked, done in answers if done is not None and done.founding == founding
+        ]
         for key in COUNTERS:
-            adds = [(a, d) for a, d in mine if isinstance(a.operation, AddToKey) and a.operation.key == key]
+            adds = [
+                (a, d) for a, d in answered if isinstance(a.operation, AddToKey) and a.operation.key == key
+            ]
             sums = [done.count for _, done in adds]
             assert len(set(sums)) == len(sums), f"two additions to {key} gave one sum: {sorted(sums)}"
-            in_order((a.began, a.ended, done.count) for a, done in adds)
-        writers = {a.operation.key for a, _ in mine if isinstance(a.operation, SetKey)}
+            check_order((a.began, a.ended, done.count) for a, done in adds)
+        writers = {a.operation.key for a, _ in answered if isinstance(a.operation, SetKey)}
         for key in writers:
-            check_register(world, mine, key)
+            check_register(world, answered, key)
         popped = Counter(
-            d.value for a, d in mine if isinstance(a.operation, PopFromQueue) and d.value is not None
+            d.value for a, d in answered if isinstance(a.operation, PopFromQueue) and d.value is not None
         )
         assert not [value for value, count in popped.items() if count > 1]
 
 
-def check_register(world: World, mine: list[tuple[Asked, KvDone]], key: str) -> None:
-    """A read sees at least what was answered before it began, and nothing that came after it ended."""
+def check_register(world: World, answered: list[tuple[ClientOperation, KvDone]], key: str) -> None:
+    """Check that a read sees every write answered before its start, and no write from after its end."""
     seen: list[tuple[float, float, int]] = []
-    for asked, done in mine:
+    for asked, done in answered:
         operation = asked.operation
         if isinstance(operation, SetKey) and operation.key == key:
             seen.append((asked.began, asked.ended, int(operation.value)))
@@ -386,7 +398,7 @@ def check_register(world: World, mine: list[tuple[Asked, KvDone]], key: str) -> 
             seen.append((asked.began, asked.ended, int(done.value or 0)))
         elif isinstance(operation, WatchKey) and operation.keys[0] == key and done.values:
             seen.append((asked.began, asked.ended, int(done.values[0])))
-    in_order(seen)
+    check_order(seen)
     written = sorted(
         a.began for a in world.history if isinstance(a.operation, SetKey) and a.operation.key == key
     )
@@ -394,8 +406,8 @@ def check_register(world: World, mine: list[tuple[Asked, KvDone]], key: str) -> 
         assert bisect.bisect_right(written, ended) >= version, f"{key} was read before it was written"
 
 
-def in_order(seen: Iterable[tuple[float, float, int]]) -> None:
-    """What began after another had ended has no smaller value."""
+def check_order(seen: Iterable[tuple[float, float, int]]) -> None:
+    """Check that an operation that started after another's end has no smaller value."""
     rows = sorted(seen)
     ends = sorted((ended, value) for _, ended, value in rows)
     highest, place = -1, 0
@@ -407,7 +419,7 @@ def in_order(seen: Iterable[tuple[float, float, int]]) -> None:
 
 
 def check_end(world: World) -> None:
-    """The final board has everything that was answered in its history, exactly once."""
+    """Check that the final store has every answered write of its history exactly once."""
     reader = Client(world, next(iter(world.nodes.values())), len(world.clients))
     world.clients.append(reader)
     reader.serial = 1
@@ -415,22 +427,24 @@ def check_end(world: World) -> None:
     finals: dict[str, bytes] = {}
     founding = b""
     for key in (*COUNTERS, "list", *names):
-        reader.asked = asked = Asked(GetKey(SCOPE, reader.name, 1, b"", key), world.now)
-        reader.ask()
-        patience = world.now + 2.0
-        while asked.result is None and world.now < patience:
+        reader.pending = asked = ClientOperation(GetKey(SCOPE, reader.name, 1, b"", key), world.now)
+        reader.send()
+        timeout = world.now + 2.0
+        while asked.result is None and world.now < timeout:
             world.run(world.now + 0.02)
-        assert asked.done is not None, "the end cannot be read in peace"
+        assert asked.done is not None, "the final state cannot be read"
         finals[key], founding = asked.done.value or b"", asked.done.founding
-        reader.asked = None
-    mine = [asked for asked in world.history if asked.done is not None and asked.done.founding == founding]
+        reader.pending = None
+    answered = [
+        asked for asked in world.history if asked.done is not None and asked.done.founding == founding
+    ]
     for key in COUNTERS:
-        answered = [a for a in mine if isinstance(a.operation, AddToKey) and a.operation.key == key]
+        additions = [a for a in answered if isinstance(a.operation, AddToKey) and a.operation.key == key]
         asked_for = [a for a in world.history if isinstance(a.operation, AddToKey) and a.operation.key == key]
-        assert len(answered) <= int(finals[key] or 0) <= len(asked_for)
+        assert len(additions) <= int(finals[key] or 0) <= len(asked_for)
     tokens = Counter(finals["list"].split(b",")[:-1])
     assert not [token for token, count in tokens.items() if count > 1], "appended twice"
-    for asked in mine:
+    for asked in answered:
         if isinstance(asked.operation, AppendToKey):
             assert asked.operation.value[:-1] in tokens, "an answered append is gone"
         if isinstance(asked.operation, SetKey):
@@ -444,24 +458,24 @@ def schedule(seed: int) -> World:
     world = World(seed, harsh=harsh)
     world.run(STORM_S)
     check_answers(world)
-    world.heal()
+    world.end_faults()
     world.settle()
     world.quiet = True
-    patience = world.now + 8.0  # long enough to give up on those who left
-    while world.unanswered() and world.now < patience:
+    timeout = world.now + 8.0  # long enough to stop waiting for former members
+    while world.unanswered() and world.now < timeout:
         world.run(world.now + 0.5)
-    assert not world.unanswered(), "no answer in peace"
+    assert not world.unanswered(), "operations without an answer after the storm"
     check_answers(world)
     check_end(world)
     if not harsh:
         foundings = {asked.done.founding for asked in world.history if asked.done is not None}
-        assert len(foundings) == 1, "memory was given up although nobody lost it"
+        assert len(foundings) == 1, "the store started empty although no replica lost its state"
         assert not world.notes
     return world
 
 
 @pytest.mark.slow
-def test_what_was_answered_stays_true(
+def test_answered_operations_under_faults_are_never_lost(
     request: pytest.FixtureRequest, seeds: Callable[[int], Iterable[int]]
 ) -> None:
     answered, tried = 0, list(seeds(SCHEDULES))
@@ -469,15 +483,15 @@ def test_what_was_answered_stays_true(
         try:
             world = schedule(seed)
         except Exception as error:
-            error.add_note(f"again: pytest tests/sim/test_board.py --seed {seed}")
+            error.add_note(f"again: pytest tests/sim/test_kvstore.py --seed {seed}")
             raise
         answered += sum(asked.done is not None for asked in world.history)
     assert request.config.getoption("--seed") is not None or answered > 50 * len(tried)
 
 
-def test_an_answer_before_a_quorum_holds_it_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks above can fail: here is a primary that does not wait for the others."""
-    monkeypatch.setattr(Primary, "_held_by_quorum", lambda reign, is_quorum: reign._copy.number)
+def test_answer_before_quorum_is_detected_by_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prove that the checks can fail, with a primary that does not wait for its backups."""
+    monkeypatch.setattr(Primary, "_quorum_op_number", lambda primary, is_quorum: primary._log.op_number)
     for seed in range(SCHEDULES):
         try:
             schedule(seed)

@@ -9,7 +9,7 @@ from pathlib import Path
 LIBRARIES = sorted(Path("/usr/lib").glob("*-linux-gnu*/faketime/libfaketime.so.1"))
 
 
-class JumpingClock:
+class FakeClock:
     """Of processes that are started with its environment."""
 
     def __init__(self, file: Path) -> None:

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from barnraise.hub.storage.log import MemberRecord
-from barnraise.hub.web.world import drawn
+from barnraise.hub.web.status_page import draw_members
 
 _SVG = "{http://www.w3.org/2000/svg}"
 
@@ -27,13 +27,13 @@ def _circles(picture: str) -> list[tuple[float, float, float]]:
 
 
 def test_an_area_is_a_share() -> None:
-    (_, _, large), (_, _, small) = _circles(drawn(_members(400, 100), set()))
+    (_, _, large), (_, _, small) = _circles(draw_members(_members(400, 100), set()))
     assert large == pytest.approx(2 * small, rel=0.02)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 24, 25, 200])
 def test_none_covers_another_and_all_are_in_the_picture(count: int) -> None:
-    circles = _circles(drawn(_members(*[1000] * count), set()))
+    circles = _circles(draw_members(_members(*[1000] * count), set()))
     assert len(circles) == count
     for place, (x, y, r) in enumerate(circles):
         assert r <= x <= 720 - r
@@ -42,12 +42,12 @@ def test_none_covers_another_and_all_are_in_the_picture(count: int) -> None:
 
 
 def test_whoever_has_nothing_yet_is_seen() -> None:
-    assert all(radius >= 1.5 for _, _, radius in _circles(drawn(_members(0, 0, 5), {"n0"})))
+    assert all(radius >= 1.5 for _, _, radius in _circles(draw_members(_members(0, 0, 5), {"n0"})))
 
 
 def test_a_name_is_no_markup() -> None:
     evil = MemberRecord(node="n", name="<script>'\"&" * 30, role="region", since=0.0, quarantine="norm")
-    root = ElementTree.fromstring(drawn([evil, *_members(1)], {"n0"}))
+    root = ElementTree.fromstring(draw_members([evil, *_members(1)], {"n0"}))
     assert not list(root.iter("script"))
     assert not list(root.iter(f"{_SVG}script"))
     (first, second) = root.iter(f"{_SVG}line")

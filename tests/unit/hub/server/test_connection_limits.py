@@ -10,25 +10,28 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import httpx
 import pytest
 import uvicorn
+from starlette.responses import Response
 
+from barnraise.core.errors import HubRefused
 from barnraise.hub.protocol.invites import Invite
 from barnraise.hub.protocol.messages import Problem, decode_message
 from barnraise.hub.protocol.signatures import sign_request, verify_response
 from barnraise.hub.server import connection_limits
+from barnraise.hub.server.app import error_response
 from barnraise.hub.server.connection_limits import (
     ConnectionLimiter,
     LimitedServer,
     SlowClientProtocol,
+    connections_within,
     place_of,
 )
 from barnraise.hub.server.health import HealthStatus
-from barnraise.hub.server.open_files import connections_within
 from barnraise.hub.server.server import running
 from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.create import found_hub, hub_blobs, hub_key
@@ -119,7 +122,11 @@ def _serve(directory: Path, check: Callable[[int], None], key: NodeKey) -> None:
     async def scene() -> None:
         async with running(directory) as (_, app):
             config = uvicorn.Config(app, http=SlowClientProtocol, log_level="warning", lifespan="off")
-            server = LimitedServer(config, ConnectionLimiter(20, of_one=3), HealthStatus(), key, time.time)
+
+            def respond(asked: Mapping[str, str], error: HubRefused) -> Response:
+                return error_response(key, asked, error, time.time())
+
+            server = LimitedServer(config, ConnectionLimiter(20, of_one=3), HealthStatus(), respond)
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 listener.setblocking(False)
                 serving = asyncio.create_task(server.serve(sockets=[listener]))

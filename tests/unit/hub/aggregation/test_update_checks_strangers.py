@@ -14,18 +14,18 @@ from barnraise.hub.storage.create import invite_to
 from barnraise.hub.storage.log import HubLog
 from barnraise.hub.web.status_page import render
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
-from tests.unit.hub.test_one_member import ADDRESS, Scene, play
+from tests.unit.hub.in_process_hub import ADDRESS, InProcessHub, play
 
 
-async def _stranger(scene: Scene) -> str:
+async def _stranger(scene: InProcessHub) -> str:
     return await scene.join(invite_to(scene.directory, ADDRESS, role="stranger").token_text)
 
 
-async def _push(scene: Scene, node: str, size: float) -> None:
+async def _push(scene: InProcessHub, node: str, size: float) -> None:
     await _push_together(scene, {node: size})
 
 
-async def _push_together(scene: Scene, sizes: Mapping[str, float]) -> None:
+async def _push_together(scene: InProcessHub, sizes: Mapping[str, float]) -> None:
     """In one round, however slow this machine is: all have a lease before the first of them delivers."""
     leases = {node: await scene.lease(node) for node in sizes}
     for node, lease in leases.items():
@@ -33,7 +33,7 @@ async def _push_together(scene: Scene, sizes: Mapping[str, float]) -> None:
         await scene.send(node, declared(lease, data), data)
 
 
-def _moved(scene: Scene) -> float:
+def _moved(scene: InProcessHub) -> float:
     """How far the last version is from the one before it."""
     step, delta = scene.hub.versions[-1].step, torch.zeros(LAYOUT.numel)
     form = VectorForm(LAYOUT.numel, TERMS.chunk, step.codec, step.version)
@@ -41,12 +41,12 @@ def _moved(scene: Scene) -> float:
     return float(delta.norm())
 
 
-async def _until_version(scene: Scene, version: int) -> None:
+async def _until_version(scene: InProcessHub, version: int) -> None:
     await asyncio.wait_for(scene.until(lambda: scene.hub.version == version), 60)
 
 
 def test_a_stranger_who_comes_first_waits_for_somebody_to_be_compared_with(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         eve, ann = await _stranger(scene), await scene.member()
         await _push(scene, eve, 1e6)
         await asyncio.sleep(1.0)
@@ -69,7 +69,7 @@ def test_a_stranger_who_comes_first_waits_for_somebody_to_be_compared_with(tmp_p
 
 
 def test_three_strangers_begin_without_a_friend_and_two_go_on(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         ann, bob, eve = [await _stranger(scene) for _ in range(3)]
         await _push(scene, ann, 0.01)
         await _push(scene, bob, 0.01)

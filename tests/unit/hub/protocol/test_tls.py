@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from barnraise.core.errors import HubAway
-from barnraise.hub.protocol.pinning import PinnedContext, context_for
+from barnraise.hub.protocol.tls import PinnedContext, context_for
 from barnraise.identity import NodeKey
 
 

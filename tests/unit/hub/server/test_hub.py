@@ -3,155 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import msgspec
 import pytest
-import torch
 
 from barnraise.core.errors import HubRefused
 from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.hub.aggregation.aggregator import ClosedRound, RoundResult
 from barnraise.hub.protocol.messages import (
     PIECE_BYTES,
-    HubDataOrder,
-    HubProgress,
     JoinRequest,
     Lease,
-    LeaseRequest,
     RoundConfig,
     SampleSpan,
-    UpdateDeclaration,
     decode_message,
     encode_message,
 )
 from barnraise.hub.protocol.signatures import sign_request
-from barnraise.hub.server.app import HubApp, make_app
-from barnraise.hub.server.hub import Hub
-from barnraise.hub.server.server import outer_step
 from barnraise.hub.server.uploads import UploadService
-from barnraise.hub.storage.create import found_hub, hub_blobs, hub_key, invite_to
+from barnraise.hub.storage.create import invite_to
 from barnraise.hub.storage.log import HubLog
 from barnraise.identity import NodeKey
-from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
-
-COURSE = HubDataOrder(samples=100_000, batch=10)
-ADDRESS = ("http://hub.test",)
-
-
-class Scene:
-    def __init__(self, directory: Path, hub: Hub) -> None:
-        self.directory, self.hub, self.intake = directory, hub, UploadService(hub)
-        self.keys: dict[str, NodeKey] = {}
-
-    async def join(self, token: str) -> str:
-        key = NodeKey.generate()
-        node = str(key.id)
-        self.keys[node] = key
-        await self.hub.join(node, JoinRequest(token=token, name="ann"))
-        return node
-
-    async def member(self) -> str:
-        return await self.join(invite_to(self.directory, ADDRESS).token_text)
-
-    async def lease(self, node: str, rate: float = 0.0) -> Lease:
-        return await self.hub.lease(node, LeaseRequest(samples_per_s=rate, version=self.hub.version or 0))
-
-    async def send(self, node: str, declaration: UpdateDeclaration, data: bytes) -> HubProgress:
-        progress = await self.intake.declare(node, declaration)
-        while not progress.accepted:
-            progress = await self.intake.append(node, progress.id, progress.offset, data[progress.offset :])
-        return progress
-
-    async def half_sent(self) -> tuple[str, Lease, bytes]:
-        """A member of whose update all but the last byte has come."""
-        node = await self.member()
-        lease = await self.lease(node)
-        data = update(lease)
-        progress = await self.intake.declare(node, declared(lease, data))
-        await self.intake.append(node, progress.id, 0, data[:-1])
-        return node, lease, data
-
-    async def round(self, node: str) -> None:
-        lease = await self.lease(node)
-        data = update(lease)
-        await self.send(node, declared(lease, data), data)
-        await asyncio.wait_for(self.until(lambda: self.hub.version == lease.version + 1), 30)
-
-    def line(self, address: str = "127.0.0.1") -> httpx.AsyncClient:
-        self.reception = HubApp(self.hub, self.intake, hub_key(self.directory))
-        return self.again(address)
-
-    def again(self, address: str) -> httpx.AsyncClient:
-        """Another line to the same hub."""
-        app = make_app(self.reception)
-        return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=(address, 1)))
-
-    async def ask(
-        self,
-        line: httpx.AsyncClient,
-        key: NodeKey,
-        asked: str,
-        data: bytes = b"",
-        content: AsyncIterator[bytes] | None = None,
-    ) -> httpx.Response:
-        method, _, target = asked.partition(" ")
-        path, _, query = target.partition("?")
-        headers = sign_request(key, method, path, query, data, self.hub.id, time.time())
-        return await line.request(method, f"http://hub{target}", content=content or data, headers=headers)
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        while not holds():
-            await asyncio.sleep(0.01)
-
-    def partial_files(self) -> int:
-        return len(list((self.directory / "uploads").iterdir()))
-
-
-def update(lease: Lease) -> bytes:
-    return encoded(torch.randn(LAYOUT.numel) * 0.01, TERMS.codec, lease.version)
-
-
-@contextlib.asynccontextmanager
-async def opened(directory: Path) -> AsyncIterator[Scene]:
-    hub = Hub(directory, hub_key(directory).id, outer_step)
-    try:
-        await hub.start()
-        yield Scene(directory, hub)
-    finally:
-        await hub.close()
-
-
-def play(directory: Path, story: Callable[[Scene], Awaitable[None]], terms: RoundConfig = TERMS) -> None:
-    """With a run that has its base and its code."""
-    blobs, owner = hub_blobs(directory), NodeKey.generate()
-    kept = blobs.put(b"print()")
-    found_hub(directory, "fireside", owner.id, terms, code=blobs.put(b"{}"), kept=[kept])
-
-    async def whole() -> None:
-        async with opened(directory) as scene:
-            data = encoded(torch.randn(LAYOUT.numel), "fp32", 0)
-            base = UpdateDeclaration(
-                kind="base",
-                sha256=hashlib.sha256(data).hexdigest(),
-                size=len(data),
-                layout=LAYOUT,
-                course=COURSE,
-            )
-            await scene.send(str(owner.id), base, data)
-            await story(scene)
-
-    asyncio.run(whole())
+from tests.unit.hub.hub_process import LAYOUT, TERMS, declared
+from tests.unit.hub.in_process_hub import ADDRESS, COURSE, InProcessHub, play, update
 
 
 def test_nobody_takes_a_blob_of_the_run_away(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         ann, eve = await scene.member(), await scene.member()
         await scene.round(ann)
         await scene.round(ann)  # with momentum: it points elsewhere than what ann sent
@@ -174,7 +57,7 @@ def test_what_is_refused_at_last_takes_no_needed_blob_with_it(
 ) -> None:
     """The same bytes of two members at once: the one that counts keeps them."""
 
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         ann, eve, idle = await scene.member(), await scene.member(), await scene.member()
         hub, first, second = scene.hub, await scene.lease(ann), await scene.lease(eve)
         await scene.lease(idle)  # so that the round stays open
@@ -200,7 +83,7 @@ def test_what_is_refused_at_last_takes_no_needed_blob_with_it(
 def test_what_is_refused_during_a_merge_goes_with_its_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         ann, eve = await scene.member(), await scene.member()
         hub, first, second = scene.hub, await scene.lease(ann), await scene.lease(eve)
         data, late, adopt = update(first), update(second), hub.blobs.adopt
@@ -230,7 +113,7 @@ def test_what_is_refused_during_a_merge_goes_with_its_commit(
 
 
 def test_what_was_needed_on_the_way_goes_unless_the_hub_has_a_use_for_it(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         hub = scene.hub
         needed, spent = hub.versions[0].step.sha256, hub.blobs.put(b"spent")
         await hub._commit((), RoundResult((), (), {}, frozenset({needed, spent})))
@@ -243,7 +126,7 @@ def test_the_longest_rounds_have_leases_that_members_can_read(tmp_path: Path) ->
     limits = {"round_s": 86_400.0, "grace": 4.0, "slack_s": 3600.0, "stale_limit": 64}
     longest = msgspec.convert({**msgspec.to_builtins(TERMS), **limits}, RoundConfig)
 
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         lease = await scene.lease(await scene.member())
         assert decode_message(Lease, encode_message(lease)).void_s > longest.round_s
 
@@ -253,7 +136,7 @@ def test_the_longest_rounds_have_leases_that_members_can_read(tmp_path: Path) ->
 def test_a_member_has_one_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("barnraise.hub.server.uploads._FRESH_S", 0.0)
 
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         eve, before = await scene.member(), scene.partial_files()
         lease = await scene.lease(eve)
         for _ in range(5):
@@ -275,7 +158,7 @@ def test_a_member_has_one_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_two_machines_of_a_home_that_lost_each_other_do_not_cancel_each_other(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         home, lease, one = await scene.half_sent()
         two, name = update(lease), (await scene.intake.declare(home, declared(lease, one))).id
         with pytest.raises(HubRefused, match="not done yet") as busy:
@@ -291,7 +174,7 @@ def test_two_machines_of_a_home_that_lost_each_other_do_not_cancel_each_other(tm
 
 
 def test_who_broke_off_makes_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         home, lease, _ = await scene.half_sent()
         two = update(lease)
         monkeypatch.setattr("barnraise.hub.server.uploads._FRESH_S", 0.0)  # as after a while
@@ -301,7 +184,7 @@ def test_who_broke_off_makes_room_for_another(tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_update_brings_no_layout(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         eve = await scene.member()
         lease = await scene.lease(eve)
         for changes in ({"layout": LAYOUT}, {"course": COURSE}):
@@ -312,7 +195,7 @@ def test_an_update_brings_no_layout(tmp_path: Path) -> None:
 
 
 def test_an_invite_for_one_admits_one_of_many_at_once(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         token = invite_to(scene.directory, ADDRESS).token_text
         came = await asyncio.gather(*(scene.join(token) for _ in range(20)), return_exceptions=True)
         assert sum(isinstance(one, str) for one in came) == 1
@@ -324,7 +207,7 @@ def test_an_invite_for_one_admits_one_of_many_at_once(tmp_path: Path) -> None:
 def test_a_quarantine_outlives_an_update_that_was_on_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         hub, eve = scene.hub, await scene.member()
         lease = await scene.lease(eve)
         data, adopt = update(lease), hub.blobs.adopt
@@ -349,7 +232,7 @@ def test_a_quarantine_outlives_an_update_that_was_on_its_way(
 def test_a_lease_that_ends_while_a_version_is_committed_does_not_come_back(tmp_path: Path) -> None:
     """What a kill at that moment finds in the log: its samples are free, and nobody holds them."""
 
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         hub, eve = scene.hub, await scene.member()
         lease = await scene.lease(eve)
         later = hub.now() + 1e6
@@ -365,7 +248,7 @@ def test_a_lease_that_ends_while_a_version_is_committed_does_not_come_back(tmp_p
 
 
 def test_schedules_go_on_where_they_were_when_old_versions_are_unknown(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         ann, eve = await scene.member(), await scene.member()
         for _ in range(3):
             await scene.round(ann)
@@ -387,7 +270,7 @@ async def _trickle() -> AsyncIterator[bytes]:
 
 
 def test_pieces_that_never_end_keep_only_their_sender_waiting(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         eve, ann = await scene.member(), await scene.member()
         bad, good = await scene.lease(eve), await scene.lease(ann)
         junk, data = update(bad), update(good)
@@ -415,7 +298,7 @@ def test_pieces_that_never_end_keep_only_their_sender_waiting(tmp_path: Path) ->
 
 
 def test_a_piece_of_nothing_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         eve = await scene.member()
         async with scene.line() as line:
             asked = f"PATCH /v1/uploads/{'0' * 32}?offset=0"
@@ -430,7 +313,7 @@ def test_a_piece_of_nothing_is_refused_before_it_is_read(tmp_path: Path) -> None
 
 
 def test_only_the_owner_sends_large_declarations(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         eve = await scene.member()
         async with scene.line() as line:
             answer = await scene.ask(line, scene.keys[eve], "POST /v1/uploads", bytes(PIECE_BYTES + 1))
@@ -440,7 +323,7 @@ def test_only_the_owner_sends_large_declarations(tmp_path: Path) -> None:
 
 
 def test_of_strangers_little_is_remembered(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         scene.hub.now = lambda: 1000.0
         async with scene.line() as line:
             scene.reception._requests = RateLimit(1.0, 5.0)
@@ -454,7 +337,7 @@ def test_of_strangers_little_is_remembered(tmp_path: Path) -> None:
 def test_a_stranger_leaves_something_for_the_others(tmp_path: Path) -> None:
     """Who asks without end from one address keeps nobody else from being invited."""
 
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         scene.hub.now = lambda: 1000.0
         async with scene.line("2001:db8::1") as line:
             scene.reception._strangers, scene.reception._requests = (
@@ -475,7 +358,7 @@ def test_a_stranger_leaves_something_for_the_others(tmp_path: Path) -> None:
 
 
 def test_who_repeats_a_members_request_does_not_use_up_what_it_may_ask(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         ann = await scene.member()
         scene.hub.now = lambda: 1000.0
         async with scene.line() as line:
@@ -489,7 +372,7 @@ def test_who_repeats_a_members_request_does_not_use_up_what_it_may_ask(tmp_path:
 
 
 def test_what_does_not_count_never_fills_the_page(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         ann, eve = await scene.member(), await scene.member()
         lease = await scene.lease(ann)
         with pytest.raises(HubRefused, match="another member's lease"):
@@ -511,7 +394,7 @@ def test_what_does_not_count_never_fills_the_page(tmp_path: Path) -> None:
 
 
 def test_invented_invites_keep_nobody_out(tmp_path: Path) -> None:
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         scene.hub.now = lambda: 1000.0
         tokens = ["A" * 22, "B" * 22, invite_to(scene.directory, ADDRESS).token_text]
         async with scene.line() as line:

@@ -16,12 +16,12 @@ from cryptography.x509 import load_der_x509_certificate
 from safetensors.torch import load_file
 
 from barnraise.core.errors import HubError
+from barnraise.hub.__main__ import run
 from barnraise.hub.mirror.mirror import make_succession, take_over
 from barnraise.hub.protocol.invites import invite_text
 from barnraise.hub.protocol.messages import HubDataOrder
 from barnraise.hub.protocol.tls import server_context
-from barnraise.hub.protocol.vector_file import flatten
-from barnraise.hub.server.server import ListenOptions, _bound, run, running, serve
+from barnraise.hub.server.server import ListenOptions, bind_listener, running, serve
 from barnraise.hub.storage.create import found_hub, hub_key
 from barnraise.hub.storage.export import export_model
 from barnraise.hub.storage.log import LogReplica
@@ -88,7 +88,7 @@ def test_friends_follow_one_chain_to_the_same_bits(
     assert export_model(hub.directory, tmp_path / "out") == first.version
     model = load_file(tmp_path / "out" / "model.safetensors")
     assert [tuple(model[entry.name].shape) for entry in LAYOUT.entries] == [(40, 128), (77,)]
-    assert torch.equal(flatten(LAYOUT, model), first.state)
+    assert torch.equal(torch.cat([model[entry.name].reshape(-1) for entry in LAYOUT.entries]), first.state)
 
 
 def test_there_is_no_model_before_the_base(hub: HubProcess, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_small_answers_do_not_wait_for_each_other() -> None:
             found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
-        listener = _bound(ListenOptions("127.0.0.1", 0))
+        listener = bind_listener(ListenOptions("127.0.0.1", 0))
         async with await asyncio.start_server(note, sock=listener):
             _, writer = await asyncio.open_connection(*listener.getsockname())
             assert await found

@@ -8,20 +8,20 @@ from pathlib import Path
 import httpx
 
 
-def size_of(draft: Path) -> int:
+def partial_size(draft: Path) -> int:
     return draft.stat().st_size if draft.exists() else 0
 
 
-def headers_for(draft: Path) -> dict[str, str]:
+def resume_headers(draft: Path) -> dict[str, str]:
     """As it is, and only what is missing."""
-    have = size_of(draft)
+    have = partial_size(draft)
     return {"accept-encoding": "identity"} | ({"range": f"bytes={have}-"} if have else {})
 
 
 def receive(response: httpx.Response, parts: Iterable[bytes], draft: Path, bound: int) -> int | None:
     """How many bytes are there now; None if it were more than ``bound``: then nothing is left of them."""
     resumed = response.status_code == 206
-    total = size_of(draft) if resumed else 0
+    total = partial_size(draft) if resumed else 0
     with draft.open("ab" if resumed else "wb") as file:
         for part in parts:
             total += len(part)

@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from barnraise.hub.protocol.messages import HubProgress, RunDescription
-from barnraise.hub.server.disk import SLOW_S, DiskLatency
-from barnraise.hub.server.health import HealthMonitor, HealthStatus
+from barnraise.hub.server.health import SLOW_S, DiskLatency, HealthMonitor, HealthStatus
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, declared, encoded, plainly
-from tests.unit.hub.test_crashes import COURSE, Worker, checked, stop
+from tests.unit.hub.training_members import COURSE, Worker, checked, stop
 
 SYNC_S = 1.2
 ANSWERED_S = 0.5

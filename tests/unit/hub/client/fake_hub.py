@@ -64,7 +64,7 @@ def longer(request: httpx.Request, answer: Callable[[], httpx.Response]) -> http
     return httpx.Response(found.status_code, content=found.content + b"?", headers=kept)
 
 
-class StandIn:
+class FakeHub:
     """Half of each update is applied at once; a lease is eight positions, and after ``rounds`` it is over."""
 
     def __init__(self, room: Path, *, rounds: int = 3, clock_ahead_s: float = 0.0) -> None:

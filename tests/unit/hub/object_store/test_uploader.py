@@ -46,7 +46,7 @@ def s3(s3_process: S3Process, monkeypatch: pytest.MonkeyPatch) -> S3Process:
     return s3_process
 
 
-class Scene:
+class HubWithStore:
     """A hub with a store, and one member who makes the versions."""
 
     def __init__(self, folder: Path, s3: S3Process) -> None:
@@ -118,13 +118,13 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, s3: S3Process) -> Iterator[Scene]:
-    made = Scene(tmp_path, s3)
+def scene(tmp_path: Path, s3: S3Process) -> Iterator[HubWithStore]:
+    made = HubWithStore(tmp_path, s3)
     yield made
     made.close()
 
 
-def test_members_take_from_the_store_what_was_committed(scene: Scene) -> None:
+def test_members_take_from_the_store_what_was_committed(scene: HubWithStore) -> None:
     scene.train(2)
     scene.await_stocked()
     assert scene.ann.describe().store == scene.s3.endpoint
@@ -147,7 +147,7 @@ def test_members_take_from_the_store_what_was_committed(scene: Scene) -> None:
     assert SECRET not in shown
 
 
-def test_who_asks_in_the_moment_of_a_commit_waits_for_the_store(scene: Scene) -> None:
+def test_who_asks_in_the_moment_of_a_commit_waits_for_the_store(scene: HubWithStore) -> None:
     scene.await_stocked()
     scene.s3.tell("late", "1.5")
     scene.train()
@@ -165,11 +165,11 @@ def test_who_asks_in_the_moment_of_a_commit_waits_for_the_store(scene: Scene) ->
     scene.s3.kill()  # it still holds the upload
 
 
-def test_what_is_swept_leaves_the_store(scene: Scene) -> None:
+def test_what_is_swept_leaves_the_store(scene: HubWithStore) -> None:
     stray = f"some/folder/{scene.invite.hub_id}/{'1' * 64}"
     others = ["some/folder/notes.txt", f"some/folder/{'0' * 64}"]
     for key in (stray, *others):
-        scene.s3.client().put_object(S3Bucket=BUCKET, Key=key, Body=b"not the hub's")
+        scene.s3.client().put_object(Bucket=BUCKET, Key=key, Body=b"not the hub's")
     scene.hub.kill()
     scene.start()
     base = scene.shared()[-1]
@@ -180,7 +180,7 @@ def test_what_is_swept_leaves_the_store(scene: Scene) -> None:
     until(lambda: scene.s3.names() == {*scene.shared(), *kept}, "the hub, which removes what it swept")
 
 
-def test_rounds_go_on_without_the_store_and_it_is_filled_later(scene: Scene) -> None:
+def test_rounds_go_on_without_the_store_and_it_is_filled_later(scene: HubWithStore) -> None:
     scene.await_stocked()
     scene.s3.kill()
     scene.fetch_base(scene.client())
@@ -200,7 +200,7 @@ def test_rounds_go_on_without_the_store_and_it_is_filled_later(scene: Scene) -> 
     scene.await_stocked()
 
 
-def test_a_store_that_dies_during_an_upload_is_given_it_again(scene: Scene) -> None:
+def test_a_store_that_dies_during_an_upload_is_given_it_again(scene: HubWithStore) -> None:
     scene.await_stocked()
     scene.s3.tell("short", "1000")
     scene.train()
@@ -212,7 +212,7 @@ def test_a_store_that_dies_during_an_upload_is_given_it_again(scene: Scene) -> N
         scene.await_led(scene.hub, name)
 
 
-def test_a_hub_that_is_killed_before_an_upload_is_done_goes_on_with_it(scene: Scene) -> None:
+def test_a_hub_that_is_killed_before_an_upload_is_done_goes_on_with_it(scene: HubWithStore) -> None:
     scene.await_stocked()
     scene.s3.tell("shut")
     scene.train()
@@ -223,7 +223,7 @@ def test_a_hub_that_is_killed_before_an_upload_is_done_goes_on_with_it(scene: Sc
 
 
 def test_what_the_store_does_not_give_comes_from_the_hub(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: HubWithStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.await_stocked()
     faults = {
@@ -247,7 +247,7 @@ def test_what_the_store_does_not_give_comes_from_the_hub(
         scene.s3.untell(fault)
 
 
-def test_what_the_store_began_wrongly_is_not_continued(scene: Scene) -> None:
+def test_what_the_store_began_wrongly_is_not_continued(scene: HubWithStore) -> None:
     scene.await_stocked()
     scene.s3.tell("other")
     scene.s3.tell("short", "7000")
@@ -259,7 +259,7 @@ def test_keys_that_may_not_do_it_stop_nobody(
     tmp_path: Path, s3: S3Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-somebody-else")
-    scene = Scene(tmp_path, s3)
+    scene = HubWithStore(tmp_path, s3)
     try:
         scene.train()
         until(lambda: "it answered SignatureDoesNotMatch" in scene.hub.said(), "the hub's word")
@@ -270,7 +270,7 @@ def test_keys_that_may_not_do_it_stop_nobody(
         scene.close()
 
 
-def test_a_mirror_takes_its_copy_from_the_store(scene: Scene) -> None:
+def test_a_mirror_takes_its_copy_from_the_store(scene: HubWithStore) -> None:
     scene.train()
     scene.await_stocked()
     second = HubProcess(scene.folder / "mirror", None)
@@ -286,7 +286,7 @@ def test_a_mirror_takes_its_copy_from_the_store(scene: Scene) -> None:
         second.kill()
 
 
-def test_a_region_takes_the_chain_from_the_store_and_has_one_of_its_own(scene: Scene) -> None:
+def test_a_region_takes_the_chain_from_the_store_and_has_one_of_its_own(scene: HubWithStore) -> None:
     scene.train()
     scene.await_stocked()
     chain = set(scene.shared())
@@ -302,7 +302,7 @@ def test_a_region_takes_the_chain_from_the_store_and_has_one_of_its_own(scene: S
         region.kill()
 
 
-def test_a_hub_ends_at_once_though_the_store_does_not_answer(scene: Scene) -> None:
+def test_a_hub_ends_at_once_though_the_store_does_not_answer(scene: HubWithStore) -> None:
     scene.hub.kill()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         scene.hub.start("--store", STORE, "--store-endpoint", f"http://127.0.0.1:{silent.getsockname()[1]}")
