@@ -1,36 +1,36 @@
-"""The one error tree.
+"""Errors of Barnraise, in one tree.
 
-Every error has a stable code, a sentence that says what happened, and a hint that says what to do.
+Every error has a stable code, a sentence about what failed, and a hint about what to do.
 Each code has a page under ``docs/errors/`` (a test checks it).
 
-BarnraiseError
-├── ConfigError
-├── IdentityError
-│   └── TrustError
-├── TransportError
-│   ├── HandshakeError
-│   ├── ProtocolError
-│   └── ListenerError
-├── PairingError
-├── DiscoveryError
-├── MembershipError
-├── AgentError
-├── ShippingError
-├── RunError
-│   └── RunEnvironmentError
-├── HubError
-│   ├── HubAway
-│   ├── StoreAway
-│   └── HubRefused
-├── TorchMissing
-└── CollectiveError
-    ├── PeerLost
-    ├── OperationTimeout
-    ├── OperationMismatch
-    ├── OperationAborted
-    ├── UnsupportedOperation
-    ├── UntrustedPickle
-    └── MoverLost
+    BarnraiseError
+    ├── ConfigError
+    ├── IdentityError
+    │   └── TrustError
+    ├── TransportError
+    │   ├── HandshakeError
+    │   ├── ProtocolError
+    │   └── ListenerError
+    ├── PairingError
+    ├── DiscoveryError
+    ├── MembershipError
+    ├── AgentError
+    ├── ShippingError
+    ├── RunError
+    │   └── RunEnvironmentError
+    ├── HubError
+    │   ├── HubAway
+    │   ├── StoreAway
+    │   └── HubRefused
+    ├── TorchMissing
+    └── CollectiveError
+        ├── PeerLost
+        ├── OperationTimeout
+        ├── OperationMismatch
+        ├── OperationAborted
+        ├── UnsupportedOperation
+        ├── UntrustedPickle
+        └── MoverLost
 """
 
 from __future__ import annotations

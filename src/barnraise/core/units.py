@@ -74,7 +74,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def format_size(count: float) -> str:
-    """Format bytes: ``format_size(33_554_432) == "32 MiB"``."""
+    """Format a number of bytes: ``format_size(33_554_432) == "32 MiB"``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{_short(count)} {unit}"
@@ -83,7 +83,7 @@ def format_size(count: float) -> str:
 
 
 def format_rate(bits_per_second: float) -> str:
-    """Format bits per second: ``format_rate(1e9) == "1 Gbit/s"``."""
+    """Format a number of bits per second: ``format_rate(1e9) == "1 Gbit/s"``."""
     for unit in ("bit/s", "kbit/s", "Mbit/s"):
         if abs(bits_per_second) < 1000:
             return f"{_short(bits_per_second)} {unit}"
@@ -92,7 +92,7 @@ def format_rate(bits_per_second: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format seconds: ``format_duration(0.02) == "20 ms"``."""
+    """Format a number of seconds: ``format_duration(0.02) == "20 ms"``."""
     if seconds == 0:
         return "0 s"
     magnitude = abs(seconds)

@@ -1,16 +1,13 @@
-"""The datagrams of the last resort: a question for a tag and its answer, 24 bytes each. Pure.
+"""Datagrams of the broadcast finder: a query for a tag and its answer, 24 bytes each. Pure.
 
-=======  =====  ==============================================================
-bytes    what   value
-=======  =====  ==============================================================
-0 to 3   magic  ``bkyd``
-4        form   1
-5        kind   1 question, 2 answer
-6 to 21  tag    the namespace tag
-22, 23   port   where the sender can be dialled; 0 if it cannot under this tag
-=======  =====  ==============================================================
+    bytes    what   value
+    0 to 3   magic  ``bkyd``
+    4        form   1
+    5        kind   1 question, 2 answer
+    6 to 21  tag    the namespace tag
+    22, 23   port   where the sender can be dialled; 0 if it cannot under this tag
 
-An answer is as long as its question, so that nobody can use us to multiply traffic.
+An answer is as long as its question, so that it cannot be abused to multiply traffic.
 """
 
 from __future__ import annotations

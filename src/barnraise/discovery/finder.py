@@ -36,7 +36,7 @@ class Finder(Protocol):
         """Return True if it finds machines of which nothing is known yet."""
 
     async def start(self, on_sighting: OnSighting) -> None:
-        """Start without raising. ``health`` reports what does not work; the finder retries it."""
+        """Start without raising any error. ``health`` reports what does not work; the finder retries it."""
 
     def advertise(self, tags: frozenset[str], port: int) -> None:
         """Set the tags under which this machine can be found, at this port."""

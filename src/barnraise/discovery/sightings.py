@@ -1,4 +1,4 @@
-"""Filter of sightings: only new ones pass. Pure, and bounded whatever the network sends."""
+"""Filter of sightings: only new ones pass. Pure, with bounded memory."""
 
 from __future__ import annotations
 

@@ -74,7 +74,10 @@ class FailureDetector:
         return now - self.heard > self.patience or now - self.echoed > self.patience
 
     def _learn(self) -> None:
-        """Update the timeout. A queue makes heartbeats irregular before it delays them much."""
+        """Update the timeout from the estimates.
+
+        A queue makes heartbeats irregular before it delays them much.
+        """
         gap, trip = self.gap, self.trip
         wanted = gap.mean + trip.mean + _DEVIATIONS * (gap.deviation + trip.deviation)
         self.patience = min(MOST_SILENCE_S, max(LEAST_SILENCE_S, wanted))

@@ -45,7 +45,10 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
 
 
 class DecisionMessage(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
-    """Newest decision. ``log``: trust log entries from ``log_from`` on that the addressee may lack."""
+    """Newest decision of the chain.
+
+    ``log``: trust log entries from ``log_from`` on that the addressee may lack.
+    """
 
     decision: PaxosDecision
     log_from: Annotated[int, Meta(ge=0, le=4096)] = 0

@@ -100,7 +100,7 @@ class PeerState:
         return self.beat.visitors
 
     def evicted(self, now: float) -> None:
-        """Record an eviction. Repeated evictions delay the next admission: 0, 1, 2, 4, 8 s."""
+        """Record an eviction of the peer. Repeated ones delay its next admission: 0, 1, 2, 4, 8 s."""
         self._evicted = [then for then in self._evicted if now - then < _FORGET_S]
         count = len(self._evicted)
         self._evicted.append(now)

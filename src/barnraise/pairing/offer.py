@@ -1,7 +1,7 @@
 """Offer to pair: open for a limited time, good for one guess, with an outcome.
 
 The time is passed in. A code is used up as soon as the offerer has answered the joiner's half of the key
-exchange. The joiner then knows whether its guess was right, whatever happens next.
+exchange. The joiner then knows whether its guess was right.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The two sides of a pairing, as machines that take bytes and give bytes. Sans-IO: no socket, no clock.
+"""Pairing protocol: two sans-IO state machines that take bytes and return bytes, without socket or clock.
 
     joiner                              offerer
     Hello    versions, SPAKE2   ->
-                                <-      Answer   version, SPAKE2        (the code is spent from here on)
-    Proof    node, signature    ->                                      (sealed, as all that follows)
+                                <-      Answer   version, SPAKE2        (the code is used up from here on)
+    Proof    node, signature    ->                                      (encrypted, like all that follows)
                                 <-      Grant    node, role, log, signature; or Refusal
     Done     head of the log    ->
 
-The joiner proves first: whoever only pretends to make an offer learns nothing about the cluster, and the
-offerer sees a wrong code as a message that it cannot open. Every PairingError ends the machine; the
-connection is then closed without a word.
+The joiner proves first, so that a false offerer learns nothing about the cluster. The offerer sees a wrong
+code as a message that it cannot decrypt. Every PairingError ends the protocol; the connection is then closed
+without a message.
 """
 
 from __future__ import annotations
@@ -129,7 +129,10 @@ class Joiner:
         *,
         role: Role | None = None,
     ) -> None:
-        """Start a join. ``role``: the only role that the user agreed to, if any; a pre-shared key sets it."""
+        """Start a join with a code or a key.
+
+        ``role``: the only role that the user agreed to, if any; a pre-shared key sets it.
+        """
         self._secret = secret
         self._wanted = secret.role if isinstance(secret, Psk) else role
         self._key = key

@@ -24,7 +24,7 @@ _HINT = "Make one with `barnraise psk new` and copy its file unchanged; a key ca
 
 @dataclass(frozen=True, repr=False)
 class Psk:
-    """Key and role. ``str`` is the line for the file; ``repr`` hides the key."""
+    """Pre-shared key and its role. ``str`` is the line for the file; ``repr`` hides the key."""
 
     role: Role
     key: bytes

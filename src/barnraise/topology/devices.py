@@ -28,7 +28,7 @@ WIDE_SPREAD = 0.25
 
 
 class Device(msgspec.Struct, frozen=True):
-    """Processor or accelerator. 0 bytes: not known; None: not measured."""
+    """Processor or accelerator of a machine. 0 bytes: not known; None: not measured."""
 
     kind: Kind
     index: Annotated[int, Meta(ge=0, le=255)]

@@ -148,6 +148,6 @@ def _ends(link: LinkFacts) -> Pair:
 
 
 def _newer(link: LinkFacts) -> tuple[bool, float, float, bytes]:
-    """Return a sort key that puts the report to keep first, whatever the order of the reports."""
+    """Return a sort key that puts the report to keep first, for any order of the reports."""
     age = float("inf") if link.measured_s_ago is None else link.measured_s_ago
     return (link.mbps is None, age, link.rtt_s, msgspec.msgpack.encode(link))

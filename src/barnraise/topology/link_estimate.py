@@ -1,7 +1,7 @@
 """Link measurement: when to measure, how much to send, and the bandwidth estimate. Pure.
 
-It limits its traffic: one measurement at a time per machine (`measurement_slots`), none beside a run unless
-the user asks, at most one second or 16 MB, and less once the figure is steady.
+It limits its traffic. There is one measurement at a time per machine (`measurement_slots`), and none beside a
+run unless the user asks. One takes at most a second or 16 MB, and less once the figure is steady.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and what a disk's refusal means to a person."""
+"""Disk access of the store: objects that appear whole or not at all, and errors for people."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _serials = itertools.count()
 
 
 def shipping_error(error: OSError, path: Path | str, doing: str) -> ShippingError:
-    """What the disk said, as an error that names it."""
+    """Return an OSError as a ShippingError that names the path."""
     if error.errno in _FULL:
         return ShippingError(f"the disk that holds {path} is full", hint=_FREE_SOME)
     return ShippingError(
@@ -32,7 +32,7 @@ def shipping_error(error: OSError, path: Path | str, doing: str) -> ShippingErro
 
 
 def check_room(directory: Path, needed: int, hint: str = "") -> None:
-    """ShippingError if its disk cannot hold so many bytes more."""
+    """Raise ShippingError if the disk does not have ``needed`` free bytes."""
     free = shutil.disk_usage(directory).free
     if needed > free:
         raise ShippingError(
@@ -43,17 +43,17 @@ def check_room(directory: Path, needed: int, hint: str = "") -> None:
 
 
 def new_draft(folder: Path | str) -> str:
-    """A name that no other file has."""
+    """Return a path in the folder that no other file has."""
     return f"{folder}{os.sep}{TEMPORARY}{_MINE}-{next(_serials)}"
 
 
 # Not core.files.write_atomically: drafts lie in the store's own folder, for garbage collection, and an
 # object that another process has stored meanwhile stays.
 def write_object(path: Path | str, content: bytes | memoryview, mode: int, drafts: Path | str) -> None:
-    """The file appears under its name with all its bytes, or not at all; until then it is in ``drafts``.
+    """Write a file that appears with all its bytes or not at all; its draft is in ``drafts``.
 
-    It is not synced: after a power cut a file may be short or empty; that is noticed by its size or its hash,
-    and it is fetched again. Syncing tens of thousands of small files would cost more than shipping them.
+    It is not synced: after a power cut a file may be short or empty. Its size or hash shows that, and it is
+    fetched again. Syncing tens of thousands of small files would cost more than sending them.
     """
     draft = new_draft(drafts)
     try:
@@ -69,7 +69,7 @@ def write_object(path: Path | str, content: bytes | memoryview, mode: int, draft
 
 
 def read_up_to(descriptor: int, size: int) -> bytes:
-    """So many bytes; fewer only at the end of the file."""
+    """Read this many bytes; fewer only at the end of the file."""
     data = os.read(descriptor, size)
     while len(data) < size and (more := os.read(descriptor, size - len(data))):
         data += more
@@ -77,7 +77,7 @@ def read_up_to(descriptor: int, size: int) -> bytes:
 
 
 def put_in_place(draft: Path | str, path: Path | str) -> None:
-    """Give a complete file its final name; its folder is made if need be."""
+    """Rename a complete file to its final name, and create its folder if needed."""
     try:
         os.replace(draft, path)
     except FileNotFoundError:
