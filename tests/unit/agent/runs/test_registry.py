@@ -6,14 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.unit.runs.test_keeping import KEY, A, B, order, report
 
 from barnraise.agent.runs.registry import RunRegistry
 from barnraise.identity import NodeId
 from barnraise.runs.record import WorkerState, sign_order
+from tests.unit.runs.control.test_lifecycle import KEY, A, B, order, report
 
 
-class Around:
+class FakeContext:
     """An agent of a cluster in which everybody but the first is what is said."""
 
     def __init__(self, role: str) -> None:
@@ -35,11 +35,11 @@ def test_a_guest_sends_nobody_to_rest_and_commands_no_terminal(role: str) -> Non
     said = WorkerState(0, "running", words="\x1b[2J", rests=(A,), rests_in=1, rests_why="\x1b[2J")
 
     async def taken() -> WorkerState:
-        around: Any = Around(role)
-        book = RunRegistry(around)
-        assert book.take(sign_order(order(), KEY))
-        book.take_report(NodeId(B), report("running", said))
-        return book.runs["train-abcd"].reports[B].workers[0]
+        context: Any = FakeContext(role)
+        registry = RunRegistry(context)
+        assert registry.apply(sign_order(order(), KEY))
+        registry.apply_report(NodeId(B), report("running", said))
+        return registry.runs["train-abcd"].reports[B].workers[0]
 
     found = asyncio.run(taken())
     if role == "owner":
