@@ -403,7 +403,7 @@ class Agent:
         self._view_event.announce()
 
     async def wait_for_change(self, seconds: float) -> None:
-        await self._view_event.within(seconds)
+        await self._view_event.wait(seconds)
 
     async def _tick(self) -> None:
         while True:

@@ -29,7 +29,7 @@ from barnraise.training.group.process_group import TrainingGroup
 from barnraise.training.recovery.live_recovery import RecoveryGroup
 from barnraise.training.sync import Sync
 from tests.unit.forked import fork_all
-from tests.unit.training.test_rounds import Training
+from tests.unit.training.test_local_sgd import Training
 
 MACHINES = "abcd"  # a and b are at one site; a has the better line to the other one, so it leads
 DIES_AT = 5

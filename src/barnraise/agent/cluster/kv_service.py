@@ -57,7 +57,7 @@ class KvService:
         member = self._agent.member
         if member.record.decided.number:
             view = _replica_view(member.record.decided, member.view)
-            self._perform(self._replica.view_changed(view, self._loop.time()))
+            self._perform(self._replica.on_view_change(view, self._loop.time()))
 
     def received(self, node: NodeId, body: bytes | memoryview) -> None:
         if self._agent.member.history.role(node.raw) != "owner":
@@ -85,7 +85,7 @@ class KvService:
             return await future
         finally:
             del self._waiting[ticket]
-            self._replica.forget(ticket)
+            self._replica.cancel(ticket)
 
     def _cluster(self) -> ClusterResponse:
         member = self._agent.member

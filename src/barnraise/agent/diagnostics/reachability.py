@@ -97,6 +97,7 @@ def outcome_of(error: BarnraiseError) -> Outcome:
     return "other"
 
 
+# Not core.flow.rate_limit: a strict window over all nodes and a limit of concurrent dials, no bursts.
 class DialBackLimiter:
     """Who may have us knock, and how often: each node every few seconds, all together not too many. Pure."""
 

@@ -27,6 +27,7 @@ from barnraise.artifacts import (
     read_files,
 )
 from barnraise.core.errors import BarnraiseError, RunError
+from barnraise.core.flow.backoff import SteppedBackoff
 from barnraise.environments import builder
 from barnraise.environments.installed_packages import InstalledPackages, own_packages, packages_of
 from barnraise.identity import NodeId
@@ -37,7 +38,7 @@ _MAX_DETAIL = 4000
 _MAX_CRASHES = 3
 _LEAVE_S = 8.0
 _POLL_S = 0.05
-_BACKOFF_S = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0)  # between starts of newcomers to a session
+_RESTART_BACKOFF = SteppedBackoff((0.0, 0.0, 1.0, 2.0, 5.0, 10.0))  # of workers that join a session
 
 _log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class RunExecutor:
         is_over = record.finished or any(well)
         if not absent or is_over or me not in self.entry.spec.nodes or self._cannot_join(members):
             return False
-        pause = _BACKOFF_S[min(self._restarts, len(_BACKOFF_S) - 1)]
+        pause = _RESTART_BACKOFF.wait(self._restarts)
         if self._loop.time() < self._started_at + pause:
             self._loop.call_later(self._started_at + pause - self._loop.time() + 0.01, self.wake)
             return False

@@ -221,7 +221,7 @@ class RunRegistry:
 
     async def wait_for_change(self, seconds: float) -> bool:
         """Whether a record or report changed."""
-        return await self._changed.within(seconds)
+        return await self._changed.wait(seconds)
 
     def _warn_once(self, guest: NodeId) -> None:
         if guest not in self._warned:
