@@ -51,7 +51,7 @@ def test_a_guest_sends_nobody_to_rest_and_commands_no_terminal(role: str) -> Non
 
 
 def _take(sender: bytes | None, key: NodeKey, role: str) -> tuple[bool, list[str]]:
-    """Give a registry of a cluster, in which all machines but the first have that role, an order of this key."""
+    """Apply a record signed by ``key``; all machines but the first have that role."""
 
     async def taken() -> tuple[bool, list[str]]:
         context: Any = FakeContext(role)
