@@ -19,6 +19,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -180,7 +181,7 @@ def _tell(cluster: Cluster) -> None:
         print(f"{now:9.3f}  node {index}  {text}")
 
 
-def run_many(seeds: range) -> list[Outcome]:
+def run_many(seeds: Sequence[int]) -> list[Outcome]:
     """On all cores."""
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         return pool.map(run_schedule, seeds, chunksize=50)

@@ -17,7 +17,8 @@ from zeroconf import BadTypeInNameException, Error, IPVersion, RecordUpdate, Rec
 from zeroconf import DNSAddress, DNSOutgoing, DNSPointer, DNSQuestion  # type: ignore[attr-defined]  # isort: skip
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
-from barnraise.core.flow.wakeup import Wakeup, end_task
+from barnraise.core.flow.events import Wakeup
+from barnraise.core.flow.supervised_task import cancel_task
 from barnraise.discovery.finder import OnSighting, Sighting, is_dialable, only_loopback
 from barnraise.discovery.namespace import is_tag
 from barnraise.transport.addresses import own_addresses
@@ -54,7 +55,7 @@ class MdnsFinder:
         self._addresses = addresses
         self._poll_s = poll_s
         self._on_sighting: OnSighting | None = None
-        self._alarm = Wakeup()
+        self._wakeup = Wakeup()
         self._task: asyncio.Task[None] | None = None
         self._side_tasks: set[asyncio.Future[object]] = set()
         # Random for each start, so that adverts of two days cannot be told to come from one machine.
@@ -81,7 +82,7 @@ class MdnsFinder:
 
     def advertise(self, tags: frozenset[str], port: int) -> None:
         self._tags, self._port = tags, port
-        self._alarm.ring()
+        self._wakeup.wake()
 
     def watch(self, tags: frozenset[str]) -> None:
         added = tags - self._watched
@@ -95,13 +96,13 @@ class MdnsFinder:
 
     def refresh(self) -> None:
         self._plan_queries()
-        self._alarm.ring()
+        self._wakeup.wake()
 
     def seen(self, tag: str) -> None:
         """mDNS goes on at its own calm pace."""
 
     async def stop(self) -> None:
-        await end_task(self._task)
+        await cancel_task(self._task)
         self._task = None
         await self._close()
 
@@ -127,7 +128,7 @@ class MdnsFinder:
             pause = self._poll_s
             if self._queries and self._zeroconf is not None:
                 pause = min(pause, self._queries[0][0] - time.monotonic())
-            await self._alarm.sleep(pause)
+            await self._wakeup.sleep(pause)
 
     async def _tick(self) -> None:
         addresses = self._addresses()

@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from barnraise.core.flow.rate_limit import Backoff, SearchSchedule
-from barnraise.core.flow.wakeup import Wakeup, end_task
+from barnraise.core.flow.backoff import Backoff
+from barnraise.core.flow.events import Wakeup
+from barnraise.core.flow.supervised_task import cancel_task
 from barnraise.discovery.finder import UNTAGGED, OnSighting, Sighting
+from barnraise.discovery.search_schedule import SearchSchedule
 
 _BACKOFF = Backoff(2.0, 60.0)
 _MOST_NODES = 256
@@ -37,7 +39,7 @@ class RememberedFinder:
         self._present: frozenset[str] = frozenset()
         self._watching = False
         self._searches = SearchSchedule(_BACKOFF)
-        self._alarm = Wakeup()
+        self._wakeup = Wakeup()
         self._task: asyncio.Task[None] | None = None
         self._on_sighting: OnSighting | None = None
         self.remember(places)
@@ -70,13 +72,13 @@ class RememberedFinder:
 
     def refresh(self) -> None:
         self._searches.restart(time.monotonic())
-        self._alarm.ring()
+        self._wakeup.wake()
 
     def seen(self, tag: str) -> None:
         """Somebody was seen, but not who: `present` says that."""
 
     async def stop(self) -> None:
-        await end_task(self._task)
+        await cancel_task(self._task)
         self._task = None
 
     def health(self) -> str | None:
@@ -85,7 +87,7 @@ class RememberedFinder:
     def _look(self) -> None:
         away = frozenset(self._places) - self._present if self._watching else frozenset()
         self._searches.want(away, time.monotonic())
-        self._alarm.ring()
+        self._wakeup.wake()
 
     async def _keep(self) -> None:
         while True:
@@ -95,4 +97,4 @@ class RememberedFinder:
                     if self._on_sighting is not None:
                         self._on_sighting(Sighting(address, place.port, UNTAGGED, self.name))
             next_at = self._searches.next_at()
-            await self._alarm.sleep(_IDLE_S if next_at is None else next_at - time.monotonic())
+            await self._wakeup.sleep(_IDLE_S if next_at is None else next_at - time.monotonic())

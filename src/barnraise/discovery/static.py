@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from barnraise.core.errors import ConfigError
-from barnraise.core.flow.rate_limit import Backoff, SearchSchedule
-from barnraise.core.flow.wakeup import Wakeup, end_task
+from barnraise.core.flow.backoff import Backoff
+from barnraise.core.flow.events import Wakeup
+from barnraise.core.flow.supervised_task import cancel_task
 from barnraise.discovery.finder import UNTAGGED, OnSighting, Sighting
+from barnraise.discovery.search_schedule import SearchSchedule
 
 _BACKOFF = Backoff(5.0, 60.0)
 _RESOLVE_S = 5.0
@@ -84,7 +86,7 @@ class StaticFinder:
         self._peers = tuple(dict.fromkeys(parse_peer(peer, default_port) for peer in peers))
         self._resolve = resolve or _resolve
         self._searches = SearchSchedule(_BACKOFF)
-        self._alarm = Wakeup()
+        self._wakeup = Wakeup()
         self._task: asyncio.Task[None] | None = None
         self._on_sighting: OnSighting | None = None
         self._unresolved: dict[str, str] = {}
@@ -101,17 +103,17 @@ class StaticFinder:
     def watch(self, tags: frozenset[str]) -> None:
         # All peers are one search: any of them may belong to whoever is looked for.
         self._searches.want(frozenset({UNTAGGED}) if tags else frozenset(), time.monotonic())
-        self._alarm.ring()
+        self._wakeup.wake()
 
     def refresh(self) -> None:
         self._searches.restart(time.monotonic())
-        self._alarm.ring()
+        self._wakeup.wake()
 
     def seen(self, tag: str) -> None:
         """The list is given out all the same: each entry may be another machine."""
 
     async def stop(self) -> None:
-        await end_task(self._task)
+        await cancel_task(self._task)
         self._task = None
 
     def health(self) -> str | None:
@@ -125,7 +127,7 @@ class StaticFinder:
             if self._searches.due(time.monotonic()):
                 await asyncio.gather(*(self._give_out(peer) for peer in self._peers))
             next_at = self._searches.next_at()
-            await self._alarm.sleep(_IDLE_S if next_at is None else next_at - time.monotonic())
+            await self._wakeup.sleep(_IDLE_S if next_at is None else next_at - time.monotonic())
 
     async def _give_out(self, peer: StaticPeer) -> None:
         addresses = [peer.host] if peer.literal else await self._lookup(peer.host)

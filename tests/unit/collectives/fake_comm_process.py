@@ -24,7 +24,7 @@ class FakeCommProcess(CommProcessClient):
         self.mapped: dict[int, int] = {}
         self.sent: list[Command] = []
         self.pending: list[tuple[Command, int, Callable[[OperationFinished | OperationFailed], None]]] = []
-        self.on_submit: Callable[[], None] = lambda: None
+        self.on_submit: Callable[[Command], None] = lambda command: None
 
     def lose(self) -> None:
         self._lost = CommProcessLost("killed")
@@ -36,7 +36,7 @@ class FakeCommProcess(CommProcessClient):
             done(OperationFailed(operation, Failure(self._lost.code, self._lost.message)))
             return
         self.pending.append((command, operation, done))
-        self.on_submit()
+        self.on_submit(command)
 
     def finish(self, at_ns: int = 1, peer: int = -1) -> Command:
         """Answer the oldest."""

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from barnraise.collectives.algorithms.cost_model import CostTable
-from barnraise.collectives.messages import AbortGroup, Failure, ReceiveFrom, SendTo, StartOperation
+from barnraise.collectives.messages import AbortGroup, Command, Failure, ReceiveFrom, SendTo, StartOperation
 from barnraise.collectives.ops import chunking, operation, reduction
 from barnraise.collectives.process_group import BarnraiseProcessGroup, monitored_barrier
 from barnraise.collectives.shm.arena import SharedArena
@@ -116,13 +116,11 @@ def test_pieces_start_in_order_whoever_launches_them(
     """Replies are handled by another thread while the caller still starts pieces."""
     monkeypatch.setattr(chunking, "CHUNK_BYTES", 4096)
     monkeypatch.setattr("barnraise.collectives.submit._WINDOW_BYTES", 3 * 4096)
-    submitter, order, lock = _submitter(comm_process), [], threading.Lock()
+    submitter, order = _submitter(comm_process), []
 
-    def note() -> None:
-        with lock:
-            command = comm_process.pending[-1][0]
-            assert isinstance(command, StartOperation)
-            order.append(command.sequence)
+    def note(command: Command) -> None:
+        assert isinstance(command, StartOperation)
+        order.append(command.sequence)
         time.sleep(0.0002)
 
     comm_process.on_submit = note
@@ -135,13 +133,14 @@ def test_pieces_start_in_order_whoever_launches_them(
             else:
                 time.sleep(0)  # a loop that never rests keeps the interpreter's lock
 
-    thread = threading.Thread(target=answer)
+    thread = threading.Thread(target=answer, daemon=True)  # a failure must not keep the process
     thread.start()
     tensor = torch.ones(300 * 1024)
-    work = submitter.submit_collective(reduction.all_reduce(tensor, SUM, 2), 60)
-    assert work.wait()
-    over.set()
-    thread.join(90)
+    try:
+        assert submitter.submit_collective(reduction.all_reduce(tensor, SUM, 2), 60).wait()
+    finally:
+        over.set()
+        thread.join(90)
     assert order == sorted(order)
     assert len(order) == 300
 

@@ -71,8 +71,8 @@ _WRITER = """
 import sys
 from pathlib import Path
 from tests.unit.membership.test_storage import _record
-from barnraise.membership.storage import Storage
-storage = Storage(Path(sys.argv[1]))
+from barnraise.membership.storage import MembershipStorage
+storage = MembershipStorage(Path(sys.argv[1]))
 for number in range(1, 30):
     storage.save(_record(number))
     sys.stdout.write(f"answered {number}\\n")

@@ -11,7 +11,7 @@ import torch
 
 from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync
-from tests.unit.training.test_rounds import Training
+from tests.unit.training.test_local_sgd import Training
 from tests.unit.training.together import Arriving, Seat, Table, together
 
 _sent: Counter[int] = Counter()  # numbers, by who got them

@@ -13,7 +13,7 @@ from barnraise.core.errors import CollectiveError, OperationMismatch, RunError, 
 from barnraise.training.recovery.blocking_recovery import BlockingRecovery
 from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync
-from tests.unit.training.test_rounds import Training
+from tests.unit.training.test_local_sgd import Training
 from tests.unit.training.together import Arriving, Seat, Table, together
 
 SPEEDS = (100.0, 100.0, 1.0)

@@ -15,7 +15,7 @@ from barnraise.training.local_sgd import LocalSgd
 from barnraise.training.steps.step_loop import StepLoop
 from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync
-from tests.unit.training.test_rounds import BATCH, SAMPLES, UNIT, Training
+from tests.unit.training.test_local_sgd import BATCH, SAMPLES, UNIT, Training
 from tests.unit.training.together import Arriving, Seat, Table, together
 
 

@@ -287,7 +287,7 @@ def test_rounds_and_a_grad_scaler_do_not_go_together() -> None:
 
 
 def test_a_short_last_batch_changes_no_local_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.unit.training.test_rounds.SAMPLES", 91)
+    monkeypatch.setattr("tests.unit.training.test_local_sgd.SAMPLES", 91)
     inner: set[int] = set()
 
     def member(seat: Seat) -> None:

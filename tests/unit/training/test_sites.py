@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.training.test_rounds import Training
 
 from barnraise.training.group.single import SingleWorkerGroup
 from barnraise.training.sync import Sync
 from tests.repository import ROOT
+from tests.unit.training.test_local_sgd import Training
 
 REPOSITORY = ROOT
 MEMBERS = Path(__file__).with_name("site_members.py")

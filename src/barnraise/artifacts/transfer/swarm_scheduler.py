@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 from barnraise.artifacts.store.manifest import PIECE
 from barnraise.artifacts.transfer.messages import MOST_NAMES, PieceName
+from barnraise.core.flow.backoff import Backoff, BackoffTimer
 from barnraise.identity import NodeId
 
 WINDOW = 8 << 20  # bytes that one peer may be asked for before it answers
 MOST_ASKED = 4096
 SILENCE_S = 30.0
 HELD_S = 120.0  # how long another receiver may say that it still waits
-REST_S = 5.0  # a silent peer is asked again after so long, then after twice as long
-MOST_REST_S = 60.0
+RETRY_BACKOFF = Backoff(5.0, 60.0)  # between requests to a peer that does not answer
 RETRY_S = 2.0  # pieces that nobody has are asked for again after so long
 
 
@@ -92,7 +92,7 @@ class _Peer:
     heard: float = 0.0
     slowest: float = 0.0  # how long one of its answers took
     window: int = WINDOW
-    rest: float = REST_S
+    backoff: BackoffTimer = field(default_factory=lambda: BackoffTimer(RETRY_BACKOFF))
     resting_until: float | None = None
 
     def usable(self) -> bool:
@@ -195,8 +195,7 @@ class SwarmScheduler:
             self._sort()
 
     def _rest(self, peer: _Peer, now: float) -> None:
-        peer.resting_until = now + peer.rest
-        peer.rest = min(MOST_REST_S, 2 * peer.rest)
+        peer.resting_until = now + peer.backoff.next_wait()
         self._forget_asked(peer)
 
     def _forget_asked(self, peer: _Peer) -> None:
@@ -214,7 +213,7 @@ class SwarmScheduler:
             asked_at = peer.asked.get(number)
             if asked_at is not None:
                 peer.slowest = max(0.9 * peer.slowest, now - asked_at)
-                peer.rest = REST_S
+                peer.backoff.reset()
                 if peer.window < WINDOW:
                     peer.window = min(WINDOW, 2 * peer.window)
                 self._release(node, number)

@@ -19,7 +19,7 @@ import msgspec
 
 from barnraise.core.config import ContributorSettings
 from barnraise.core.errors import ConfigError
-from barnraise.core.flow.backoff import ReportedBackoff
+from barnraise.core.flow.retry import ReportedBackoff
 
 Metered = Literal["wait", "allow"]
 
@@ -94,6 +94,7 @@ def manners_of(wishes: ContributorSettings) -> BandwidthPolicy:
     )
 
 
+# Not core.flow.rate_limit: bytes are delayed, never rejected, and there is one source.
 class UplinkLimiter:
     """Keeps the mean rate of what is sent at or below a cap, in small bursts. ``now`` is monotonic."""
 

@@ -30,6 +30,7 @@ from barnraise.collectives.cluster_store import ClusterStore
 from barnraise.collectives.process_group import create_group
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import BarnraiseError, CollectiveError, PeerLost, ProtocolError, RunError
+from barnraise.core.flow.wait_reporter import WaitReporter
 from barnraise.planning.cost.rank_layout import RankLayout
 from barnraise.planning.inputs.levels import OPEN, Levels
 from barnraise.topology.graph import TopologyGraph, decode_graph
@@ -140,19 +141,17 @@ class _MeetingStore(ClusterStore):
         self._is_stale = is_stale
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        begin = said = time.monotonic()
+        reporter = WaitReporter(_SAY_S, _SAY_S)
         while True:
             try:
                 super().wait(keys, timedelta(seconds=1.0))
                 return
             except RuntimeError:
-                now = time.monotonic()
-                if self._is_stale() or now - begin > _OPERATION_S:
+                if self._is_stale() or reporter.waited_s > _OPERATION_S:
                     raise
-                if now - said > _SAY_S:
-                    said = now
+                if reporter.is_due():
                     missing = ", ".join(key for key in keys if not self.check([key]))
-                    log.warning("waiting for %.0f s for members to meet: %s", now - begin, missing)
+                    log.warning("waiting for %.0f s for members to meet: %s", reporter.waited_s, missing)
 
 
 class AgentGroupManager:
@@ -353,18 +352,15 @@ class AgentGroupManager:
 
     def _await(self, is_good: Callable[[GroupResponse], bool]) -> GroupResponse:
         """However long it takes: this worker may be the last that holds the state."""
-        begin = said = time.monotonic()
-        pause = _SAY_S
+        reporter = WaitReporter(_SAY_S, 2 * _SAY_S, max_interval_s=_SAY_SELDOM_S)
         with self._changed:
             while True:
                 told = self._told
                 if told is not None and is_good(told):
                     return told
-                now = time.monotonic()
                 why = self._failure or (told.sentence if told is not None else "the agent is silent")
-                if now - said > pause:
-                    said, pause = now, min(_SAY_SELDOM_S, 2 * pause)
-                    log.warning("waiting for %.0f s for a group to train in: %s", now - begin, why)
+                if reporter.is_due():
+                    log.warning("waiting for %.0f s for a group to train in: %s", reporter.waited_s, why)
                 self._changed.wait(0.5)
 
     def _question(self, version: int, wait_s: float) -> GroupRequest:

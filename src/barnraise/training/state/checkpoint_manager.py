@@ -17,6 +17,7 @@ from barnraise.checkpoint.serialization import FlatState
 from barnraise.checkpoint.signer import AgentCheckpointSigner, CheckpointSigner
 from barnraise.core.decoding import decode
 from barnraise.core.errors import BarnraiseError
+from barnraise.core.flow.wait_reporter import WaitReporter
 from barnraise.runs.checkpoint_manifest import CheckpointManifest, HeldCheckpoint, held_of
 from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.group.manager import GroupManager, WorkerId
@@ -231,23 +232,20 @@ class _Waiting:
     """For the holders of a checkpoint. If there is an older one, only for a while."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._said = float("-inf")
+        self._reporter = WaitReporter(0.0, _SAY_S)
         self._has_any = False
 
     @property
     def is_patient(self) -> bool:
-        return not self._has_any or time.monotonic() - self._began < _HOLDERS_S
+        return not self._has_any or self._reporter.waited_s < _HOLDERS_S
 
     def pause(self, awaited: _Found, best: _Found) -> None:
         self._has_any = best.step > 0
-        now = time.monotonic()
-        if now - self._said >= _SAY_S:
-            self._said = now
+        if self._reporter.is_due():
             log.warning(
                 "waiting for %.0f s for %s: %s, and here %s. Switch one of them on; without them it goes on "
                 "%s",
-                now - self._began,
+                self._reporter.waited_s,
                 awaited.holders,
                 f"the checkpoint of step {awaited.awaits} is there"
                 if awaited.awaits > 1

@@ -129,7 +129,7 @@ def test_the_script_reads_well() -> None:
     script = script_of(everything)
     assert script.text.startswith('"""Made by barnraise.launch: calls everything on every rank')
     assert script.text.endswith(
-        'if __name__ == "__main__":\n    launched.main(everything, beside=__file__)\n'
+        'if __name__ == "__main__":\n    remote_main.main(everything, beside=__file__)\n'
     )
     lines = script.text.splitlines()
     for line in (
@@ -138,7 +138,7 @@ def test_the_script_reads_well() -> None:
         "import xml.dom.minidom",
         "from math import sqrt",
         "from dataclasses import dataclass",
-        'LEVEL = launched.constant("LEVEL", beside=__file__)',
+        'LEVEL = remote_main.constant("LEVEL", beside=__file__)',
         "alias = helper",
     ):
         assert line in lines
