@@ -1,4 +1,4 @@
-"""The agent or the warden dies: no worker and none of its children outlives them."""
+"""The agent or the supervisor dies: no worker and none of its children outlives them."""
 
 from __future__ import annotations
 
@@ -14,30 +14,38 @@ import psutil
 import pytest
 
 from barnraise.agent.runs import supervisor_client
-from barnraise.agent.runs.supervisor_client import OrphanProcess, leftovers
+from barnraise.agent.runs.supervisor_client import OrphanProcess, kill_orphans
 from barnraise.agent.supervisor.messages import AllExited, SupervisorNote, WorkerExited, WorkerStarted
 from barnraise.agent.supervisor.pidfile import PidRecord, ProcessIdentity, write_record
 from tests.repository import ROOT
-from tests.unit.agent.warden_crew import DAEMONISE, Crew, is_alive, is_gone_within, order, said, worker
+from tests.unit.agent.supervised_workers import (
+    DAEMONISE,
+    Supervised,
+    is_alive,
+    is_gone_within,
+    launch,
+    wait_for_output,
+    worker,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and sessions are Unix's")
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(600)"
 )
-# An agent with one warden; it prints the warden's and the workers' numbers.
+# An agent with one supervisor; it prints the supervisor's and the workers' numbers.
 AGENT = """
 import asyncio, sys, time
 from pathlib import Path
-from tests.unit.agent.warden_crew import *
+from tests.unit.agent.supervised_workers import *
 async def main():
     home = Path(sys.argv[1])
-    crew = await Crew.of(order(home, worker(home, sys.argv[2]), worker(home, sys.argv[2], 1)))
-    await crew.until(lambda crew: len(crew.all(Started)) == 2)
+    group = await Supervised.start(launch(home, worker(home, sys.argv[2]), worker(home, sys.argv[2], 1)))
+    await group.until(lambda group: len(group.all(WorkerStarted)) == 2)
     for rank in (0, 1):
-        await said(home / f"rank-{rank}.log", b"ready")
-    print(crew.warden.pid, crew.pid(0), crew.pid(1), flush=True)
-    await crew.end(600)
+        await wait_for_output(home / f"rank-{rank}.log", b"ready")
+    print(group.supervisor.pid, group.pid(0), group.pid(1), flush=True)
+    await group.wait_exit(600)
 asyncio.run(main())
 """
 
@@ -83,20 +91,24 @@ def test_a_killed_agent_takes_all_along_at_once(tmp_path: Path) -> None:
 def test_a_killed_warden_takes_its_workers_along_and_the_agent_hears_of_each(tmp_path: Path) -> None:
     async def run() -> None:
         program = _with_daemon(tmp_path)
-        crew = await Crew.of(
-            order(tmp_path, worker(tmp_path, program), worker(tmp_path, "print('early')", 1))
+        group = await Supervised.start(
+            launch(tmp_path, worker(tmp_path, program), worker(tmp_path, "print('early')", 1))
         )
-        await crew.until(lambda crew: crew.all(WorkerExited))
-        await said(tmp_path / "rank-0.log", b"ready")
-        os.kill(crew.warden.pid, signal.SIGKILL)
-        await crew.end()
-        assert is_gone_within(crew.pid(0), 60)
+        await group.until(lambda group: group.all(WorkerExited))
+        await wait_for_output(tmp_path / "rank-0.log", b"ready")
+        os.kill(group.supervisor.pid, signal.SIGKILL)
+        await group.wait_exit()
+        assert is_gone_within(group.pid(0), 60)
         (daemon,) = _daemons(tmp_path)
         assert not is_alive(daemon)
-        assert (crew.ended(0).code, crew.ended(0).signal, crew.ended(0).tail) == (None, None, b"ready\n")
-        assert crew.ended(1).code == 0
-        assert "the warden of run run-1 died" in crew.notes()
-        assert [type(event) for event in crew.events[-3:]] == [SupervisorNote, WorkerExited, AllExited]
+        assert (group.exited(0).code, group.exited(0).signal, group.exited(0).tail) == (
+            None,
+            None,
+            b"ready\n",
+        )
+        assert group.exited(1).code == 0
+        assert "the supervisor of run run-1 died" in group.notes()
+        assert [type(event) for event in group.events[-3:]] == [SupervisorNote, WorkerExited, AllExited]
         assert list((tmp_path / "records").iterdir()) == []
 
     asyncio.run(run())
@@ -104,9 +116,9 @@ def test_a_killed_warden_takes_its_workers_along_and_the_agent_hears_of_each(tmp
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal on a parent's death is Linux's")
 def test_workers_of_a_killed_warden_die_without_anybody_who_cleans_up(tmp_path: Path) -> None:
-    agent, (warden, *workers) = _agent(tmp_path, STUBBORN)
+    agent, (supervisor, *workers) = _agent(tmp_path, STUBBORN)
     os.kill(agent.pid, signal.SIGSTOP)
-    os.kill(warden, signal.SIGKILL)
+    os.kill(supervisor, signal.SIGKILL)
     for pid in workers:
         assert is_gone_within(pid, 60)
     _end(agent)
@@ -114,19 +126,19 @@ def test_workers_of_a_killed_warden_die_without_anybody_who_cleans_up(tmp_path: 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells who stopped")
 def test_a_later_agent_kills_what_an_earlier_one_left(tmp_path: Path) -> None:
-    agent, (warden, *workers) = _agent(tmp_path, _with_daemon(tmp_path))
-    os.kill(warden, signal.SIGSTOP)  # so that it cannot clean up
+    agent, (supervisor, *workers) = _agent(tmp_path, _with_daemon(tmp_path))
+    os.kill(supervisor, signal.SIGSTOP)  # so that it cannot clean up
     _end(agent)
     daemons = _daemons(tmp_path)
-    for pid in (warden, *workers, *daemons):
+    for pid in (supervisor, *workers, *daemons):
         assert is_alive(pid)
-    (found,) = leftovers(tmp_path / "records")
+    (found,) = kill_orphans(tmp_path / "records")
     assert (found.run, found.generation) == ("run-1", 3)
-    assert 3 <= found.killed <= 5  # once the warden is dead, the kernel may be faster with its workers
-    for pid in (warden, *workers, *daemons):
+    assert 3 <= found.killed <= 5  # once the supervisor is dead, the kernel may be faster with its workers
+    for pid in (supervisor, *workers, *daemons):
         assert is_gone_within(pid, 60)
     assert list((tmp_path / "records").iterdir()) == []
-    assert leftovers(tmp_path / "records") == []
+    assert kill_orphans(tmp_path / "records") == []
 
 
 def test_a_number_that_is_used_again_is_not_killed(tmp_path: Path) -> None:
@@ -134,17 +146,17 @@ def test_a_number_that_is_used_again_is_not_killed(tmp_path: Path) -> None:
         record = PidRecord("0" * 32, "old", 1, None, (ProcessIdentity(stranger.pid, time.time() - 60),))
         write_record(tmp_path, record)
         (tmp_path / "junk.warden").write_bytes(b"\xff not a record")
-        assert leftovers(tmp_path) == [OrphanProcess("old", 1, 0)]
+        assert kill_orphans(tmp_path) == [OrphanProcess("old", 1, 0)]
         assert list(tmp_path.iterdir()) == []
         assert stranger.poll() is None
         started = psutil.Process(stranger.pid).create_time()
         write_record(tmp_path, PidRecord("0" * 32, "old", 1, None, (ProcessIdentity(stranger.pid, started),)))
-        assert leftovers(tmp_path) == [OrphanProcess("old", 1, 1)]
+        assert kill_orphans(tmp_path) == [OrphanProcess("old", 1, 1)]
         assert stranger.wait(60) == -signal.SIGKILL
 
 
 def test_there_may_be_no_records_at_all(tmp_path: Path) -> None:
-    assert leftovers(tmp_path / "never") == []
+    assert kill_orphans(tmp_path / "never") == []
 
 
 @pytest.mark.parametrize("words", [r"\377\377\377\377", r"\003\000\000\000abc", ""])
@@ -154,11 +166,11 @@ def test_a_warden_that_speaks_nonsense_is_killed(tmp_path: Path, words: str) -> 
     fake.chmod(0o755)
 
     async def run() -> None:
-        crew = await Crew.of(order(tmp_path, worker(tmp_path, "")), python=str(fake))
-        await crew.end()
-        assert (crew.ended(0).code, crew.ended(0).signal) == (None, None)
-        assert not is_alive(crew.warden.pid)
-        assert crew.all(WorkerStarted) == []
+        group = await Supervised.start(launch(tmp_path, worker(tmp_path, "")), python=str(fake))
+        await group.wait_exit()
+        assert (group.exited(0).code, group.exited(0).signal) == (None, None)
+        assert not is_alive(group.supervisor.pid)
+        assert group.all(WorkerStarted) == []
 
     asyncio.run(run())
 
@@ -169,28 +181,28 @@ def test_a_warden_that_hangs_does_not_make_the_agent_wait_for_ever(
     monkeypatch.setattr(supervisor_client, "_PATIENCE_S", 0.3)
 
     async def run() -> None:
-        crew = await Crew.of(order(tmp_path, worker(tmp_path, STUBBORN), grace_s=600))
-        await said(tmp_path / "rank-0.log", b"ready")
-        os.kill(crew.warden.pid, signal.SIGSTOP)
-        await crew.warden.stop()  # with a grace of ten minutes, which the harder word cuts short
-        await crew.warden.stop(hard=True)
-        await crew.end()
-        assert is_gone_within(crew.pid(0), 60)
-        assert (crew.ended(0).code, crew.ended(0).signal) == (None, None)
+        group = await Supervised.start(launch(tmp_path, worker(tmp_path, STUBBORN), grace_s=600))
+        await wait_for_output(tmp_path / "rank-0.log", b"ready")
+        os.kill(group.supervisor.pid, signal.SIGSTOP)
+        await group.supervisor.stop()  # with a grace of ten minutes, which the harder word cuts short
+        await group.supervisor.stop(hard=True)
+        await group.wait_exit()
+        assert is_gone_within(group.pid(0), 60)
+        assert (group.exited(0).code, group.exited(0).signal) == (None, None)
 
     asyncio.run(run())
 
 
 def test_a_listener_that_raises_does_not_stop_the_warden_from_being_heard(tmp_path: Path) -> None:
-    class Clumsy(Crew):
-        def _take(self, event: object) -> None:
-            super()._take(event)  # type: ignore[arg-type]
+    class Failing(Supervised):
+        def _on_event(self, event: object) -> None:
+            super()._on_event(event)  # type: ignore[arg-type]
             raise ZeroDivisionError
 
     async def run() -> None:
-        crew = await Clumsy.of(order(tmp_path, worker(tmp_path, "")))
-        await crew.end()
-        assert crew.ended(0).code == 0
-        assert len(crew.all(AllExited)) == 1
+        group = await Failing.start(launch(tmp_path, worker(tmp_path, "")))
+        await group.wait_exit()
+        assert group.exited(0).code == 0
+        assert len(group.all(AllExited)) == 1
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""A warden with real workers, what it said, and whether its processes are still there."""
+"""A supervisor with real workers, its events, and whether its processes are still there."""
 
 from __future__ import annotations
 
@@ -52,45 +52,45 @@ def worker(home: Path, program: str, rank: int = 0, **more: Any) -> WorkerLaunch
     return WorkerLaunch(**{**fields, **more})
 
 
-def order(home: Path, *workers: WorkerLaunch, **more: Any) -> LaunchRequest:
+def launch(home: Path, *workers: WorkerLaunch, **more: Any) -> LaunchRequest:
     return LaunchRequest("run-1", 3, workers, str(home / "records"), **more)
 
 
-class Crew:
-    """Collects what the warden says; every wait has a deadline."""
+class Supervised:
+    """Collects what the supervisor says; every wait has a deadline."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self._came = asyncio.Event()
-        self.warden: SupervisorClient
+        self._changed = asyncio.Event()
+        self.supervisor: SupervisorClient
 
     @classmethod
-    async def of(cls, given: LaunchRequest, python: str = sys.executable) -> Crew:
-        crew = cls()
-        crew.warden = await SupervisorClient.start(given, crew._take, python)
-        return crew
+    async def start(cls, request: LaunchRequest, python: str = sys.executable) -> Supervised:
+        group = cls()
+        group.supervisor = await SupervisorClient.start(request, group._on_event, python)
+        return group
 
-    def _take(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         self.events.append(event)
-        self._came.set()
+        self._changed.set()
 
     def all(self, kind: type[Kind]) -> list[Kind]:
         return [event for event in self.events if isinstance(event, kind)]
 
-    async def until(self, enough: Callable[[Crew], object], deadline_s: float = 90.0) -> None:
+    async def until(self, enough: Callable[[Supervised], object], deadline_s: float = 90.0) -> None:
         async with asyncio.timeout(deadline_s):
             while not enough(self):
-                self._came.clear()
-                await self._came.wait()
+                self._changed.clear()
+                await self._changed.wait()
 
-    async def end(self, deadline_s: float = 90.0) -> None:
+    async def wait_exit(self, deadline_s: float = 90.0) -> None:
         async with asyncio.timeout(deadline_s):
-            await self.warden.ended()
+            await self.supervisor.wait()
 
     def pid(self, rank: int) -> int:
         return next(event.pid for event in self.all(WorkerStarted) if event.rank == rank)
 
-    def ended(self, rank: int) -> WorkerExited:
+    def exited(self, rank: int) -> WorkerExited:
         (found,) = [event for event in self.all(WorkerExited) if event.rank == rank]
         return found
 
@@ -98,7 +98,7 @@ class Crew:
         return "\n".join(event.text for event in self.all(SupervisorNote))
 
 
-async def said(log: Path, words: bytes, deadline_s: float = 90.0) -> None:
+async def wait_for_output(log: Path, words: bytes, deadline_s: float = 90.0) -> None:
     """Until a worker has printed these words."""
     async with asyncio.timeout(deadline_s):
         while words not in read_log(log, 0, 1 << 20).data:

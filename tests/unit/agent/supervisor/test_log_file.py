@@ -184,8 +184,8 @@ def test_a_log_that_cannot_be_made_is_told_once_and_the_tail_is_kept(tmp_path: P
     (tmp_path / "file").touch()
     notes: list[SupervisorNote] = []
     keeper = WorkerLog(2, tmp_path / "file" / "rank-2.log", 1 << 20, notes.append)
-    keeper.keep(b"x" * 20_000)
-    keeper.keep(b"last")
+    keeper.write(b"x" * 20_000)
+    keeper.write(b"last")
     keeper.close()
     assert keeper.tail == b"x" * (MOST_TAIL_BYTES - 4) + b"last"
     (note,) = notes

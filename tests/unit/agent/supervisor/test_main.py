@@ -1,4 +1,4 @@
-"""A warden with real workers: how they end, what is said about it, and that nothing is left."""
+"""A supervisor with real workers: how they end, what is reported, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,15 @@ from barnraise.agent.supervisor.messages import (
 )
 from barnraise.core.errors import RunError
 from tests.repository import ROOT
-from tests.unit.agent.warden_crew import DAEMONISE, Crew, is_alive, is_gone_within, order, said, worker
+from tests.unit.agent.supervised_workers import (
+    DAEMONISE,
+    Supervised,
+    is_alive,
+    is_gone_within,
+    launch,
+    wait_for_output,
+    worker,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and sessions are Unix's")
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux adopts orphans")
@@ -38,24 +46,24 @@ STUBBORN = (
 
 def test_a_worker_that_raises_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
     async def run() -> None:
-        crew = await Crew.of(
-            order(
+        group = await Supervised.start(
+            launch(
                 tmp_path, worker(tmp_path, "print('out'); raise KeyError('lost')"), worker(tmp_path, SLEEP, 1)
             )
         )
-        await crew.until(lambda crew: crew.all(WorkerExited))
-        failed = crew.ended(0)
+        await group.until(lambda group: group.all(WorkerExited))
+        failed = group.exited(0)
         assert (failed.code, failed.signal, failed.out_of_memory) == (1, None, False)
         assert failed.tail.startswith(b"out\nTraceback")
         assert b"KeyError: 'lost'" in failed.tail
         assert abs(failed.at - time.monotonic()) < 60
         await asyncio.sleep(0.3)
-        assert is_alive(crew.pid(1))
-        assert crew.all(AllExited) == []
-        await crew.warden.stop()
-        await crew.end()
-        assert (crew.ended(1).code, crew.ended(1).signal) == (None, signal.SIGTERM)
-        assert [type(event) for event in crew.events] == [
+        assert is_alive(group.pid(1))
+        assert group.all(AllExited) == []
+        await group.supervisor.stop()
+        await group.wait_exit()
+        assert (group.exited(1).code, group.exited(1).signal) == (None, signal.SIGTERM)
+        assert [type(event) for event in group.events] == [
             WorkerStarted,
             WorkerStarted,
             WorkerExited,
@@ -63,7 +71,7 @@ def test_a_worker_that_raises_is_reported_and_the_others_go_on(tmp_path: Path) -
             AllExited,
         ]
         assert list((tmp_path / "records").iterdir()) == []
-        assert not is_alive(crew.warden.pid)
+        assert not is_alive(group.supervisor.pid)
 
     asyncio.run(run())
 
@@ -71,18 +79,18 @@ def test_a_worker_that_raises_is_reported_and_the_others_go_on(tmp_path: Path) -
 def test_a_killed_worker_is_reported_at_once_with_its_signal(tmp_path: Path) -> None:
     async def run() -> None:
         ranks = (0, 1, 2)
-        crew = await Crew.of(order(tmp_path, *(worker(tmp_path, SLEEP, rank) for rank in ranks)))
-        await crew.until(lambda crew: len(crew.all(WorkerStarted)) == 3)
+        group = await Supervised.start(launch(tmp_path, *(worker(tmp_path, SLEEP, rank) for rank in ranks)))
+        await group.until(lambda group: len(group.all(WorkerStarted)) == 3)
         delays = []
         for rank in ranks:
-            await said(tmp_path / f"rank-{rank}.log", b"ready")
+            await wait_for_output(tmp_path / f"rank-{rank}.log", b"ready")
             killed_at = time.monotonic()
-            os.kill(crew.pid(rank), signal.SIGKILL)
-            await crew.until(lambda crew, count=rank + 1: len(crew.all(WorkerExited)) == count)
-            assert (crew.ended(rank).code, crew.ended(rank).signal) == (None, signal.SIGKILL)
-            assert crew.ended(rank).out_of_memory is not True
-            delays.append(crew.ended(rank).at - killed_at)
-        await crew.end()
+            os.kill(group.pid(rank), signal.SIGKILL)
+            await group.until(lambda group, count=rank + 1: len(group.all(WorkerExited)) == count)
+            assert (group.exited(rank).code, group.exited(rank).signal) == (None, signal.SIGKILL)
+            assert group.exited(rank).out_of_memory is not True
+            delays.append(group.exited(rank).at - killed_at)
+        await group.wait_exit()
         assert 0 <= min(delays) < 1.0, "of three, because this machine may stand still meanwhile"
 
     asyncio.run(run())
@@ -90,40 +98,40 @@ def test_a_killed_worker_is_reported_at_once_with_its_signal(tmp_path: Path) -> 
 
 def test_one_that_ignores_the_request_is_killed_after_the_grace_by_name(tmp_path: Path) -> None:
     async def run() -> None:
-        crew = await Crew.of(
-            order(tmp_path, worker(tmp_path, SLEEP), worker(tmp_path, STUBBORN, 7), grace_s=1)
+        group = await Supervised.start(
+            launch(tmp_path, worker(tmp_path, SLEEP), worker(tmp_path, STUBBORN, 7), grace_s=1)
         )
-        await said(tmp_path / "rank-7.log", b"ready")
+        await wait_for_output(tmp_path / "rank-7.log", b"ready")
         asked_at = time.monotonic()
-        await crew.warden.stop()
-        await crew.end()
+        await group.supervisor.stop()
+        await group.wait_exit()
         # On a slow machine even one that obeys may take longer than the grace: then it is named, too.
-        late = [rank for rank in (0, 7) if crew.ended(rank).at - asked_at >= 1]
+        late = [rank for rank in (0, 7) if group.exited(rank).at - asked_at >= 1]
         assert late[-1] == 7
-        assert crew.ended(0).signal == signal.SIGTERM or 0 in late
-        assert crew.ended(7).signal == signal.SIGKILL
-        assert crew.ended(7).out_of_memory is False
-        assert crew.ended(7).at - asked_at < 60
+        assert group.exited(0).signal == signal.SIGTERM or 0 in late
+        assert group.exited(7).signal == signal.SIGKILL
+        assert group.exited(7).out_of_memory is False
+        assert group.exited(7).at - asked_at < 60
         words = [f"rank {rank} did not end within 1 s of being asked to: it was killed" for rank in late]
-        assert crew.notes().splitlines() in ([words[-1]], words)
+        assert group.notes().splitlines() in ([words[-1]], words)
 
     asyncio.run(run())
 
 
 def test_a_hard_stop_does_not_wait(tmp_path: Path) -> None:
     async def run() -> None:
-        crew = await Crew.of(order(tmp_path, worker(tmp_path, STUBBORN), grace_s=600))
-        await crew.until(lambda crew: crew.all(WorkerStarted))
-        await said(tmp_path / "rank-0.log", b"ready")
-        await crew.warden.stop()
+        group = await Supervised.start(launch(tmp_path, worker(tmp_path, STUBBORN), grace_s=600))
+        await group.until(lambda group: group.all(WorkerStarted))
+        await wait_for_output(tmp_path / "rank-0.log", b"ready")
+        await group.supervisor.stop()
         await asyncio.sleep(0.2)
-        assert is_alive(crew.pid(0))
+        assert is_alive(group.pid(0))
         asked_at = time.monotonic()
-        await crew.warden.stop(hard=True)
-        await crew.end()
-        assert crew.ended(0).at - asked_at < 60, "not for the ten minutes of its grace"
-        assert crew.all(SupervisorNote) == []
-        await crew.warden.stop()  # a warden that is gone needs no telling
+        await group.supervisor.stop(hard=True)
+        await group.wait_exit()
+        assert group.exited(0).at - asked_at < 60, "not for the ten minutes of its grace"
+        assert group.all(SupervisorNote) == []
+        await group.supervisor.stop()  # a supervisor that is gone needs no telling
 
     asyncio.run(run())
 
@@ -141,11 +149,11 @@ time.sleep(600)
 """
 
     async def run() -> None:
-        crew = await Crew.of(order(tmp_path, worker(tmp_path, program)))
-        await said(tmp_path / "rank-0.log", b"ready")
-        await crew.warden.stop()
-        await crew.end()
-        assert (crew.ended(0).code, crew.ended(0).tail) == (0, b"ready\nsaved\n")
+        group = await Supervised.start(launch(tmp_path, worker(tmp_path, program)))
+        await wait_for_output(tmp_path / "rank-0.log", b"ready")
+        await group.supervisor.stop()
+        await group.wait_exit()
+        assert (group.exited(0).code, group.exited(0).tail) == (0, b"ready\nsaved\n")
 
     asyncio.run(run())
 
@@ -155,14 +163,16 @@ def test_what_a_worker_started_ends_with_it(tmp_path: Path) -> None:
     program = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid); sys.exit(4)"
 
     async def run() -> None:
-        crew = await Crew.of(order(tmp_path, worker(tmp_path, program), worker(tmp_path, SLEEP, 1)))
+        group = await Supervised.start(
+            launch(tmp_path, worker(tmp_path, program), worker(tmp_path, SLEEP, 1))
+        )
         began = time.monotonic()
-        await crew.until(lambda crew: crew.all(WorkerExited))
+        await group.until(lambda group: group.all(WorkerExited))
         assert time.monotonic() - began < 60, "not for the ten minutes of its child"
-        assert crew.ended(0).code == 4
-        assert is_gone_within(int(crew.ended(0).tail), 60)
-        await crew.warden.stop(hard=True)
-        await crew.end()
+        assert group.exited(0).code == 4
+        assert is_gone_within(int(group.exited(0).tail), 60)
+        await group.supervisor.stop(hard=True)
+        await group.wait_exit()
 
     asyncio.run(run())
 
@@ -172,9 +182,9 @@ def test_a_daemonised_child_does_not_outlive_the_run(tmp_path: Path) -> None:
     program = DAEMONISE + f"daemonise({str(tmp_path / 'daemon')!r})\nprint('done')"
 
     async def run() -> None:
-        crew = await Crew.of(order(tmp_path, worker(tmp_path, program)))
-        await crew.end()
-        assert (crew.ended(0).code, crew.ended(0).tail) == (0, b"done\n")
+        group = await Supervised.start(launch(tmp_path, worker(tmp_path, program)))
+        await group.wait_exit()
+        assert (group.exited(0).code, group.exited(0).tail) == (0, b"done\n")
         assert not is_alive(int((tmp_path / "daemon").read_text()))
 
     asyncio.run(run())
@@ -197,7 +207,9 @@ while True:
     most = 4 << 20
 
     async def run() -> None:
-        crew = await Crew.of(order(tmp_path, worker(tmp_path, program), log_bytes=most, grace_s=600))
+        group = await Supervised.start(
+            launch(tmp_path, worker(tmp_path, program), log_bytes=most, grace_s=600)
+        )
         largest = 0
 
         async def flooded(size: float) -> None:
@@ -208,15 +220,15 @@ while True:
                     await asyncio.sleep(0.02)
 
         await flooded(10e6)
-        before = psutil.Process(crew.warden.pid).memory_info().rss
+        before = psutil.Process(group.supervisor.pid).memory_info().rss
         await flooded(100e6)
-        assert psutil.Process(crew.warden.pid).memory_info().rss - before < 4 << 20
+        assert psutil.Process(group.supervisor.pid).memory_info().rss - before < 4 << 20
         asked_at = time.monotonic()
-        await crew.warden.stop()
-        await crew.end()
+        await group.supervisor.stop()
+        await group.wait_exit()
         assert time.monotonic() - asked_at < 60, "not for the ten minutes of its grace"
         assert largest <= most
-        assert len(crew.ended(0).tail) == MOST_TAIL_BYTES
+        assert len(group.exited(0).tail) == MOST_TAIL_BYTES
 
     asyncio.run(run())
 
@@ -240,9 +252,9 @@ os.write(1, b"c" * 1_000)
 """
 
     async def run() -> None:
-        crew = await Crew.of(order(tmp_path, worker(tmp_path, program)))
-        await crew.end()
-        assert crew.ended(0).tail == b"a" * (MOST_TAIL_BYTES - 6_000) + b"b" * 5_000 + b"c" * 1_000
+        group = await Supervised.start(launch(tmp_path, worker(tmp_path, program)))
+        await group.wait_exit()
+        assert group.exited(0).tail == b"a" * (MOST_TAIL_BYTES - 6_000) + b"b" * 5_000 + b"c" * 1_000
         part = read_log(tmp_path / "rank-0.log", 19_999, 2)
         assert (part.start, part.data, part.end) == (19_999, b"ab", 26_000)
 
@@ -255,8 +267,8 @@ def test_workers_that_cannot_start_say_what_to_do(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
 
     async def run() -> None:
-        crew = await Crew.of(
-            order(
+        group = await Supervised.start(
+            launch(
                 tmp_path,
                 worker(tmp_path, "", 0, command=(missing, "train.py")),
                 worker(tmp_path, "", 1, directory=missing),
@@ -266,17 +278,17 @@ def test_workers_that_cannot_start_say_what_to_do(tmp_path: Path) -> None:
                 worker(tmp_path, "print('fine')", 5),
             )
         )
-        await crew.end()
-        assert [event.rank for event in crew.all(WorkerStarted)] == [5]
+        await group.wait_exit()
+        assert [event.rank for event in group.all(WorkerStarted)] == [5]
         for rank, words in enumerate(
             ["there is no program", "its directory", "pass fewer", "may be executed", "correct its command"]
         ):
-            assert (crew.ended(rank).code, crew.ended(rank).signal) == (None, None)
-            sentence = crew.ended(rank).tail.decode()
+            assert (group.exited(rank).code, group.exited(rank).signal) == (None, None)
+            sentence = group.exited(rank).tail.decode()
             assert sentence.startswith(f"rank {rank} was not started: ")
             assert words in sentence
             assert sentence in read_log(tmp_path / f"rank-{rank}.log", 0, 10_000).data.decode()
-        assert crew.ended(5).code == 0
+        assert group.exited(5).code == 0
 
     asyncio.run(run())
 
@@ -294,14 +306,14 @@ print("kept")
 """
 
     async def run() -> None:
-        crew = await Crew.of(order(tmp_path, worker(tmp_path, program)))
-        await crew.until(lambda crew: crew.all(SupervisorNote))
+        group = await Supervised.start(launch(tmp_path, worker(tmp_path, program)))
+        await group.until(lambda group: group.all(SupervisorNote))
         await asyncio.sleep(1.1)  # the disk is tried again after a second
         (tmp_path / "go").touch()
-        await crew.end()
-        assert crew.ended(0).code == 0
-        assert crew.ended(0).tail == b"lost\nkept\n"
-        assert crew.notes() == "the disk of this machine is full: output of rank 0 is not kept"
+        await group.wait_exit()
+        assert group.exited(0).code == 0
+        assert group.exited(0).tail == b"lost\nkept\n"
+        assert group.notes() == "the disk of this machine is full: output of rank 0 is not kept"
         part = read_log(tmp_path / "rank-0.log", 0, 100)
         assert (part.start, part.data, part.end) == (5, b"kept\n", 10)
 
@@ -320,11 +332,13 @@ def test_a_small_disk_that_fills_up(tmp_path: Path) -> None:
     program = "import os\nfor _ in range(300): os.write(1, b'x' * 99_999 + b'\\n')\nprint('done')"
 
     async def run() -> None:
-        crew = await Crew.of(order(tmp_path, worker(tmp_path, program, log=str(disk / "rank-0.log"))))
-        await crew.end()
-        assert crew.ended(0).code == 0
-        assert crew.ended(0).tail.endswith(b"x\ndone\n")
-        assert crew.notes() == "the disk of this machine is full: output of rank 0 is not kept"
+        group = await Supervised.start(
+            launch(tmp_path, worker(tmp_path, program, log=str(disk / "rank-0.log")))
+        )
+        await group.wait_exit()
+        assert group.exited(0).code == 0
+        assert group.exited(0).tail.endswith(b"x\ndone\n")
+        assert group.notes() == "the disk of this machine is full: output of rank 0 is not kept"
         assert 500_000 < len(read_log(disk / "rank-0.log", 0, 1 << 30).data) <= 1 << 20
 
     try:
@@ -350,11 +364,11 @@ except MemoryError:
     limits = WorkerLimits(**{**_fields(QUIET), "memory_bytes": 1 << 30})
 
     async def run() -> None:
-        crew = await Crew.of(order(tmp_path, worker(tmp_path, program), limits=limits))
-        await crew.end()
+        group = await Supervised.start(launch(tmp_path, worker(tmp_path, program), limits=limits))
+        await group.wait_exit()
         cores = max(1, len(os.sched_getaffinity(0)) - 1)
         expected = f"19 {cores} IOPRIO_CLASS_IDLE\n{1 << 30}\nrefused\n"
-        assert crew.ended(0).tail.decode() == expected
+        assert group.exited(0).tail.decode() == expected
 
     asyncio.run(run())
 
@@ -374,9 +388,9 @@ print(sorted(set(os.environ) - {"LC_CTYPE"}))
 """
 
     async def run() -> None:
-        crew = await Crew.of(order(tmp_path, worker(tmp_path, program)))
-        await crew.end()
-        assert crew.ended(0).tail.decode().splitlines() == [
+        group = await Supervised.start(launch(tmp_path, worker(tmp_path, program)))
+        await group.wait_exit()
+        assert group.exited(0).tail.decode().splitlines() == [
             "['0', '1', '2'] 4",
             "True True",
             "'' True",
@@ -399,11 +413,13 @@ def test_a_warden_imports_little() -> None:
 def test_a_warden_that_cannot_be_started_is_an_error_with_advice(tmp_path: Path) -> None:
     async def run() -> None:
         with pytest.raises(RunError, match="cannot be started with /no/such/python"):
-            await Crew.of(order(tmp_path, worker(tmp_path, "")), python="/no/such/python")
+            await Supervised.start(launch(tmp_path, worker(tmp_path, "")), python="/no/such/python")
         many = [worker(tmp_path, "", rank, environment={"A": "x" * 100_000}) for rank in range(200)]
         with pytest.raises(RunError, match="at most"):
-            await Crew.of(order(tmp_path, *many))
+            await Supervised.start(launch(tmp_path, *many))
         with pytest.raises(RunError, match="memory_bytes"):
-            await Crew.of(order(tmp_path, worker(tmp_path, ""), limits=WorkerLimits(memory_bytes=5)))
+            await Supervised.start(
+                launch(tmp_path, worker(tmp_path, ""), limits=WorkerLimits(memory_bytes=5))
+            )
 
     asyncio.run(run())
