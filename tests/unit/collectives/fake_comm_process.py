@@ -1,4 +1,4 @@
-"""A mover in this process: keeps what it is told, answers when the test says so."""
+"""A communication process in this process: keeps what it is told, answers when the test says so."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from barnraise.collectives.client import CommProcessClient
 from barnraise.collectives.messages import Command, Failure, OperationFailed, OperationFinished
 from barnraise.collectives.shm.segment import SharedSegment
 from barnraise.core.config import Settings
-from barnraise.core.errors import MoverLost
+from barnraise.core.errors import CommProcessLost
 
 
-class FakeMover(CommProcessClient):
+class FakeCommProcess(CommProcessClient):
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         self.inherited = False
@@ -27,7 +27,7 @@ class FakeMover(CommProcessClient):
         self.on_submit: Callable[[Command], None] = lambda command: None
 
     def lose(self) -> None:
-        self._lost = MoverLost("killed")
+        self._lost = CommProcessLost("killed")
 
     def submit(
         self, command: Command, operation: int, done: Callable[[OperationFinished | OperationFailed], None]
@@ -52,9 +52,9 @@ class FakeMover(CommProcessClient):
     def send(self, command: Command) -> None:
         self.sent.append(command)
 
-    def map(self, segment: int, shared: SharedSegment) -> None:
+    def map_segment(self, segment: int, shared: SharedSegment) -> None:
         self.mapped[segment] = shared.size
         shared.close_descriptor()
 
-    def unmap(self, segment: int) -> None:
+    def unmap_segment(self, segment: int) -> None:
         del self.mapped[segment]

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from barnraise.collectives.ops.dtypes import by_name
-from barnraise.collectives.ops.reduce_ops import Reduction, reduction_of
+from barnraise.collectives.ops.reduction import Reduction, reduction_of
 from barnraise.core.errors import UnsupportedOperation
 
 

@@ -19,31 +19,31 @@ Event = tuple[str, int, int]
 HALF_WRITTEN = None
 
 
-def matched(programs: Sequence[Schedule]) -> dict[tuple[int, int], tuple[int, int]]:
+def matched(schedules: Sequence[Schedule]) -> dict[tuple[int, int], tuple[int, int]]:
     """(receiver, receive) -> (sender, send); fails unless every message has exactly one taker of its size."""
     pairs: dict[tuple[int, int], tuple[int, int]] = {}
-    for rank, program in enumerate(programs):
-        index = indexed(program)
-        for number, send in enumerate(program.sends):
+    for rank, schedule in enumerate(schedules):
+        index = indexed(schedule)
+        for number, send in enumerate(schedule.sends):
             assert send.peer != rank, "a message to oneself"
-            taker = indexed(programs[send.peer]).receives_from[rank][index.send_ordinals[number]]
-            receive = programs[send.peer].receives[taker]
+            taker = indexed(schedules[send.peer]).receives_from[rank][index.send_ordinals[number]]
+            receive = schedules[send.peer].receives[taker]
             assert receive.hi - receive.lo == send.hi - send.lo
             pairs[send.peer, taker] = (rank, number)
-    assert len(pairs) == sum(len(program.receives) for program in programs), "a receive that nobody sends"
+    assert len(pairs) == sum(len(schedule.receives) for schedule in schedules), "a receive that nobody sends"
     return pairs
 
 
 class Causes:
     """What has happened for certain before each event, whatever the schedule. Sets of events are bits."""
 
-    def __init__(self, programs: Sequence[Schedule]) -> None:
-        pairs = matched(programs)
+    def __init__(self, schedules: Sequence[Schedule]) -> None:
+        pairs = matched(schedules)
         direct: dict[Event, list[Event]] = {}
-        for rank, program in enumerate(programs):
-            for number, send in enumerate(program.sends):
+        for rank, schedule in enumerate(schedules):
+            for number, send in enumerate(schedule.sends):
                 direct["read", rank, number] = [("apply", rank, other) for other in send.after]
-            for number, receive in enumerate(program.receives):
+            for number, receive in enumerate(schedule.receives):
                 direct["apply", rank, number] = [
                     ("read", *pairs[rank, number]),
                     *(("apply", rank, other) for other in receive.after),
@@ -69,17 +69,17 @@ class Causes:
         return bool(self._past[event] & self._bit[cause])
 
 
-def prove_free_of_races(programs: Sequence[Schedule]) -> None:
+def prove_free_of_races(schedules: Sequence[Schedule]) -> None:
     """Every send and receive that touch the same bytes are ordered by cause, whatever the schedule."""
-    before = Causes(programs).before
-    for rank, program in enumerate(programs):
-        for number, receive in enumerate(program.receives):
+    before = Causes(schedules).before
+    for rank, schedule in enumerate(schedules):
+        for number, receive in enumerate(schedule.receives):
             applied = ("apply", rank, number)
-            for other, send in enumerate(program.sends):
+            for other, send in enumerate(schedule.sends):
                 if send.lo < receive.hi and receive.lo < send.hi:
                     read = ("read", rank, other)
                     assert before(applied, read) or before(read, applied), f"{send} may see {receive}"
-            for other, earlier in enumerate(program.receives[:number]):
+            for other, earlier in enumerate(schedule.receives[:number]):
                 if earlier.lo < receive.hi and receive.lo < earlier.hi:
                     first = ("apply", rank, other)
                     assert before(first, applied) or before(applied, first), f"{earlier} races {receive}"
@@ -94,22 +94,22 @@ class Simulation:
 
     def __init__(
         self,
-        programs: Sequence[Schedule],
+        schedules: Sequence[Schedule],
         memories: Sequence[Cells],
         combine: Combine,
         seed: int,
         strict: bool = False,
     ) -> None:
-        self.programs = programs
+        self.schedules = schedules
         self.memories = [list(memory) for memory in memories]
         self.combine = combine
         self.random = random.Random(seed)
         self.strict = strict
-        self.index = [indexed(program) for program in programs]
+        self.index = [indexed(schedule) for schedule in schedules]
         self.send_waits = [list(index.send_waits) for index in self.index]
         self.receive_waits = [list(index.receive_waits) for index in self.index]
-        self.unread = [set(range(len(program.sends))) for program in programs]
-        self.unapplied = sum(len(program.receives) for program in programs)
+        self.unread = [set(range(len(schedule.sends))) for schedule in schedules]
+        self.unapplied = sum(len(schedule.receives) for schedule in schedules)
         self.ready = [(rank, number) for rank, index in enumerate(self.index) for number in index.ready_sends]
         self.flying: list[tuple[int, int, Cells]] = []
         self.landing: list[tuple[int, int, Cells]] = []
@@ -137,10 +137,10 @@ class Simulation:
         return self.memories
 
     def _link_is_free(self, rank: int, number: int) -> bool:
-        peer, mine = self.programs[rank].sends[number].peer, self.programs[rank].sends
+        peer, mine = self.schedules[rank].sends[number].peer, self.schedules[rank].sends
         first = min(other for other in self.unread[rank] if mine[other].peer == peer)
         busy = any(
-            to == peer and self.programs[to].receives[taker].peer == rank for to, taker, _ in self.flying
+            to == peer and self.schedules[to].receives[taker].peer == rank for to, taker, _ in self.flying
         )
         return number == first and not busy
 
@@ -148,7 +148,7 @@ class Simulation:
         return bool(self.receive_waits[rank][taker])
 
     def _read(self, rank: int, number: int) -> None:
-        send = self.programs[rank].sends[number]
+        send = self.schedules[rank].sends[number]
         taker = self.index[send.peer].receives_from[rank][self.index[rank].send_ordinals[number]]
         cells = self.memories[rank][send.lo : send.hi]
         assert HALF_WRITTEN not in cells, "sent bytes that were still being received"
@@ -160,7 +160,7 @@ class Simulation:
 
     def _land(self, position: int) -> None:
         rank, number, cells = self.flying.pop(position)
-        receive = self.programs[rank].receives[number]
+        receive = self.schedules[rank].receives[number]
         if not receive.reduce and not self.receive_waits[rank][number]:
             self.memories[rank][receive.lo : receive.hi] = [HALF_WRITTEN] * len(cells)
         self.landing.append((rank, number, cells))
@@ -169,7 +169,7 @@ class Simulation:
         if self.receive_waits[rank][number]:
             self.held[rank, number] = cells
             return
-        receive = self.programs[rank].receives[number]
+        receive = self.schedules[rank].receives[number]
         if receive.reduce:
             mine = self.memories[rank][receive.lo : receive.hi]
             assert HALF_WRITTEN not in mine

@@ -71,16 +71,18 @@ def test_offers(vector: dict[str, Any]) -> None:
     from barnraise.transport.links.frames import FrameHeader, FrameKind
 
     size, said = vector["fields"]["size"], []
-    parcels = PointToPoint(
+    point_to_point = PointToPoint(
         1, lambda *what: said.append(what), lambda *what: None, lambda *what: None, lambda text: None
     )
-    parcels.send(SendTo(1, 1, 3, 9, 1, 0, 0, size, 1.0), memoryview(b""), 0.0)
+    point_to_point.send(SendTo(1, 1, 3, 9, 1, 0, 0, size, 1.0), memoryview(b""), 0.0)
     assert said == [
         (3, FrameHeader(FrameKind.OFFER, group=1, first=9, second=1), bytes.fromhex(vector["bytes"]))
     ]
     said.clear()
-    parcels.frame(2, FrameHeader(FrameKind.OFFER, 8, 1, 0, 9, 1), memoryview(bytes.fromhex(vector["bytes"])))
-    assert parcels.offers[0].size == size
+    point_to_point.frame(
+        2, FrameHeader(FrameKind.OFFER, 8, 1, 0, 9, 1), memoryview(bytes.fromhex(vector["bytes"]))
+    )
+    assert point_to_point.offers[0].size == size
 
 
 @pytest.mark.parametrize("vector", VECTORS["hello"], ids=lambda vector: vector["name"])

@@ -66,12 +66,12 @@ def test_many_small_messages_before_any_receive() -> None:
         sender.send(out, message)
     sim.settle()
     state = next(iter(receiver.engine._groups.values()))
-    assert sum(offer.data is not None for offer in state.parcels.offers) == 32
+    assert sum(offer.data is not None for offer in state.point_to_point.offers) == 32
     for message in messages:
         receiver.receive(into, message)
     sim.settle()
     assert sim.pending(sender) == sim.pending(receiver) == []
-    assert not any(state.parcels.eager_in.values())
+    assert not any(state.point_to_point.eager_in.values())
 
 
 def test_what_was_sent_before_leaving_can_still_be_received() -> None:
@@ -146,6 +146,6 @@ def test_a_group_that_never_opened_is_forgotten() -> None:
 def test_the_pool_of_buffers_is_bounded() -> None:
     runner = Runner(None, None)  # type: ignore[arg-type]
     for length in range(1, 3000):
-        runner._reuse([memoryview(bytearray(length * 50)) for _ in range(3)])
+        runner._recycle([memoryview(bytearray(length * 50)) for _ in range(3)])
     pooled = sum(len(buffer) for pool in runner._buffers.values() for buffer in pool)
     assert pooled == runner._pooled_bytes <= _POOLED_BYTES

@@ -1,6 +1,7 @@
-"""Four real processes that sum by codecs on one backend; run by test_groups.py, each writes what it found.
+"""Four real processes that sum by codecs on one backend. ``test_allreduce_groups.py`` runs it.
 
-torch is imported once, then the process forks: four imports would take longer than the test.
+Each process writes its results. torch is imported once, then the process forks: four imports would take
+longer than the test.
 """
 
 from __future__ import annotations
@@ -270,10 +271,10 @@ def member(backend: str, rank: int, room: Path) -> None:
     limit = timedelta(seconds=100)
     dist.init_process_group(backend, store=store, rank=rank, world_size=WORLD, timeout=limit)
     groups = {world: dist.new_group(list(range(world))) for world in (2, 3, 4)}
-    whole, sharded.PIECE = sharded.PIECE, 17_000  # one piece and a short one
+    whole, sharded.CHUNK_NUMBERS = sharded.CHUNK_NUMBERS, 17_000  # one piece and a short one
     found: dict[str, Any] = {"one_sum": one_sum(groups, rank), "through_sites": through_sites(groups, rank)}
     found["tiny"], found["paid_back"] = tiny(groups, rank), paid_back(groups, rank)
-    sharded.PIECE = whole
+    sharded.CHUNK_NUMBERS = whole
     found["long_run"] = long_run(groups, rank)
     found["repeated_step"] = repeated_step(groups, rank)
     if rank < 3:

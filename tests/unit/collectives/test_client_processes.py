@@ -1,4 +1,4 @@
-"""The backend in real processes, each a group of one: how they end, fork and lose their mover."""
+"""The backend in real processes, each a group of one: exit, fork and loss of the communication process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _PRELUDE = """
 import gc, os, signal, sys, time
 import torch, torch.distributed as dist
 from barnraise import collectives
-from barnraise.collectives.client import current_mover
+from barnraise.collectives.client import current_comm_process
 torch.set_num_threads(1)
 group = collectives.create_group(dist.HashStore(), 0, 1, 60)
-mover = current_mover().pid
-print(mover, flush=True)
+comm_process = current_comm_process().pid
+print(comm_process, flush=True)
 def pending():
     return group.recv_anysource([torch.zeros(3)], 7)
 def works(chosen=None):
@@ -107,20 +107,20 @@ def test_a_killed_mover_ends_what_is_pending_and_another_takes_its_place(house: 
         """
 work = pending()
 future = work.get_future()
-os.kill(mover, signal.SIGKILL)
+os.kill(comm_process, signal.SIGKILL)
 for wait in (work.wait, future.wait, group.allreduce([torch.ones(2)]).wait):
     try:
         wait()
         print("no error")
-    except collectives.MoverLost:
+    except collectives.CommProcessLost:
         print("lost")
     except RuntimeError as error:  # how torch's futures pass on what a callback raised
-        print("lost" if "mover-lost" in str(error) else error)
+        print("lost" if "comm-process-lost" in str(error) else error)
 assert work.is_completed() and not work.is_success()
-assert isinstance(work.exception(), collectives.MoverLost)
+assert isinstance(work.exception(), collectives.CommProcessLost)
 assert collectives.statistics()["pid"] is None
 again = collectives.create_group(dist.HashStore(), 0, 1, 60)
-assert works(again) and collectives.statistics()["pid"] not in (None, mover)
+assert works(again) and collectives.statistics()["pid"] not in (None, comm_process)
 print("right")
 """,
     )
@@ -167,7 +167,7 @@ child = os.fork()
 if child == 0:
     try:
         works()
-    except collectives.MoverLost as error:
+    except collectives.CommProcessLost as error:
         print("refused" if "forked" in str(error) else error, flush=True)
     group.shutdown()
     del group
@@ -185,7 +185,7 @@ print("parent goes on")
 
 @needs_fork
 def test_a_forked_child_does_not_keep_a_dead_workers_mover(house: dict[str, str]) -> None:
-    """The mover notices its worker's death although a data loader's process lives on."""
+    """The communication process notices its worker's death although a data loader's process lives on."""
     process = _start(
         house,
         """
@@ -199,10 +199,10 @@ time.sleep(300)
 """,
     )
     assert process.stdout is not None
-    mover, child = int(process.stdout.readline()), int(process.stdout.readline())
+    comm_process, child = int(process.stdout.readline()), int(process.stdout.readline())
     try:
         process.send_signal(signal.SIGKILL)  # not waited for: it stays a zombie
-        assert _gone(mover)
+        assert _gone(comm_process)
         assert psutil.pid_exists(child)
     finally:
         os.kill(child, signal.SIGKILL)

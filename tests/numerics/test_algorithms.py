@@ -8,7 +8,7 @@ from tests.numerics.harness.pool import Pool
 
 pytestmark = pytest.mark.slow
 
-STRATEGIES = ("ring", "tree", "doubling", "exchange", "direct", "star", "plain")
+ALGORITHMS = ("ring", "tree", "doubling", "exchange", "direct", "star", "plain")
 EXACT = (
     "reductions:all_reduce",
     "reductions:reduce",
@@ -23,23 +23,23 @@ EXACT = (
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_small(ours: Pool, strategy: str, world: int) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_small(ours: Pool, algorithm: str, world: int) -> None:
     for body in EXACT:
-        options = {"strategy": strategy, "segment_bytes": 1024, "inner": body}
-        ours.run("strategies:under", world=world, arguments={"dtype": "float32"}, **options)
+        options = {"algorithm": algorithm, "segment_bytes": 1024, "inner": body}
+        ours.run("algorithms:under", world=world, arguments={"dtype": "float32"}, **options)
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_large_in_many_segments(ours: Pool, strategy: str, world: int) -> None:
-    options = {"strategy": strategy, "segment_bytes": 16 * 1024}
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_large_in_many_segments(ours: Pool, algorithm: str, world: int) -> None:
+    options = {"algorithm": algorithm, "segment_bytes": 16 * 1024}
     sums = {"dtype": "float32", "sizes": [70_001, 500_009]}
     digests = ours.run(
-        "strategies:under", world=world, inner="reductions:all_reduce_rough", arguments=sums, **options
+        "algorithms:under", world=world, inner="reductions:all_reduce_rough", arguments=sums, **options
     )
     assert all(digest == digests[0] for digest in digests), f"ranks hold different bits: {digests}"
-    ours.run("strategies:under", world=world, inner="movement:large", arguments={"megabytes": 1}, **options)
+    ours.run("algorithms:under", world=world, inner="movement:large", arguments={"megabytes": 1}, **options)
 
 
 @pytest.mark.parametrize("across", ["ring", "tree", "star"])
@@ -54,7 +54,7 @@ def test_sites_with_shapes_of_their_own(ours: Pool, inside: tuple[str, str], acr
     sums = {"dtype": "float32", "sizes": [70_001, 500_009]}
     for sites, taken in (([[3, 0, 4], [1], [2]], "sites"), ([[0, 1, 2, 3, 4]], "star")):
         found = ours.run(
-            "strategies:by_level",
+            "algorithms:by_level",
             world=5,
             sites=sites,
             levels=levels,
@@ -65,12 +65,12 @@ def test_sites_with_shapes_of_their_own(ours: Pool, inside: tuple[str, str], acr
         assert len({str(digest) for digest, _ in found}) == 1, f"ranks hold different bits: {found}"
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_many_in_flight(ours: Pool, strategy: str) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_many_in_flight(ours: Pool, algorithm: str) -> None:
     arguments = {"size": 4099, "calls": 16}
     ours.run(
-        "strategies:under",
-        strategy=strategy,
+        "algorithms:under",
+        algorithm=algorithm,
         segment_bytes=1024,
         inner="reductions:all_reduce_repeated",
         arguments=arguments,

@@ -100,7 +100,7 @@ def _low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "_MAX_EARLY_STARTS", 1000)
     monkeypatch.setattr(group, "_MAX_EARLY_START_BYTES", 256 << 10)
     monkeypatch.setattr(point_to_point, "MAX_OFFERS", 1000)
-    monkeypatch.setattr(engine, "_ANSWERS", 32 << 10)
+    monkeypatch.setattr(engine, "_MAX_REPLY_BYTES", 32 << 10)
 
 
 @pytest.mark.usefixtures("_low_limits")
@@ -224,7 +224,7 @@ def test_a_peers_old_joins_do_not_push_out_anothers() -> None:
     mine.receive()
     for number in range(1000):
         say(session, *FLOODS["joins"](session, number + 5000))
-    assert 1234 in session.victim.engine._early_joins._kept[FRIEND]
+    assert 1234 in session.victim.engine._early_joins._stored[FRIEND]
 
 
 # handshakes
@@ -276,7 +276,7 @@ def test_a_caller_that_claims_to_be_us_is_refused() -> None:
     said = FrameHeader(FrameKind.HELLO, 16).encode() + b"W" * 16
     error = meet(said, lambda sock: handshakes.accept(sock, KNOCK, in_the_clear(b"W" * 16)))
     assert isinstance(error, HandshakeError)
-    assert "this very worker" in error.message
+    assert "claims to be this worker" in error.message
 
 
 def test_an_address_that_is_none_is_an_error_of_ours() -> None:

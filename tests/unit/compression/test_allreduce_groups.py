@@ -1,4 +1,4 @@
-"""Sums over groups of real processes, on Gloo and on our backend; see members.py for what they do."""
+"""Sums over groups of real processes, on Gloo and on our backend; see group_member.py for what they do."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch import nn
 
 from barnraise.compression import CodecRound, ErrorFeedback, FeedbackPart, GradientHook, codec_named, sum_over
 from barnraise.compression.allreduce.exchange import PayloadExchange
-from barnraise.compression.allreduce.hierarchical import lanes_of
+from barnraise.compression.allreduce.hierarchical import channels_of
 from barnraise.compression.allreduce.sharded import cut
 from barnraise.core.errors import CollectiveError, OperationMismatch, ProtocolError, RunError
 from tests.repository import ROOT
 
 REPOSITORY = ROOT
-MEMBERS = Path(__file__).with_name("members.py")
+MEMBERS = Path(__file__).with_name("group_member.py")
 Found = list[dict[str, Any]]
 
 
@@ -244,17 +244,20 @@ def test_shards_cover_everything_once_and_begin_at_blocks() -> None:
 def test_every_member_leads_a_lane_and_a_lane_has_one_leader_at_each_site() -> None:
     for sites in (((0, 1), (2, 3)), ((4, 0, 2), (1,), (3, 5))):
         for numel in (0, 3, 5000, 10_000):
-            lanes = lanes_of(numel, sites, 256)
-            assert {leader for lane in lanes for leader in lane.leaders} == {
+            channels = channels_of(numel, sites, 256)
+            assert {leader for channel in channels for leader in channel.leaders} == {
                 one for site in sites for one in site
             }
-            covered = [shard for lane in lanes for shard in lane.shards]
+            covered = [shard for channel in channels for shard in channel.shards]
             assert [one.start for one in covered] == [0, *(one.stop for one in covered[:-1])]
             assert covered[-1].stop == numel
             assert all(one.start % 256 == 0 or one.start == numel for one in covered)
-            for lane in lanes:
-                assert (lane.shards[0].start, lane.shards[-1].stop) == (lane.whole.start, lane.whole.stop)
-                assert all(leader in site for leader, site in zip(lane.leaders, sites, strict=True))
+            for channel in channels:
+                assert (channel.shards[0].start, channel.shards[-1].stop) == (
+                    channel.whole.start,
+                    channel.whole.stop,
+                )
+                assert all(leader in site for leader, site in zip(channel.leaders, sites, strict=True))
 
 
 def test_sites_name_every_rank_once() -> None:

@@ -15,21 +15,21 @@ from tests.numerics.harness.worker import Context
 
 
 @contextmanager
-def _forced(ctx: Context, strategy: str, segment_bytes: int) -> Iterator[None]:
+def _forced(ctx: Context, algorithm: str, segment_bytes: int) -> Iterator[None]:
     """A group keeps the settings it was made with; here they change beneath it, on all ranks alike."""
-    issuer = ctx.group._issuer
-    before = issuer._settings
-    issuer._settings = msgspec.structs.replace(
-        before, strategy=strategy, segment_bytes=segment_bytes, arity=3
+    submitter = ctx.group._submitter
+    before = submitter._settings
+    submitter._settings = msgspec.structs.replace(
+        before, strategy=algorithm, segment_bytes=segment_bytes, arity=3
     )
     try:
         yield
     finally:
-        issuer._settings = before
+        submitter._settings = before
 
 
-def under(ctx: Context, strategy: str, segment_bytes: int, inner: str, arguments: dict[str, Any]) -> Any:
-    with _forced(ctx, strategy, segment_bytes):
+def under(ctx: Context, algorithm: str, segment_bytes: int, inner: str, arguments: dict[str, Any]) -> Any:
+    with _forced(ctx, algorithm, segment_bytes):
         return _run(ctx, inner, arguments)
 
 
