@@ -344,7 +344,7 @@ async def guest_greets(keep: str, agents: Agents, names: int) -> Result:
     addresses = tuple(f"192.0.2.{number}" for number in range(16))
     for number in range(names):
         name = f"\x1b[31mh{number}\x07" if number % 4 == 3 else f"guest {number}"
-        greeting = protocol.encode_greeting(protocol.PeerHello(name, "9.9", addresses, 9, 4096))
+        greeting = protocol.encode_hello(protocol.PeerHello(name, "9.9", addresses, 9, 4096))
         for node in guest.agents:
             await guest.say(node, [greeting])
         await guest.live(0.01, 0.01)

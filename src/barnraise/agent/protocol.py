@@ -44,15 +44,15 @@ def encode_membership(message: Message) -> bytes:
     return MEMBERSHIP + _encoder.encode(message)
 
 
-def encode_greeting(greeting: PeerHello) -> bytes:
-    return GREETING + _encoder.encode(greeting)
+def encode_hello(hello: PeerHello) -> bytes:
+    return GREETING + _encoder.encode(hello)
 
 
 def decode_membership(data: bytes | memoryview) -> Message:
     return decode(_messages, data)
 
 
-def decode_greeting(data: bytes | memoryview) -> PeerHello:
+def decode_hello(data: bytes | memoryview) -> PeerHello:
     return decode(_greetings, data)
 
 

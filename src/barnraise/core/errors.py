@@ -30,7 +30,7 @@ BarnraiseError
     ├── OperationAborted
     ├── UnsupportedOperation
     ├── UntrustedPickle
-    └── MoverLost
+    └── CommProcessLost
 """
 
 from __future__ import annotations
@@ -280,8 +280,10 @@ class UntrustedPickle(CollectiveError):
     default_hint = "Send tensors instead, or name only owners' machines: `barnraise run --on NAMES`."
 
 
-class MoverLost(CollectiveError):
-    """The mover, the process that owns this worker's links, ended or stopped answering."""
+class CommProcessLost(CollectiveError):
+    """The communication process of this worker, which owns its links, exited or stopped answering."""
 
-    code = "mover-lost"
-    default_hint = "Start the worker again; if it repeats, look at the mover's last words above."
+    code = "comm-process-lost"
+    default_hint = (
+        "Start the worker again; if it repeats, read the last output of the communication process above."
+    )

@@ -178,7 +178,7 @@ def test_gloo_and_our_members_meet_through_it(servers: KvServers) -> None:
 
 
 def test_the_missing_ranks_are_named(store: ClusterStore) -> None:
-    with pytest.raises(OperationTimeout, match="rank 1 did not come"):
+    with pytest.raises(OperationTimeout, match="rank 1 did not join"):
         exchange_members(store, 0, 2, GroupMember(bytes(16), 1, ()), 0.5)
 
 

@@ -94,21 +94,21 @@ class LocalCheckpoints:
         """Reads all of it."""
         try:
             manifest = self._read(run, step, signers)
-            return entry_of(self._place(run, step) / STATE, STATE).object.hex() == manifest.file
+            return entry_of(self._folder_of(run, step) / STATE, STATE).object.hex() == manifest.file
         except (RunError, OSError):
             return False
 
-    def lend(self, run: str, step: int, signers: Collection[bytes]) -> PackedFolder:
+    def publish(self, run: str, step: int, signers: Collection[bytes]) -> PackedFolder:
         """Let others fetch it; a BarnraiseError if it is not whole."""
         manifest = self._read(run, step, signers)
-        packed = lend(self._place(run, step), FILES, self._store)
+        packed = lend(self._folder_of(run, step), FILES, self._store)
         (state,) = (entry for entry in packed.manifest.files if entry.path == STATE)
         if state.object.hex() != manifest.file:
             take_back(self._store, packed.id)
             raise RunError(f"the checkpoint of step {step} is damaged", hint="Ask another machine.")
         return packed
 
-    def take_back(self, name: bytes) -> None:
+    def withdraw(self, name: bytes) -> None:
         take_back(self._store, name)
 
     def keep(self, files: FileList, run: str, step: int, signers: Collection[bytes]) -> None:
@@ -122,11 +122,11 @@ class LocalCheckpoints:
         for name, most in LARGEST.items():
             if entries[name].size > most:
                 raise RunError(f"its {name} is too large", hint="Ask another machine.")
-        data, seal = (self._stored(entries[name].object) for name in (MANIFEST, SEAL))
+        data, seal = (self._read_object(entries[name].object) for name in (MANIFEST, SEAL))
         manifest = read_manifest(data, seal, run, signers)
         if manifest.step != step or entries[STATE].object.hex() != manifest.file:
             raise RunError("it is another checkpoint than was asked for", hint="Ask another machine.")
-        folder, target = self.folder(run), self._place(run, step)
+        folder, target = self.folder(run), self._folder_of(run, step)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_tree(target)  # one that was not whole
         own = encode(sign(self._key, run, step, fingerprint(data)))
@@ -144,13 +144,13 @@ class LocalCheckpoints:
             for stale in self.folder(run).glob(f"{_DROPPED}*"):
                 remove_tree(stale)
         for one in sorted(provisional, key=lambda one: one.step):  # a crash leaves all but one as it was
-            place = self._place(run, one.step)
+            place = self._folder_of(run, one.step)
             if counts:
-                self._agree(place, replace(one, provisional=False))
+                self._confirm(place, replace(one, provisional=False))
             else:
                 place.rename(place.with_name(_DROPPED + place.name))
 
-    def _agree(self, place: Path, manifest: CheckpointManifest) -> None:
+    def _confirm(self, place: Path, manifest: CheckpointManifest) -> None:
         data = encode(manifest)
         seal = encode(sign(self._key, manifest.run, manifest.step, fingerprint(data)))
         for name, content in ((MANIFEST, data), (SEAL, seal)):
@@ -162,23 +162,23 @@ class LocalCheckpoints:
 
     def has_files(self, manifests: Collection[bytes]) -> bool:
         """Whether all that a run was started with is in the store."""
-        return all(self.knows(name) for name in manifests)
+        return all(self.has_all(name) for name in manifests)
 
-    def knows(self, name: bytes) -> bool:
+    def has_all(self, name: bytes) -> bool:
         """Whether all of a list is in the store."""
         manifest = self._store.manifest(name)
         return manifest is not None and not self._store.missing(manifest)
 
-    def _place(self, run: str, step: int) -> Path:
+    def _folder_of(self, run: str, step: int) -> Path:
         return self.folder(run) / folder_name(step)
 
     def _read(self, run: str, step: int, signers: Collection[bytes]) -> CheckpointManifest:
-        manifest = manifest_in(self._place(run, step), run, signers)
+        manifest = manifest_in(self._folder_of(run, step), run, signers)
         if manifest.step != step:
             raise RunError(f"it is that of step {manifest.step}", hint="Ask another machine.")
         return manifest
 
-    def _stored(self, name: bytes) -> bytes:
+    def _read_object(self, name: bytes) -> bytes:
         try:
             return self._store.object_path(name).read_bytes()
         except OSError as error:

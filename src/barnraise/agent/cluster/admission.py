@@ -30,36 +30,36 @@ async def admit(agent: Agent, proven: PairingProven) -> tuple[TrustLog, list[Pai
             return None
         return log.admit(agent.key, proven.node, proven.role, proven.name)
 
-    if agent.log.role(proven.node) is not None and agent.places[proven.node].version:
+    if agent.log.role(proven.node) is not None and agent.peer_store[proven.node].version:
         # Its votes are lost with its memory: under the same key it would vote twice.
         raise PairingError(
             f"{proven.name} has been in this cluster under this key, and seems to have lost what it knew",
             hint="There run `barnraise leave` and `barnraise up`, and pair again; unpair its old id here.",
         )
-    if agent.hosts_alone and len(agent.log.members) == 1 and proven.node < agent.me:
+    if agent.is_alone_with_psk and len(agent.log.members) == 1 and proven.node < agent.me:
         raise PairingError("this machine is alone as well and will join yours")
-    async with agent.changing:
-        await agent.decide(entry)
+    async with agent.membership_lock:
+        await agent.commit_entry(entry)
     # It dials us: before it has the log it would not know our secret.
-    agent.places.told(proven.node, proven.addresses, proven.port, len(agent.log.secrets))
-    return agent.log, _where_all(agent)
+    agent.peer_store.add_hint(proven.node, proven.addresses, proven.port, len(agent.log.secrets))
+    return agent.log, _all_addresses(agent)
 
 
 async def enter(agent: Agent, log: TrustLog, peers: list[PairingPeer]) -> None:
     """Leave this machine's own cluster for the one that admitted it, and wait to be in its view."""
-    agent.links.forget_all("this machine joins another cluster")
+    agent.connections.forget_all("this machine joins another cluster")
     record = founded(nowhere())
     agent.storage.replace_cluster(record, tuple(map(encode_entry, log.entries)))
     agent.build_member(log, record)
-    agent.board.begin_anew()
-    agent.runs.begin_anew()
-    agent.search.forget()
-    agent.places.keep_only(set(log.members))
+    agent.kv.reset()
+    agent.runs.reset()
+    agent.discovery.forget()
+    agent.peer_store.keep_only(set(log.members))
     for peer in peers:
         if peer.id != agent.me:
-            agent.places.told(peer.id, peer.addresses, peer.port, len(log.secrets))
-    agent.search.retag()
-    agent.search.dial_all()
+            agent.peer_store.add_hint(peer.id, peer.addresses, peer.port, len(log.secrets))
+    agent.discovery.update_tags()
+    agent.discovery.dial_all()
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _ENTER_S
     while not agent.member.is_member:
@@ -68,7 +68,7 @@ async def enter(agent: Agent, log: TrustLog, peers: list[PairingPeer]) -> None:
                 f"this machine is admitted, but was not taken into the view within {_ENTER_S:g} s",
                 hint="It goes on trying. See `barnraise status`, and `barnraise doctor` on both machines.",
             )
-        await agent.news_within(deadline - loop.time())
+        await agent.wait_for_change(deadline - loop.time())
 
 
 def renew_lost_key(directory: Path, storage: MembershipStorage) -> bool:
@@ -76,26 +76,26 @@ def renew_lost_key(directory: Path, storage: MembershipStorage) -> bool:
     mark = directory / _USED
     lost = mark.exists() and storage.record() is None
     if lost:
-        _put_away(directory, _KEY)
+        _rename_away(directory, _KEY)
     mark.touch(mode=0o600)
     return lost
 
 
-def forsake(directory: Path) -> None:
+def forget_cluster(directory: Path) -> None:
     """Forget the cluster, and the key under which it knew this machine. Nothing is deleted."""
-    _put_away(directory, _KEY, _USED, FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm")
+    _rename_away(directory, _KEY, _USED, FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm")
 
 
-def _where_all(agent: Agent) -> list[PairingPeer]:
-    peers = [PairingPeer.of(agent.me, agent.addresses(), agent.listener.port)]
+def _all_addresses(agent: Agent) -> list[PairingPeer]:
+    peers = [PairingPeer.of(agent.me, agent.own_addresses(), agent.listener.port)]
     for node in agent.log.members:
-        place = agent.places.place(node)
+        place = agent.peer_store.address_of(node)
         if node != agent.me and place is not None:
             peers.append(PairingPeer.of(node, place.addresses, place.port))
     return peers
 
 
-def _put_away(directory: Path, *names: str) -> None:
+def _rename_away(directory: Path, *names: str) -> None:
     stamp = secrets.token_hex(4)
     for name in names:
         path = directory / name

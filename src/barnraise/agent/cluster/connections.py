@@ -28,8 +28,8 @@ from barnraise.transport.listener.preface import (
 from barnraise.transport.log_throttle import ThrottledLog
 
 _OTHER_FIRST_S = 0.4  # how long the larger node id waits for the smaller one's call
-_MOST_KEPT = 64
-_MOST_LINKS = 3  # to one node on one route
+_MAX_QUEUED = 64
+_MAX_LINKS = 3  # to one node on one route
 _NEWEST = 1 << 30
 
 _log = logging.getLogger(__name__)
@@ -64,10 +64,10 @@ class ConnectionHost(Protocol):
 class _PeerConnection:
     def __init__(self) -> None:
         self.links: dict[int, list[ControlConnection]] = {route: [] for route in AGENT_ROUTES}
-        self.place: PeerAddress | None = None
+        self.address: PeerAddress | None = None
         self.choice: AddressChoice | None = None
         self.dialling: dict[int, asyncio.Task[None]] = {}
-        self.kept: dict[int, list[bytes]] = {route: [] for route in AGENT_ROUTES}
+        self.queued: dict[int, list[bytes]] = {route: [] for route in AGENT_ROUTES}
         self.failure = ""
 
     def all_links(self) -> list[ControlConnection]:
@@ -77,14 +77,14 @@ class _PeerConnection:
 class AgentConnections:
     """All of them, by node."""
 
-    def __init__(self, me: NodeId, tls: AgentTls, owner: ConnectionHost) -> None:
+    def __init__(self, me: NodeId, tls: AgentTls, host: ConnectionHost) -> None:
         self._me = me
         self._tls = tls
-        self._owner = owner
+        self._host = host
         self._peers: dict[NodeId, _PeerConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self._complaints = ThrottledLog(_log, "refused a call from")
+        self._refusals = ThrottledLog(_log, "refused a call from")
 
     # what the agent asks
 
@@ -109,16 +109,16 @@ class AgentConnections:
         peer = self._peers.get(node)
         return peer.failure if peer is not None else ""
 
-    def place(self, node: NodeId) -> PeerAddress | None:
+    def address_of(self, node: NodeId) -> PeerAddress | None:
         peer = self._peers.get(node)
-        return peer.place if peer is not None else None
+        return peer.address if peer is not None else None
 
-    def learn(self, node: NodeId, place: PeerAddress) -> None:
+    def learn(self, node: NodeId, address: PeerAddress) -> None:
         """It can be reached there; addresses that worked before stay, behind the new ones."""
         peer = self._peer(node)
-        old = peer.place.addresses if peer.place is not None and peer.place.port == place.port else ()
-        addresses = tuple(dict.fromkeys((*place.addresses, *old)))[:8]
-        peer.place = PeerAddress(addresses, place.port, place.epoch)
+        old = peer.address.addresses if peer.address is not None and peer.address.port == address.port else ()
+        addresses = tuple(dict.fromkeys((*address.addresses, *old)))[:8]
+        peer.address = PeerAddress(addresses, address.port, address.epoch)
 
     def send(self, node: NodeId, message: bytes) -> None:
         """On the route of heartbeats; dropped if there is no link."""
@@ -132,26 +132,31 @@ class AgentConnections:
         if link is not None:
             link.send(message)
             return
-        kept = self._peer(node).kept[route]
-        if len(kept) < _MOST_KEPT and self.get(node) is not None:
-            kept.append(message)
+        queued = self._peer(node).queued[route]
+        if len(queued) < _MAX_QUEUED and self.get(node) is not None:
+            queued.append(message)
             self.dial(node, route)
 
     def dial(self, node: NodeId, route: int = ROUTE_AGENT, *, at_once: bool = False) -> None:
         """Unless there is a link, or a call is under way."""
         peer = self._peer(node)
-        if self._closing or peer.place is None or route in peer.dialling or self.get(node, route) is not None:
+        if (
+            self._closing
+            or peer.address is None
+            or route in peer.dialling
+            or self.get(node, route) is not None
+        ):
             return
         wait = 0.0 if at_once or self._me < node or route != ROUTE_AGENT else _OTHER_FIRST_S
         task = self._spawn(self._dial(node, peer, route, wait))
         peer.dialling[route] = task
         task.add_done_callback(lambda _: peer.dialling.pop(route, None))
 
-    async def look(self, address: str, port: int, secret: bytes, *, named: bool) -> NodeId:
+    async def dial_unknown(self, address: str, port: int, secret: bytes, *, named: bool) -> NodeId:
         """Dial whoever is there; BarnraiseError if it is nobody of ours.
 
         ``named``: a person gave the address. It may be a router's that leads to a machine which does not know
-        it by that address; only then the preface is not bound to the place.
+        it by that address; only then the preface is not bound to the address.
         """
         link, choice = await dial_best(
             [address],
@@ -161,12 +166,12 @@ class AgentConnections:
             secret=secret,
             tls=self._tls,
             expect=None,
-            on_message=self._owner.received,
+            on_message=self._host.received,
             on_closed=self._closed,
         )
         node = link.peer.node
         self.learn(node, PeerAddress((choice.address,), port, self._epoch(node)))
-        self._settle(node, link, choice)
+        self._register(node, link, choice)
         return node
 
     def accept(self, connection: socket.socket, preface: Preface, address: str) -> None:
@@ -176,7 +181,7 @@ class AgentConnections:
             return
         self._spawn(self._accept(connection, preface, address))
 
-    def cut(self, node: NodeId, why: str) -> None:
+    def disconnect(self, node: NodeId, why: str) -> None:
         """End everything with this node."""
         peer = self._peers.pop(node, None)
         if peer is None:
@@ -199,21 +204,21 @@ class AgentConnections:
     def forget_all(self, why: str) -> None:
         """Another cluster begins: nobody of the old one is known any more."""
         for node in list(self._peers):
-            self.cut(node, why)
+            self.disconnect(node, why)
 
     # how it is done
 
     async def _dial(self, node: NodeId, peer: _PeerConnection, route: int, wait: float) -> None:
         if wait:
             await asyncio.sleep(wait)
-        place = peer.place
-        if place is None or self.get(node, route) is not None:
+        address = peer.address
+        if address is None or self.get(node, route) is not None:
             return
         current = self.get(node)
-        addresses = (current.address,) if current is not None and current.outbound else place.addresses
+        addresses = (current.address,) if current is not None and current.outbound else address.addresses
         try:
             try:
-                link, choice = await self._call(node, peer, route, addresses, place.epoch)
+                link, choice = await self._call(node, peer, route, addresses, address.epoch)
             except HandshakeError:
                 # It may have learnt a newer secret from others since we last heard of it.
                 link, choice = await self._call(node, peer, route, addresses, _NEWEST)
@@ -221,23 +226,23 @@ class AgentConnections:
             peer.failure = error.message
             _log.debug("%s cannot be dialled: %s", node.short, error.message)
             if route == ROUTE_AGENT and was_refused(error) and self.get(node) is None:
-                self._owner.refused(node)
+                self._host.refused(node)
             return
-        self._settle(node, link, choice)
+        self._register(node, link, choice)
 
     async def _call(
         self, node: NodeId, peer: _PeerConnection, route: int, addresses: tuple[str, ...], epoch: int
     ) -> tuple[ControlConnection, AddressChoice]:
-        assert peer.place is not None
+        assert peer.address is not None
         return await dial_best(
             addresses,
-            peer.place.port,
+            peer.address.port,
             route=route,
             target=target_of(node),
-            secret=self._owner.secret_for(node, epoch),
+            secret=self._host.secret_for(node, epoch),
             tls=self._tls,
             expect=node,
-            on_message=self._owner.received,
+            on_message=self._host.received,
             on_closed=self._closed,
             current=peer.choice.address if peer.choice is not None else None,
         )
@@ -249,18 +254,18 @@ class AgentConnections:
                 preface,
                 address,
                 tls=self._tls,
-                on_message=self._owner.received,
+                on_message=self._host.received,
                 on_closed=self._closed,
             )
         except HandshakeError as error:
-            self._complaints.about(address, error.message)
+            self._refusals.about(address, error.message)
             return
         except BarnraiseError as error:
             _log.debug("a call from %s came to nothing: %s", address, error.message)
             return
-        self._settle(link.peer.node, link, None)
+        self._register(link.peer.node, link, None)
 
-    def _settle(self, node: NodeId, link: ControlConnection, choice: AddressChoice | None) -> None:
+    def _register(self, node: NodeId, link: ControlConnection, choice: AddressChoice | None) -> None:
         """Keep it, unless there is a better one; a new incarnation ends the links of the old."""
         if node == self._me or self._closing:
             link.close("it has this machine's own node key" if node == self._me else "the agent ends")
@@ -276,7 +281,7 @@ class AgentConnections:
             link.close("there is a link already", flush=True)
             return
         peer.links[link.route].append(link)
-        for oldest in peer.links[link.route][:-_MOST_LINKS]:
+        for oldest in peer.links[link.route][:-_MAX_LINKS]:
             oldest.close("there are newer links")
         if choice is not None and link.route == ROUTE_AGENT:
             peer.choice = choice
@@ -284,11 +289,11 @@ class AgentConnections:
             if other.outbound and not self._is_preferred(node, other):
                 other.close("the other side's link is used", flush=True)
         if link.route != ROUTE_AGENT:
-            kept, peer.kept[link.route] = peer.kept[link.route], []
-            for message in kept:
+            queued, peer.queued[link.route] = peer.queued[link.route], []
+            for message in queued:
                 link.send(message)
         elif not rivals:
-            self._owner.link_up(node, link)
+            self._host.link_up(node, link)
 
     def _closed(self, link: ControlConnection, why: str) -> None:
         node = link.peer.node
@@ -299,16 +304,16 @@ class AgentConnections:
         if self.get(node, link.route) is not None:
             return
         if link.route == ROUTE_AGENT:
-            self._owner.link_down(node, why)
+            self._host.link_down(node, why)
         else:
-            self._owner.route_down(node, link.route)
+            self._host.route_down(node, link.route)
 
     def _is_preferred(self, node: NodeId, link: ControlConnection) -> bool:
         return link.outbound == (self._me < node)
 
     def _epoch(self, node: NodeId) -> int:
-        place = self.place(node)
-        return place.epoch if place is not None else 1
+        address = self.address_of(node)
+        return address.epoch if address is not None else 1
 
     def _peer(self, node: NodeId) -> _PeerConnection:
         peer = self._peers.get(node)

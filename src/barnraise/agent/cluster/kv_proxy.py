@@ -7,22 +7,19 @@ guest only what belongs to the generation of a run in which the guest has worker
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from barnraise.agent import protocol
-from barnraise.agent.cluster.kv_service import KvService
+from barnraise.agent.context import AgentContext
 from barnraise.agent.runs.registry import RunRegistry
 from barnraise.agent_client.kv_messages import KvDenied, Namespace, Operation, Result, WatchKey
 from barnraise.core.errors import ProtocolError
 from barnraise.identity import NodeId
-from barnraise.identity.trust import TrustLog
-from barnraise.membership.node import MembershipNode
 
-_MOST_AT_ONCE = 256  # operations of one guest
+_MAX_OPERATIONS = 256  # operations of one guest
 _SLICE_S = 10.0
 _MARGIN_S = 2.0
 
@@ -50,29 +47,12 @@ _decoder: msgspec.msgpack.Decoder[KvProxyRequest | KvProxyReply] = msgspec.msgpa
 )
 
 
-class KvProxyHost(Protocol):
-    """What the proxy needs of the agent."""
-
-    me: NodeId
-    member: MembershipNode
-    board: KvService
-
-    @property
-    def log(self) -> TrustLog: ...
-
-    def linked_nodes(self) -> list[NodeId]: ...
-
-    def send_bulk(self, node: NodeId, message: bytes) -> None: ...
-
-    def spawn(self, work: Coroutine[object, object, None]) -> None: ...
-
-
 class KvProxy:
     """Asks for this machine if it is a guest, and answers guests if it is an owner's."""
 
-    def __init__(self, around: KvProxyHost, book: RunRegistry) -> None:
-        self._around = around
-        self._book = book
+    def __init__(self, context: AgentContext, registry: RunRegistry) -> None:
+        self._context = context
+        self._registry = registry
         self._loop = asyncio.get_running_loop()
         self._serial = 0
         self._waiting: dict[int, asyncio.Future[Result]] = {}
@@ -80,7 +60,7 @@ class KvProxy:
 
     @property
     def is_needed(self) -> bool:
-        return self._around.log.role(self._around.me) == "guest"
+        return self._context.log.role(self._context.me) == "guest"
 
     async def request(self, operation: Operation | WatchKey, patience_s: float) -> Result:
         """For a worker of this machine. An owner that dies meanwhile is replaced by another."""
@@ -101,7 +81,7 @@ class KvProxy:
     def received(self, node: NodeId, body: memoryview) -> None:
         message = protocol.decode(_decoder, body)
         if isinstance(message, KvProxyReply):
-            if self._around.log.role(node) != "owner":
+            if self._context.log.role(node) != "owner":
                 raise ProtocolError(f"{node.short} is a guest and does not speak for the board")
             future = self._waiting.get(message.serial)
             if future is not None and not future.done():
@@ -111,14 +91,14 @@ class KvProxy:
         if why is not None:  # not worth a link: its workers may be of a generation that has just ended
             self._send(node, KvProxyReply(message.serial, KvDenied("stale", why, "End this process.")))
             return
-        if self._working.get(node, 0) >= _MOST_AT_ONCE:
+        if self._working.get(node, 0) >= _MAX_OPERATIONS:
             raise ProtocolError(f"{node.short} asks more of the board than it waits for")
         self._working[node] = self._working.get(node, 0) + 1
-        self._around.spawn(self._serve(node, message))
+        self._context.spawn(self._serve(node, message))
 
     async def _serve(self, node: NodeId, message: KvProxyRequest) -> None:
         try:
-            result = await self._around.board.request(message.operation, message.patience_s)
+            result = await self._context.kv.request(message.operation, message.patience_s)
             self._send(node, KvProxyReply(message.serial, result))
         finally:
             self._working[node] -= 1
@@ -138,17 +118,17 @@ class KvProxy:
 
     def _owner(self) -> NodeId | None:
         """The most senior that is linked: nearly always the one that leads the board."""
-        linked = set(self._around.linked_nodes())
-        seniors = (NodeId(raw) for raw in self._around.member.view.voters)
+        linked = set(self._context.linked_nodes())
+        seniors = (NodeId(raw) for raw in self._context.member.view.voters)
         return next((node for node in seniors if node in linked), None)
 
     def _refusal(self, node: NodeId, scope: Namespace) -> str | None:
-        known = self._book.runs.get(scope.run)
-        if known is None or known.record.generation != scope.generation or known.record.phase != "running":
+        entry = self._registry.runs.get(scope.run)
+        if entry is None or entry.record.generation != scope.generation or entry.record.phase != "running":
             return f"{scope} is not at work now"
-        if node.raw not in {slot.node for slot in (*known.record.slots, *known.record.nursed)}:
+        if node.raw not in {slot.node for slot in (*entry.record.slots, *entry.record.nursed)}:
             return f"this guest has no worker in {scope}"
         return None
 
     def _send(self, node: NodeId, message: KvProxyRequest | KvProxyReply) -> None:
-        self._around.send_bulk(node, protocol.GUEST_BOARD + _encoder.encode(message))
+        self._context.send_bulk(node, protocol.GUEST_BOARD + _encoder.encode(message))

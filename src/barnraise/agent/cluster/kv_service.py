@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import Protocol
 
 from barnraise.agent import protocol
+from barnraise.agent.context import AgentContext
 from barnraise.agent_client.kv_messages import (
     ClusterRequest,
     ClusterResponse,
@@ -30,7 +30,6 @@ from barnraise.kvstore import (
     decode_message,
     encode_message,
 )
-from barnraise.membership.node import MembershipNode
 from barnraise.membership.paxos import PaxosDecision, is_quorum
 from barnraise.membership.view import MembershipView
 
@@ -40,28 +39,17 @@ _BRANCH = 1 << 24  # a view of a later branch is newer than any of an earlier on
 _log = logging.getLogger(__name__)
 
 
-class KvHost(Protocol):
-    """What the board needs of the agent."""
-
-    me: NodeId
-    member: MembershipNode
-
-    def name_of(self, node: NodeId) -> str: ...
-
-    def send_bulk(self, node: NodeId, message: bytes) -> None: ...
-
-
 class KvService:
     """Between the replica, which decides, and the links and clients of this machine."""
 
-    def __init__(self, agent: KvHost) -> None:
+    def __init__(self, agent: AgentContext) -> None:
         self._agent = agent
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[object, asyncio.Future[Result]] = {}
         self._replica = self._new()
         self.view_changed()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Another cluster: nothing of the old board is known there."""
         self._replica = self._new()
 

@@ -45,25 +45,23 @@ class PeerStore:
     def nodes(self) -> list[NodeId]:
         return [NodeId(raw) for raw in self._known]
 
-    def place(self, node: NodeId) -> PeerAddress | None:
+    def address_of(self, node: NodeId) -> PeerAddress | None:
         known = self[node]
         return (
             PeerAddress(known.addresses, known.port, known.epoch) if known.addresses and known.port else None
         )
 
-    def greeted(self, node: NodeId, greeting: PeerHello, met_at: str) -> None:
+    def apply_hello(self, node: NodeId, hello: PeerHello, met_at: str) -> None:
         """What it says of itself; the address at which we met comes first."""
-        addresses = tuple(dict.fromkeys((met_at, *greeting.addresses)))[:8]
+        addresses = tuple(dict.fromkeys((met_at, *hello.addresses)))[:8]
         self._set(
             node,
-            PeerInfo(
-                greeting.name, addresses, greeting.port, greeting.epoch, greeting.version, greeting.machine
-            ),
+            PeerInfo(hello.name, addresses, hello.port, hello.epoch, hello.version, hello.machine),
         )
 
-    def told(self, node: NodeId, addresses: tuple[str, ...], port: int, epoch: int) -> None:
+    def add_hint(self, node: NodeId, addresses: tuple[str, ...], port: int, epoch: int) -> None:
         """What somebody else says of where it is."""
-        if self.place(node) is None and addresses:
+        if self.address_of(node) is None and addresses:
             self._set(node, PeerInfo(addresses=addresses[:8], port=port, epoch=epoch))
 
     def keep_only(self, nodes: set[NodeId]) -> None:

@@ -30,9 +30,9 @@ _CLOCK_S = 120.0
 
 @dataclass(frozen=True)
 class DialPath:
-    """A door of a peer: what a knock gave, and our interface that leads there; ``direct``: on its network."""
+    """A door of a peer: what a dial gave, and our interface that leads there; ``direct``: on its network."""
 
-    knock: DialResult
+    dial: DialResult
     interface: Interface | None = None
     direct: bool = False
 
@@ -50,9 +50,9 @@ class PeerFacts:
     linked: bool = True
     link_address: str = ""
     link_inbound: bool = False
-    ways: tuple[DialPath, ...] = ()
-    back: tuple[DialResult, ...] = ()
-    no_back: str = ""
+    paths: tuple[DialPath, ...] = ()
+    dial_backs: tuple[DialResult, ...] = ()
+    dial_back_failure: str = ""
     failure: str = ""
     clock_ahead_s: float | None = None
     fork: str | None = None
@@ -72,17 +72,17 @@ class LocalFacts:
 
 def reach(peer: PeerFacts, here: LocalFacts) -> CheckRow:
     """Whether each side can dial the other now; if not, whose firewall it is."""
-    there = [way.knock for way in peer.ways]
+    there = [path.dial for path in peer.paths]
     out = _answered(there)
     if not peer.linked:
         return _reach_unlinked(peer, there, out)
-    inward = _answered(peer.back)
-    if out is not None and (inward is not None or not peer.back):
+    inward = _answered(peer.dial_backs)
+    if out is not None and (inward is not None or not peer.dial_backs):
         note = ""
         if inward is None and not peer.link_inbound:
-            note = f"; whether it can dial back is not known: {peer.no_back or 'it was not asked'}"
-        ways = "both directions" if not note else "it can be dialled"
-        return CheckRow("reach", "ok", f"{ways}, {out.rtt_ms:.2g} ms at {out.address}{note}", peer=peer.name)
+            note = f"; whether it can dial back is not known: {peer.dial_back_failure or 'it was not asked'}"
+        paths = "both directions" if not note else "it can be dialled"
+        return CheckRow("reach", "ok", f"{paths}, {out.rtt_ms:.2g} ms at {out.address}{note}", peer=peer.name)
     if out is not None:
         return _one_way_in(peer, here)
     if inward is not None or peer.link_inbound:
@@ -91,31 +91,31 @@ def reach(peer: PeerFacts, here: LocalFacts) -> CheckRow:
         "reach",
         "warn",
         f"{peer.name} is linked, but no new connection could be made: {_words(there) or 'no address known'}",
-        f"Try again; if it stays so: {firewall_mend(peer.os, peer.port, peer.name)}",
+        f"Try again; if it stays so: {firewall_fix(peer.os, peer.port, peer.name)}",
         peer.name,
     )
 
 
 def _one_way_in(peer: PeerFacts, here: LocalFacts) -> CheckRow:
-    words = _words(peer.back)
-    if all(knock.outcome == "forbidden" for knock in peer.back):
-        cause, mend = f"a firewall on {peer.name} forbids its outgoing connections", _outgoing(peer.name)
+    words = _words(peer.dial_backs)
+    if all(dial.outcome == "forbidden" for dial in peer.dial_backs):
+        cause, fix = f"a firewall on {peer.name} forbids its outgoing connections", _outgoing(peer.name)
     else:
         cause = f"most likely the firewall of this machine ({here.name}) does not let TCP port {here.port} in"
-        mend = firewall_mend(here.os, here.port, "")
+        fix = firewall_fix(here.os, here.port, "")
     sentence = f"{peer.name} cannot dial this machine, only the other way: {cause} ({words})"
-    return CheckRow("reach", "fail", sentence, mend, peer.name)
+    return CheckRow("reach", "fail", sentence, fix, peer.name)
 
 
 def _one_way_out(peer: PeerFacts, there: list[DialResult]) -> CheckRow:
     words = _words(there) or peer.failure or "no address of it is known"
-    if there and all(knock.outcome == "forbidden" for knock in there):
-        cause, mend = "a firewall on this machine forbids outgoing connections", _outgoing("")
+    if there and all(dial.outcome == "forbidden" for dial in there):
+        cause, fix = "a firewall on this machine forbids outgoing connections", _outgoing("")
     else:
         cause = f"most likely the firewall of {peer.name} does not let TCP port {peer.port} in"
-        mend = firewall_mend(peer.os, peer.port, peer.name)
+        fix = firewall_fix(peer.os, peer.port, peer.name)
     sentence = f"this machine cannot dial {peer.name}, only the other way: {cause} ({words})"
-    return CheckRow("reach", "fail", sentence, mend, peer.name)
+    return CheckRow("reach", "fail", sentence, fix, peer.name)
 
 
 def _reach_unlinked(peer: PeerFacts, there: list[DialResult], out: DialResult | None) -> CheckRow:
@@ -134,10 +134,10 @@ def _reach_unlinked(peer: PeerFacts, there: list[DialResult], out: DialResult | 
             "reach",
             "fail",
             f"{others} can reach {peer.name}, this machine cannot: {words or 'no address of it is known'}",
-            f"Look what is between the two. {firewall_mend(peer.os, peer.port, peer.name)}",
+            f"Look what is between the two. {firewall_fix(peer.os, peer.port, peer.name)}",
             peer.name,
         )
-    if any(knock.outcome == "other" for knock in there):
+    if any(dial.outcome == "other" for dial in there):
         return CheckRow(
             "reach",
             "warn",
@@ -145,7 +145,7 @@ def _reach_unlinked(peer: PeerFacts, there: list[DialResult], out: DialResult | 
             f"If {peer.name} was removed or set up anew, pair it again: barnraise pair",
             peer.name,
         )
-    if any(knock.outcome == "refused" for knock in there):
+    if any(dial.outcome == "refused" for dial in there):
         return CheckRow(
             "reach",
             "warn",
@@ -159,37 +159,37 @@ def _reach_unlinked(peer: PeerFacts, there: list[DialResult], out: DialResult | 
         f"{peer.name} is away: it is off, asleep, on another network, or its firewall drops TCP port "
         f"{peer.port} ({words or 'no address of it is known'})",
         f"Wake it, and on it run: barnraise up --detach; then barnraise doctor there, too. "
-        f"{firewall_mend(peer.os, peer.port, peer.name)}",
+        f"{firewall_fix(peer.os, peer.port, peer.name)}",
         peer.name,
     )
 
 
 def interface(peer: PeerFacts) -> CheckRow | None:
     """Whether the link takes the cable where there is one; None if there is no link to judge."""
-    used = next((way for way in peer.ways if way.knock.address == peer.link_address), None)
+    used = next((path for path in peer.paths if path.dial.address == peer.link_address), None)
     if not peer.linked or used is None or used.interface is None:
         return None
     kind = used.interface.kind
-    better = [way for way in peer.ways if _is_cable(way) and way is not used]
-    answering = [way for way in better if way.knock.outcome == "answered"]
+    better = [path for path in peer.paths if _is_cable(path) and path is not used]
+    answering = [path for path in better if path.dial.outcome == "answered"]
     name = f"{NAMES[kind]} ({used.interface.name}, {peer.link_address})"
     if kind not in WORSE or not better:
         return CheckRow("interface", "ok", f"the link takes {name}", peer=peer.name)
     cable = (answering or better)[0]
     assert cable.interface is not None
-    other = f"{NAMES[cable.interface.kind]} ({cable.interface.name}, {cable.knock.address})"
+    other = f"{NAMES[cable.interface.kind]} ({cable.interface.name}, {cable.dial.address})"
     if answering:
         return CheckRow(
             "interface",
             "warn",
-            f"the link to {peer.name} takes {name}, although {other} answers in {cable.knock.rtt_ms:.2g} ms",
+            f"the link to {peer.name} takes {name}, although {other} answers in {cable.dial.rtt_ms:.2g} ms",
             "Choose again by a restart of the agent here: barnraise down, then barnraise up --detach",
             peer.name,
         )
     return CheckRow(
         "interface",
         "warn",
-        f"the link to {peer.name} takes {name}, because {other} does not work: {cable.knock.words}",
+        f"the link to {peer.name} takes {name}, because {other} does not work: {cable.dial.words}",
         f"Look at the cable and at the addresses on both ends of it, then: barnraise doctor on {peer.name}",
         peer.name,
     )
@@ -226,7 +226,7 @@ def clock(peer: PeerFacts) -> CheckRow | None:
         "clock",
         "warn",
         f"the clock of {peer.name} is {_duration(abs(ahead))} {where} this machine's: logs will confuse",
-        f"On the one that is wrong: {clock_mend(peer.os)}",
+        f"On the one that is wrong: {clock_fix(peer.os)}",
         peer.name,
     )
 
@@ -246,13 +246,13 @@ def fork(peer: PeerFacts) -> CheckRow | None:
 
 
 def cloned_key(
-    mine: bytes, incarnation: bytes, knocks: Iterable[DialResult], names: Mapping[bytes, str]
+    mine: bytes, incarnation: bytes, dials: Iterable[DialResult], names: Mapping[bytes, str]
 ) -> CheckRow:
     """One key on two machines: somebody answers with ours, or one node with two incarnations at once."""
     seen: dict[bytes, dict[bytes, str]] = {mine: {incarnation: "here"}}
-    for knock in knocks:
-        if knock.outcome == "answered":
-            seen.setdefault(knock.node, {}).setdefault(knock.incarnation, knock.address)
+    for dial in dials:
+        if dial.outcome == "answered":
+            seen.setdefault(dial.node, {}).setdefault(dial.incarnation, dial.address)
     for node, incarnations in seen.items():
         if len(incarnations) > 1:
             name = names.get(node, "a machine")
@@ -272,25 +272,25 @@ def cloned_key(
 def discovery(
     health: Mapping[str, str | None], strangers: Iterable[str] = ("mdns", "broadcast")
 ) -> list[CheckRow]:
-    """One row for each way; a failure only if no way is left that finds unknown machines."""
-    ways = set(strangers)
-    lost = all(health.get(name) is not None for name in ways)
+    """One row for each path; a failure only if no path is left that finds unknown machines."""
+    paths = set(strangers)
+    lost = all(health.get(name) is not None for name in paths)
     rows = []
     for name, trouble in health.items():
         if trouble is None:
             rows.append(CheckRow("discovery", "ok", f"{name} works"))
         else:
-            words, mend = f"{name}: {trouble}", _discovery_mend(name)
-            rows.append(CheckRow("discovery", "fail" if lost and name in ways else "warn", words, mend))
+            words, fix = f"{name}: {trouble}", _discovery_fix(name)
+            rows.append(CheckRow("discovery", "fail" if lost and name in paths else "warn", words, fix))
     return rows
 
 
-def local_network(os: str, deaf: bool, ways: Iterable[DialPath]) -> CheckRow | None:
+def local_network(os: str, deaf: bool, paths: Iterable[DialPath]) -> CheckRow | None:
     """macOS forbids in silence: neighbours on one's own network are suddenly without a route."""
     if os != "macos":
         return None
-    unreachable = [way.knock.address for way in ways if way.direct and way.knock.outcome == "unreachable"]
-    answered = any(way.direct and way.knock.outcome == "answered" for way in ways)
+    unreachable = [path.dial.address for path in paths if path.direct and path.dial.outcome == "unreachable"]
+    answered = any(path.direct and path.dial.outcome == "answered" for path in paths)
     if answered or not (deaf or unreachable):
         return CheckRow("local-network", "ok", "macOS lets the agent use the local network")
     signs = f"no route to {', '.join(unreachable[:3])}" if unreachable else "no mDNS packet arrives"
@@ -331,7 +331,7 @@ def stalls(seconds: tuple[float, ...], up_s: float) -> CheckRow:
     )
 
 
-def firewall_mend(os: str, port: int, machine: str) -> str:
+def firewall_fix(os: str, port: int, machine: str) -> str:
     """The command that lets the port in; ``machine`` empty: here."""
     commands = {
         "linux": f"sudo ufw allow {port}/tcp, or with firewalld: sudo firewall-cmd --permanent "
@@ -343,7 +343,7 @@ def firewall_mend(os: str, port: int, machine: str) -> str:
     return f"{f'On {machine}' if machine else 'Here'}: {commands.get(os) or f'let TCP port {port} in'}"
 
 
-def clock_mend(os: str) -> str:
+def clock_fix(os: str) -> str:
     return {
         "linux": "sudo timedatectl set-ntp true",
         "macos": "sudo sntp -sS time.apple.com",
@@ -356,7 +356,7 @@ def _outgoing(machine: str) -> str:
     return f"{where}: allow outgoing TCP connections in the firewall (sudo nft list ruleset shows its rules)"
 
 
-def _discovery_mend(name: str) -> str:
+def _discovery_fix(name: str) -> str:
     if name == "mdns":
         return "Let UDP port 5353 in; until then: barnraise join CODE --at HOST, or [network] peers"
     if name == "broadcast":
@@ -364,18 +364,16 @@ def _discovery_mend(name: str) -> str:
     return "Correct [network] peers in the settings: barnraise settings"
 
 
-def _is_cable(way: DialPath) -> bool:
-    return way.direct and way.interface is not None and way.interface.kind in CABLE
+def _is_cable(path: DialPath) -> bool:
+    return path.direct and path.interface is not None and path.interface.kind in CABLE
 
 
-def _answered(knocks: Iterable[DialResult]) -> DialResult | None:
-    return min(
-        (knock for knock in knocks if knock.outcome == "answered"), key=lambda k: k.rtt_ms, default=None
-    )
+def _answered(dials: Iterable[DialResult]) -> DialResult | None:
+    return min((dial for dial in dials if dial.outcome == "answered"), key=lambda k: k.rtt_ms, default=None)
 
 
-def _words(knocks: Iterable[DialResult]) -> str:
-    return "; ".join(knock.words for knock in knocks if knock.words)[:400]
+def _words(dials: Iterable[DialResult]) -> str:
+    return "; ".join(dial.words for dial in dials if dial.words)[:400]
 
 
 def _minor(version: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Whether machines can dial each other now: knocks at a peer's door, and has a peer knock at ours.
+"""Whether machines can dial each other now: results at a peer's door, and has a peer knock at ours.
 
 A knock is a whole handshake that is never opened, so that it proves the way, the port and the key, and the
 other side keeps nothing of it. Whoever is asked to knock dials only where it would dial anyway: a question
@@ -25,11 +25,11 @@ from barnraise.transport.address_race import dialable
 from barnraise.transport.control.dial import AgentTls, ControlConnection, dial_unopened, was_refused
 from barnraise.transport.listener.preface import ANYBODY, ROUTE_AGENT, target_of
 
-MOST_DOORS = 5
-KNOCK_S = 2.0
-_ANSWER_S = 2 * KNOCK_S
-_MOST_KNOCKS = 32
-_MOST_ASKERS = 4
+MAX_ADDRESSES = 5
+DIAL_S = 2.0
+_ANSWER_S = 2 * DIAL_S
+_MAX_DIALS = 32
+_MAX_CLIENTS = 4
 _EACH_S = 3.0
 _WINDOW_S = 10.0
 _MOST_PER_WINDOW = 20
@@ -64,7 +64,7 @@ class DialBackReply(msgspec.Struct, frozen=True, array_like=True, tag="!"):
     """What came of it, and the clock of whoever knocked; ``declined`` says why it did not."""
 
     serial: Annotated[int, Meta(ge=0, lt=2**32)]
-    knocks: Annotated[tuple[DialResult, ...], Meta(max_length=MOST_DOORS)]
+    results: Annotated[tuple[DialResult, ...], Meta(max_length=MAX_ADDRESSES)]
     wall_s: Annotated[float, Meta(ge=0, le=1e12)]
     declined: Annotated[str, Meta(max_length=200)] = ""
 
@@ -74,11 +74,11 @@ _decoder: msgspec.msgpack.Decoder[DialBackRequest | DialBackReply] = msgspec.msg
 )
 
 
-def encode_knocking(message: DialBackRequest | DialBackReply) -> bytes:
+def encode_dial_back(message: DialBackRequest | DialBackReply) -> bytes:
     return protocol.SURVEY + msgspec.msgpack.encode(message)
 
 
-def decode_knocking(body: bytes | memoryview) -> DialBackRequest | DialBackReply:
+def decode_dial_back(body: bytes | memoryview) -> DialBackRequest | DialBackReply:
     """ProtocolError for anything else."""
     return protocol.decode(_decoder, body)
 
@@ -113,7 +113,7 @@ class DialBackLimiter:
             self._lately.popleft()
         if node in self._last:
             return "asked again too soon"
-        if self._inside >= _MOST_ASKERS or len(self._lately) >= _MOST_PER_WINDOW:
+        if self._inside >= _MAX_CLIENTS or len(self._lately) >= _MOST_PER_WINDOW:
             return "busy with others' questions"
         self._last[node] = now
         self._lately.append(now)
@@ -138,28 +138,28 @@ class ReachabilityProber:
         self._place = place
         self._secret_for = secret_for
         self._get = get
-        self._turnstile = DialBackLimiter()
+        self._limiter = DialBackLimiter()
         self._serial = 0
         self._waiting: dict[tuple[NodeId, int], asyncio.Future[DialBackReply]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._knocks = asyncio.Semaphore(_MOST_KNOCKS)
+        self._dial_slots = asyncio.Semaphore(_MAX_DIALS)
 
     def received(self, link: ControlConnection, body: bytes | memoryview) -> None:
         """A message of kind SURVEY from a member; ProtocolError if it cannot be read."""
-        message = decode_knocking(body)
+        message = decode_dial_back(body)
         node = link.peer.node
         if isinstance(message, DialBackReply):
             answered = self._waiting.get((node, message.serial))
             if answered is not None and not answered.done():
                 answered.set_result(message)
             return
-        refusal = self._turnstile.enter(node, asyncio.get_running_loop().time())
+        refusal = self._limiter.enter(node, asyncio.get_running_loop().time())
         if refusal is None:
             self._spawn(self._dial_back(link, message.serial))
         else:
-            link.send(encode_knocking(DialBackReply(message.serial, (), _wall(), refusal)))
+            link.send(encode_dial_back(DialBackReply(message.serial, (), _wall(), refusal)))
 
-    async def ask(self, node: NodeId) -> DialBackReply | str:
+    async def request_dial_back(self, node: NodeId) -> DialBackReply | str:
         """Whether this peer can dial us, or in words why it did not say."""
         link = self._get(node)
         if link is None:
@@ -168,7 +168,7 @@ class ReachabilityProber:
         key = (node, self._serial)
         answered = self._waiting[key] = asyncio.get_running_loop().create_future()
         try:
-            link.send(encode_knocking(DialBackRequest(self._serial)))
+            link.send(encode_dial_back(DialBackRequest(self._serial)))
             found: DialBackReply = await asyncio.wait_for(answered, _ANSWER_S)
         except TimeoutError:
             return f"it did not answer within {_ANSWER_S:g} s"
@@ -176,19 +176,19 @@ class ReachabilityProber:
             del self._waiting[key]
         return found.declined or found
 
-    async def knock_at(self, node: NodeId, addresses: Iterable[str] = ()) -> tuple[DialResult, ...]:
-        """At the doors where this node is known to be, those given first, all at once."""
+    async def dial_node(self, node: NodeId, addresses: Iterable[str] = ()) -> tuple[DialResult, ...]:
+        """At the targets where this node is known to be, those given first, all at once."""
         place = self._place(node)
         if place is None:
             return ()
-        doors = dialable((*addresses, *place.addresses))[:MOST_DOORS]
+        targets = dialable((*addresses, *place.addresses))[:MAX_ADDRESSES]
         secret = self._secret_for(node, place.epoch)
-        knocks = [self.knock(address, place.port, secret, node) for address in doors]
-        return tuple(await asyncio.gather(*knocks))
+        results = [self.dial(address, place.port, secret, node) for address in targets]
+        return tuple(await asyncio.gather(*results))
 
-    async def knock(self, address: str, port: int, secret: bytes, expect: NodeId | None) -> DialResult:
+    async def dial(self, address: str, port: int, secret: bytes, expect: NodeId | None) -> DialResult:
         """At one door; ``expect`` None takes any member."""
-        async with self._knocks:
+        async with self._dial_slots:
             try:
                 link = await dial_unopened(
                     address,
@@ -198,12 +198,12 @@ class ReachabilityProber:
                     secret=secret,
                     tls=self._tls,
                     expect=expect,
-                    timeout_s=KNOCK_S,
+                    timeout_s=DIAL_S,
                 )
             except BarnraiseError as error:
                 return DialResult(address[:64], outcome_of(error), error.message[:300])
             try:
-                trip = await link.ping(KNOCK_S)
+                trip = await link.ping(DIAL_S)
             except BarnraiseError as error:
                 return DialResult(address[:64], "other", error.message[:300])
             finally:
@@ -218,11 +218,11 @@ class ReachabilityProber:
 
     async def _dial_back(self, link: ControlConnection, serial: int) -> None:
         try:
-            knocks = await self.knock_at(link.peer.node, [link.address])
+            results = await self.dial_node(link.peer.node, [link.address])
         finally:
-            self._turnstile.leave()
-        declined = "" if knocks else "it knows no address of this machine"
-        link.send(encode_knocking(DialBackReply(serial, knocks, _wall(), declined)))
+            self._limiter.leave()
+        declined = "" if results else "it knows no address of this machine"
+        link.send(encode_dial_back(DialBackReply(serial, results, _wall(), declined)))
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

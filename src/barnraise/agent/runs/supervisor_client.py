@@ -28,15 +28,15 @@ from barnraise.agent.supervisor.messages import (
     Stop,
     SupervisorNote,
     WorkerExited,
-    frame_of,
+    encode_frame,
     read_event,
-    read_order,
+    read_launch,
 )
-from barnraise.agent.supervisor.orphans import OrphanProcess, kill_leftovers, leftovers
+from barnraise.agent.supervisor.orphans import OrphanProcess, kill_orphans, kill_orphans_of
 from barnraise.agent.supervisor.pidfile import PidRecord, read_record, record_path
 from barnraise.core.errors import ProtocolError, RunError
 
-__all__ = ["LogPart", "OnEvent", "OrphanProcess", "SupervisorClient", "leftovers", "read_log"]
+__all__ = ["LogPart", "OnEvent", "OrphanProcess", "SupervisorClient", "kill_orphans", "read_log"]
 
 _EXIT_S = 5.0
 _PATIENCE_S = 30.0  # after the grace; a warden needs 20 s to find that the system holds a process
@@ -50,19 +50,19 @@ class SupervisorClient:
     """One run's processes on this machine. Every worker's end is told exactly once, whatever happens."""
 
     def __init__(
-        self, order: LaunchRequest, on_event: OnEvent, process: subprocess.Popen[bytes], mark: str
+        self, request: LaunchRequest, on_event: OnEvent, process: subprocess.Popen[bytes], mark: str
     ) -> None:
-        self._order = order
+        self._request = request
         self._on_event = on_event
         self._process = process
         self._mark = mark
         self._loop = asyncio.get_running_loop()
-        self._unfinished = {worker.rank: worker for worker in order.workers}
-        self._all_ended = False
+        self._running = {worker.rank: worker for worker in request.workers}
+        self._all_exited = False
         self._writing = asyncio.Lock()
-        self._end = asyncio.Event()
-        self._patience: asyncio.TimerHandle | None = None
-        self._keeps_alive: asyncio.Task[None] | None = None
+        self._finished = asyncio.Event()
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self._cleanup_task: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int:
@@ -70,15 +70,15 @@ class SupervisorClient:
 
     @classmethod
     async def start(
-        cls, order: LaunchRequest, on_event: OnEvent, python: str = sys.executable
+        cls, request: LaunchRequest, on_event: OnEvent, python: str = sys.executable
     ) -> SupervisorClient:
-        """RunError if there can be no warden. Events are told on this loop, as soon as this has returned."""
+        """RunError if there can be no client. Events are told on this loop, as soon as this has returned."""
         try:
-            frame = frame_of(order)
-            read_order(io.BytesIO(frame))  # here its bounds can still be explained
+            frame = encode_frame(request)
+            read_launch(io.BytesIO(frame))  # here its bounds can still be explained
         except ProtocolError as error:
             raise RunError(
-                f"no warden would take this order: {error.message}",
+                f"the worker supervisor rejected the launch request: {error.message}",
                 hint="Pass fewer or shorter arguments and variables to the run, and limits within bounds.",
             ) from error
         mark = secrets.token_hex(16)
@@ -86,35 +86,35 @@ class SupervisorClient:
             process = await asyncio.to_thread(_spawn, python, mark)
         except OSError as error:
             raise RunError(
-                f"the run's warden cannot be started with {python}: {error.strerror}",
+                f"cannot start the worker supervisor with {python}: {error.strerror}",
                 hint="See that this interpreter exists and may be run, then start the run again.",
             ) from error
-        warden = cls(order, on_event, process, mark)
-        await warden._write(frame)
-        threading.Thread(target=warden._hear, daemon=True).start()
-        return warden
+        client = cls(request, on_event, process, mark)
+        await client._write(frame)
+        threading.Thread(target=client._read_events, daemon=True).start()
+        return client
 
     async def stop(self, hard: bool = False) -> None:
         """Ask the workers to end, or kill them; returns before they have (see :meth:`ended`).
 
         A warden that cannot do it in time is killed, so that the wait for the end has one.
         """
-        if self._end.is_set():
+        if self._finished.is_set():
             return
-        if self._patience is None or hard:
-            wait = _PATIENCE_S if hard else self._order.grace_s + _PATIENCE_S
-            if self._patience is not None:
-                self._patience.cancel()
-            self._patience = self._loop.call_later(wait, self._process.kill)
-        await self._write(frame_of(Stop(hard)))
+        if self._kill_timer is None or hard:
+            wait = _PATIENCE_S if hard else self._request.grace_s + _PATIENCE_S
+            if self._kill_timer is not None:
+                self._kill_timer.cancel()
+            self._kill_timer = self._loop.call_later(wait, self._process.kill)
+        await self._write(encode_frame(Stop(hard)))
 
-    async def drop(self, ranks: tuple[int, ...]) -> None:
+    async def kill(self, ranks: tuple[int, ...]) -> None:
         """Kill these; the others go on. Returns before they have ended."""
-        await self._write(frame_of(Stop(ranks=ranks)))
+        await self._write(encode_frame(Stop(ranks=ranks)))
 
-    async def ended(self) -> None:
+    async def wait(self) -> None:
         """Until nothing of it is left on this machine."""
-        await self._end.wait()
+        await self._finished.wait()
 
     async def _write(self, frame: bytes) -> None:
         async with self._writing:
@@ -123,59 +123,61 @@ class SupervisorClient:
             except (OSError, ValueError):
                 pass  # it is gone; whoever hears its events learns that
 
-    def _hear(self) -> None:
+    def _read_events(self) -> None:
         """On a thread of its own, until the warden says no more."""
         stream = self._process.stdout
         assert isinstance(stream, io.FileIO)
         try:
             while (event := read_event(stream)) is not None:
-                self._loop.call_soon_threadsafe(self._take, event)
-            self._loop.call_soon_threadsafe(self._take_end)
+                self._loop.call_soon_threadsafe(self._handle, event)
+            self._loop.call_soon_threadsafe(self._on_eof)
         except ProtocolError as error:
             _log.error(
-                "the warden of run %s speaks nonsense and is killed: %s", self._order.run, error.message
+                "invalid message from the supervisor of run %s; killing it: %s",
+                self._request.run,
+                error.message,
             )
             self._process.kill()
-            self._loop.call_soon_threadsafe(self._take_end)
+            self._loop.call_soon_threadsafe(self._on_eof)
         except RuntimeError:
             pass  # the loop is closed: the agent ends, and the pipe tells the warden
 
-    def _take(self, event: Event) -> None:
-        if isinstance(event, WorkerExited) and self._unfinished.pop(event.rank, None) is None:
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, WorkerExited) and self._running.pop(event.rank, None) is None:
             return
-        self._all_ended = self._all_ended or isinstance(event, AllExited)
-        self._tell(event)
+        self._all_exited = self._all_exited or isinstance(event, AllExited)
+        self._notify(event)
 
-    def _tell(self, event: Event) -> None:
+    def _notify(self, event: Event) -> None:
         try:
             self._on_event(event)
         except Exception:  # noqa: BLE001  # one listener's mistake must not leave processes behind
-            _log.exception("an event of run %s could not be handled", self._order.run)
+            _log.exception("an event of run %s could not be handled", self._request.run)
 
-    def _take_end(self) -> None:
-        self._keeps_alive = self._loop.create_task(self._clean_up())
+    def _on_eof(self) -> None:
+        self._cleanup_task = self._loop.create_task(self._clean_up())
 
     async def _clean_up(self) -> None:
-        killed = await asyncio.to_thread(self._remove_what_is_left)
-        if not self._all_ended:
-            self._tell(
+        killed = await asyncio.to_thread(self._kill_leftovers)
+        if not self._all_exited:
+            self._notify(
                 SupervisorNote(
-                    f"the warden of run {self._order.run} died: {killed} processes were killed with it"
+                    f"the supervisor of run {self._request.run} died; {killed} of its processes were killed"
                 )
             )
-        for rank in sorted(self._unfinished):
-            tail = await asyncio.to_thread(_last_words, Path(self._unfinished[rank].log))
-            self._take(WorkerExited(rank, None, None, time.monotonic(), tail, None))
-        if not self._all_ended:
-            self._take(AllExited())
-        if self._patience is not None:
-            self._patience.cancel()
-        self._end.set()
+        for rank in sorted(self._running):
+            tail = await asyncio.to_thread(_log_tail, Path(self._running[rank].log))
+            self._handle(WorkerExited(rank, None, None, time.monotonic(), tail, None))
+        if not self._all_exited:
+            self._handle(AllExited())
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        self._finished.set()
 
-    def _remove_what_is_left(self) -> int:
+    def _kill_leftovers(self) -> int:
         """How many processes had to be killed."""
         process = self._process
-        if not self._all_ended:
+        if not self._all_exited:
             process.kill()
         try:
             process.wait(_EXIT_S)
@@ -185,11 +187,11 @@ class SupervisorClient:
         for stream in (process.stdin, process.stdout):
             assert stream is not None
             stream.close()
-        path = record_path(Path(self._order.records), self._mark)
+        path = record_path(Path(self._request.records), self._mark)
         killed = 0
         # A warden on macOS does not see processes that left their group, so there we look in any case.
-        if not self._all_ended or sys.platform == "darwin":
-            killed = kill_leftovers(_record(path, self._mark))
+        if not self._all_exited or sys.platform == "darwin":
+            killed = kill_orphans_of(_record(path, self._mark))
         path.unlink(missing_ok=True)
         return killed
 
@@ -201,7 +203,7 @@ def _record(path: Path, mark: str) -> PidRecord:
         return PidRecord(mark)  # the mark alone finds nearly all
 
 
-def _last_words(log: Path) -> bytes:
+def _log_tail(log: Path) -> bytes:
     try:
         end = read_log(log, 0, 0).end
         return read_log(log, max(0, end - MOST_TAIL_BYTES), MOST_TAIL_BYTES).data

@@ -8,7 +8,7 @@ import signal
 import sys
 
 from barnraise.agent.supervisor.main import Supervisor
-from barnraise.agent.supervisor.messages import MARK_VARIABLE, Stop, read_order
+from barnraise.agent.supervisor.messages import MARK_VARIABLE, Stop, read_launch
 from barnraise.agent.supervisor.policy import InputEnded
 from barnraise.core.errors import BarnraiseError
 
@@ -19,23 +19,23 @@ def main() -> int:
     sink = io.FileIO(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
-        order = read_order(source)
+        launch = read_launch(source)
     except BarnraiseError as error:
         print(error, file=sys.stderr)  # noqa: T201  # the agent's own log
         return 2
-    if order is None:
+    if launch is None:
         return 0
     if sys.platform == "win32":
         from barnraise.agent.supervisor.windows_job import Job, kernel32
 
         Job(kernel32()).take_this_process()  # all that descends from us ends with us
-    warden = Supervisor(order, os.environ[MARK_VARIABLE], source, sink)
+    supervisor = Supervisor(launch, os.environ[MARK_VARIABLE], source, sink)
     # Handlers and not SIG_IGN, which the workers would inherit.
     signal.signal(signal.SIGINT, lambda number, frame: None)
-    signal.signal(signal.SIGTERM, lambda number, frame: warden.post(Stop()))
+    signal.signal(signal.SIGTERM, lambda number, frame: supervisor.post(Stop()))
     if sys.platform != "win32":
-        signal.signal(signal.SIGHUP, lambda number, frame: warden.post(InputEnded()))
-    warden.serve()
+        signal.signal(signal.SIGHUP, lambda number, frame: supervisor.post(InputEnded()))
+    supervisor.serve()
     return 0
 
 

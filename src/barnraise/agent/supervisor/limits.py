@@ -21,7 +21,7 @@ def chosen_cpus(available: frozenset[int], limits: WorkerLimits) -> frozenset[in
     return None if count >= len(available) else frozenset(sorted(available)[-count:])
 
 
-def what_cannot_be_kept(limits: WorkerLimits) -> list[str]:
+def unsupported_limits(limits: WorkerLimits) -> list[str]:
     """Sentences about limits that this system has no means for."""
     missing = []
     if limits.memory_bytes is not None and not _binds:
@@ -33,7 +33,7 @@ def what_cannot_be_kept(limits: WorkerLimits) -> list[str]:
 
 if sys.platform == "win32":
 
-    def apply_from_outside(pid: int, limits: WorkerLimits) -> None:
+    def apply_to_process(pid: int, limits: WorkerLimits) -> None:
         """What Windows lets another process set (priority and memory are set when the worker is made)."""
         import psutil
 
@@ -47,16 +47,16 @@ if sys.platform == "win32":
 else:
     import resource
 
-    def preparation(limits: WorkerLimits) -> Callable[[], None]:
+    def child_setup(limits: WorkerLimits) -> Callable[[], None]:
         """What a worker does before it becomes its program. Only in a process with one thread."""
-        warden = os.getpid()
+        supervisor = os.getpid()
         cpus = None
         if sys.platform == "linux":
             cpus = chosen_cpus(frozenset(os.sched_getaffinity(0)), limits)
 
         def prepare() -> None:
             if sys.platform == "linux":
-                linux.die_with_parent(warden)
+                linux.die_with_parent(supervisor)
                 if cpus is not None:
                     _try(lambda: os.sched_setaffinity(0, cpus))
                 if limits.memory_bytes is not None:
@@ -68,7 +68,7 @@ else:
 
         return prepare
 
-    def apply_from_outside(pid: int, limits: WorkerLimits) -> None:
+    def apply_to_process(pid: int, limits: WorkerLimits) -> None:
         """Idle input and output, where the system knows it."""
         if not limits.idle_io:
             return

@@ -62,7 +62,7 @@ class LogWriter:
             return
         try:
             while rest:
-                written = os.write(self._room(), rest[: self._left()])
+                written = os.write(self._open_segment(), rest[: self._left()])
                 start, size = self._segments[-1]
                 self._segments[-1] = (start, size + written)
                 self.end += written
@@ -70,7 +70,7 @@ class LogWriter:
         except OSError:
             self.end += len(rest)
             self._retry_at = self._clock() + _RETRY_S
-            self._give_up_segment()
+            self._abandon_segment()
             raise
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class LogWriter:
     def _left(self) -> int:
         return self._segment_bytes - self._segments[-1][1]
 
-    def _room(self) -> int:
+    def _open_segment(self) -> int:
         """The file to append to; it takes at least one byte more."""
         joins = bool(self._segments) and sum(self._segments[-1]) == self.end and self._left() > 0
         if self._file >= 0 and joins:
@@ -108,7 +108,7 @@ class LogWriter:
                 return  # Windows, while somebody reads it: next time
             del self._segments[0]
 
-    def _give_up_segment(self) -> None:
+    def _abandon_segment(self) -> None:
         self.close()
         if self._segments and self._segments[-1][1] == 0:
             start, _ = self._segments.pop()

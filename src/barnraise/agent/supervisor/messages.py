@@ -17,8 +17,8 @@ from barnraise.core.errors import ProtocolError
 MARK_VARIABLE = "BARNRAISE_WARDEN"  # in the environment of all that a warden starts: how leftovers are known
 MOST_TAIL_BYTES = 8 << 10
 MOST_LOG_BYTES = 32 << 20
-_MOST_ORDER_BYTES = 16 << 20
-_MOST_EVENT_BYTES = 64 << 10
+_MAX_LAUNCH_BYTES = 16 << 20
+_MAX_EVENT_BYTES = 64 << 10
 _LENGTH = struct.Struct("<I")
 
 Rank = Annotated[int, Meta(ge=0, lt=1 << 20)]
@@ -101,37 +101,37 @@ class AllExited(msgspec.Struct, frozen=True, tag="all-ended"):
 Event = WorkerStarted | WorkerExited | SupervisorNote | AllExited
 _Message = TypeVar("_Message")
 
-_order_decoder = msgspec.msgpack.Decoder(LaunchRequest)
+_launch_decoder = msgspec.msgpack.Decoder(LaunchRequest)
 _stop_decoder = msgspec.msgpack.Decoder(Stop)
 _event_decoder = msgspec.msgpack.Decoder(Event)
 
 
-class LogsReadable(Protocol):
+class ByteReader(Protocol):
     def read(self, size: int, /) -> bytes | None: ...
 
 
-def frame_of(message: LaunchRequest | Stop | Event) -> bytes:
+def encode_frame(message: LaunchRequest | Stop | Event) -> bytes:
     """ProtocolError if the other end would not take so much."""
     body = msgspec.msgpack.encode(message)
-    most = _MOST_ORDER_BYTES if isinstance(message, LaunchRequest) else _MOST_EVENT_BYTES
+    most = _MAX_LAUNCH_BYTES if isinstance(message, LaunchRequest) else _MAX_EVENT_BYTES
     if len(body) > most:
         raise ProtocolError(f"a message of {len(body)} bytes to or from a warden; at most {most} are allowed")
     return _LENGTH.pack(len(body)) + body
 
 
-def read_order(stream: LogsReadable) -> LaunchRequest | None:
+def read_launch(stream: ByteReader) -> LaunchRequest | None:
     """None if the agent is gone before it said what to do."""
-    body = _read_body(stream, _MOST_ORDER_BYTES)
-    return None if body is None else _decoded(_order_decoder, body)
+    body = _read_body(stream, _MAX_LAUNCH_BYTES)
+    return None if body is None else _decoded(_launch_decoder, body)
 
 
-def read_stop(stream: LogsReadable) -> Stop | None:
-    body = _read_body(stream, _MOST_EVENT_BYTES)
+def read_stop(stream: ByteReader) -> Stop | None:
+    body = _read_body(stream, _MAX_EVENT_BYTES)
     return None if body is None else _decoded(_stop_decoder, body)
 
 
-def read_event(stream: LogsReadable) -> Event | None:
-    body = _read_body(stream, _MOST_EVENT_BYTES)
+def read_event(stream: ByteReader) -> Event | None:
+    body = _read_body(stream, _MAX_EVENT_BYTES)
     return None if body is None else _decoded(_event_decoder, body)
 
 
@@ -139,7 +139,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Message], body: bytes) -> _Messag
     return decode(decoder, body, "a message to or from a warden cannot be read")
 
 
-def _read_body(stream: LogsReadable, most: int) -> bytes | None:
+def _read_body(stream: ByteReader, most: int) -> bytes | None:
     head = _read_exactly(stream, _LENGTH.size)
     if head is None:
         return None
@@ -149,7 +149,7 @@ def _read_body(stream: LogsReadable, most: int) -> bytes | None:
     return _read_exactly(stream, length)
 
 
-def _read_exactly(stream: LogsReadable, size: int) -> bytes | None:
+def _read_exactly(stream: ByteReader, size: int) -> bytes | None:
     """None if the stream ends before."""
     got = bytearray()
     while len(got) < size:

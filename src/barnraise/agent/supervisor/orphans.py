@@ -31,7 +31,7 @@ class OrphanProcess(msgspec.Struct, frozen=True):
     killed: int
 
 
-def leftovers(state_dir: Path) -> list[OrphanProcess]:
+def kill_orphans(state_dir: Path) -> list[OrphanProcess]:
     """Kill what earlier wardens with records in this directory left; only before any new one is started."""
     found = []
     for path in sorted(state_dir.glob(f"*{SUFFIX}")):
@@ -40,18 +40,18 @@ def leftovers(state_dir: Path) -> list[OrphanProcess]:
         except (OSError, ProtocolError) as error:
             _log.warning("a record of an earlier run is useless and is removed: %s", error)
         else:
-            killed = kill_leftovers(record)
+            killed = kill_orphans_of(record)
             _log.info("run %s was left over by an earlier agent: %d processes killed", record.run, killed)
             found.append(OrphanProcess(record.run, record.generation, killed))
         path.unlink(missing_ok=True)
     return found
 
 
-def kill_leftovers(record: PidRecord) -> int:
+def kill_orphans_of(record: PidRecord) -> int:
     """Kill the warden, its workers, their groups and all that carries its mark; how many there were."""
     killed: set[int] = set()
     deadline = time.monotonic() + _DEADLINE_S
-    while left := list(_left_of(record)):
+    while left := list(_processes_of(record)):
         if time.monotonic() > deadline:
             names = ", ".join(str(process.pid) for process in left)
             _log.warning("processes %s of run %s cannot be killed; restart the machine", names, record.run)
@@ -66,7 +66,7 @@ def kill_leftovers(record: PidRecord) -> int:
     return len(killed)
 
 
-def _left_of(record: PidRecord) -> Iterator[psutil.Process]:
+def _processes_of(record: PidRecord) -> Iterator[psutil.Process]:
     known = {seen.pid: seen for seen in (record.warden, *record.workers) if seen is not None}
     for process in psutil.process_iter():
         if process.pid == os.getpid():
@@ -74,13 +74,17 @@ def _left_of(record: PidRecord) -> Iterator[psutil.Process]:
         try:
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if _is_seen(process, known) or _in_group_of(process, known) or _carries(process, record.mark):
+            if (
+                _is_recorded(process, known)
+                or _in_group_of(process, known)
+                or _has_mark(process, record.mark)
+            ):
                 yield process
         except psutil.Error:
             continue  # gone, or somebody else's
 
 
-def _is_seen(process: psutil.Process, known: dict[int, ProcessIdentity]) -> bool:
+def _is_recorded(process: psutil.Process, known: dict[int, ProcessIdentity]) -> bool:
     seen = known.get(process.pid)
     return seen is not None and abs(process.create_time() - seen.started) <= _SAME_START_S
 
@@ -91,10 +95,10 @@ def _in_group_of(process: psutil.Process, known: dict[int, ProcessIdentity]) -> 
         return False
     try:
         group = os.getpgid(process.pid)
-        return group in known and _is_seen(psutil.Process(group), known)
+        return group in known and _is_recorded(psutil.Process(group), known)
     except (OSError, psutil.Error):
         return False  # without a leader the mark decides
 
 
-def _carries(process: psutil.Process, mark: str) -> bool:
+def _has_mark(process: psutil.Process, mark: str) -> bool:
     return bool(process.environ().get(MARK_VARIABLE) == mark)

@@ -12,7 +12,7 @@ from barnraise.core.decoding import decode
 from barnraise.core.files import write_whole
 
 SUFFIX = ".warden"
-_MOST_BYTES = 256 << 10
+_MAX_BYTES = 256 << 10
 
 Mark = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 
@@ -48,5 +48,5 @@ def write_record(directory: Path, record: PidRecord) -> None:
 def read_record(path: Path) -> PidRecord:
     """OSError, or ProtocolError if it is not one of ours."""
     with open(path, "rb") as file:
-        content = file.read(_MOST_BYTES)
+        content = file.read(_MAX_BYTES)
     return decode(_decoder, content, f"{path} is no record of a warden")

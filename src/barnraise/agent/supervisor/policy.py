@@ -36,19 +36,19 @@ class Supervision(msgspec.Struct, frozen=True):
     stuck_at: float | None = None  # when those that were killed should be gone
 
 
-Happening = WorkerStarted | WorkerExited | SupervisorNote | Stop | InputEnded | TimePassed
+PolicyEvent = WorkerStarted | WorkerExited | SupervisorNote | Stop | InputEnded | TimePassed
 Effect = SendTerminate | SendKill | WorkerStarted | WorkerExited | SupervisorNote
 
 
-def decide(state: Supervision, happening: Happening, now: float) -> tuple[Supervision, tuple[Effect, ...]]:
+def decide(state: Supervision, event: PolicyEvent, now: float) -> tuple[Supervision, tuple[Effect, ...]]:
     """One worker's end is only reported: whether the others go on is the agent's to say."""
-    match happening:
+    match event:
         case WorkerStarted(rank=rank):
-            return msgspec.structs.replace(state, running=state.running | {rank}), (happening,)
+            return msgspec.structs.replace(state, running=state.running | {rank}), (event,)
         case WorkerExited(rank=rank):
-            return msgspec.structs.replace(state, running=state.running - {rank}), (happening,)
+            return msgspec.structs.replace(state, running=state.running - {rank}), (event,)
         case SupervisorNote():
-            return state, (happening,)
+            return state, (event,)
         case Stop(ranks=ranks) if ranks:
             return state, (SendKill(tuple(sorted(state.running & set(ranks)))),)
         case Stop(hard=True) | InputEnded():
@@ -59,7 +59,7 @@ def decide(state: Supervision, happening: Happening, now: float) -> tuple[Superv
             asked = msgspec.structs.replace(state, kill_at=now + state.grace_s)
             return asked, (SendTerminate(tuple(sorted(state.running))),)
         case TimePassed():
-            return _time_passed(state, now)
+            return _check_deadlines(state, now)
 
 
 def next_deadline(state: Supervision) -> float | None:
@@ -71,22 +71,22 @@ def _kill(state: Supervision, now: float) -> tuple[Supervision, tuple[Effect, ..
     return killed, (SendKill(tuple(sorted(state.running))),)
 
 
-def _time_passed(state: Supervision, now: float) -> tuple[Supervision, tuple[Effect, ...]]:
+def _check_deadlines(state: Supervision, now: float) -> tuple[Supervision, tuple[Effect, ...]]:
     if state.kill_at is not None and now >= state.kill_at:
         killed, effects = _kill(state, now)
-        late = tuple(SupervisorNote(_refused(rank, state.grace_s)) for rank in sorted(state.running))
+        late = tuple(SupervisorNote(_killed_note(rank, state.grace_s)) for rank in sorted(state.running))
         return killed, (*effects, *late)
     if state.stuck_at is not None and now >= state.stuck_at:
-        held = tuple(SupervisorNote(_held(rank)) for rank in sorted(state.running))
+        held = tuple(SupervisorNote(_stuck_note(rank)) for rank in sorted(state.running))
         return msgspec.structs.replace(state, stuck_at=float("inf")), held
     return state, ()
 
 
-def _refused(rank: int, grace_s: float) -> str:
+def _killed_note(rank: int, grace_s: float) -> str:
     return f"rank {rank} did not end within {grace_s:g} s of being asked to: it was killed"
 
 
-def _held(rank: int) -> str:
+def _stuck_note(rank: int) -> str:
     return (
         f"rank {rank} was killed {STUCK_S:g} s ago and is still there: a driver or a network disk holds it; "
         "restart the machine if it does not go away"

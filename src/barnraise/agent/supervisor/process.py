@@ -32,7 +32,7 @@ class ExitOutcome(msgspec.Struct, frozen=True):
 
 
 class WorkerProcess:
-    """Safe to use from several threads; :meth:`start` only while there is one (see ``preparation``)."""
+    """Safe to use from several threads; :meth:`start` only while there is one (see ``child_setup``)."""
 
     def __init__(self, process: subprocess.Popen[bytes], job: Job | None) -> None:
         self.pid = process.pid
@@ -47,7 +47,7 @@ class WorkerProcess:
         assert isinstance(self._process.stdout, io.FileIO)
         return self._process.stdout
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         """Windows has a key press for it, which only processes of the same console hear."""
         if sys.platform == "win32":
             self._signal(signal.CTRL_BREAK_EVENT)
@@ -61,14 +61,14 @@ class WorkerProcess:
         else:
             self._signal(_KILL)
 
-    def wait_for_end(self) -> bool:
-        """Blocks; whether it ended well. Where the system can, its number stays taken until :meth:`bury`."""
+    def wait_exit(self) -> bool:
+        """Blocks; whether it ended well. Where the system can, its number stays taken until :meth:`reap`."""
         if not hasattr(os, "waitid"):
             return self._process.wait() == 0
         seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         return seen is not None and seen.si_code == os.CLD_EXITED and seen.si_status == 0
 
-    def bury(self) -> ExitOutcome:
+    def reap(self) -> ExitOutcome:
         """Kill what is left of its group and free its number."""
         with self._lock:
             if self._job is not None:
@@ -98,7 +98,7 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def start(order: WorkerLaunch, limits: WorkerLimits, marks: Mapping[str, str]) -> WorkerProcess:
-    """OSError or ValueError where it cannot be started (see :func:`why_not_started`)."""
+    """OSError or ValueError where it cannot be started (see :func:`explain_start_failure`)."""
     environment = {**order.environment, **marks}
     if not os.path.isdir(order.directory):  # else the system blames the program
         raise NotADirectoryError(errno.ENOTDIR, "no such directory", order.directory)
@@ -107,7 +107,7 @@ def start(order: WorkerLaunch, limits: WorkerLimits, marks: Mapping[str, str]) -
     if sys.platform == "win32":
         job = _job_of(process, limits)
     try:
-        limiting.apply_from_outside(process.pid, limits)
+        limiting.apply_to_process(process.pid, limits)
     except Exception:  # noqa: BLE001  # psutil's own errors; a limit that cannot be set is no reason not to train
         pass
     return WorkerProcess(process, job)
@@ -154,7 +154,7 @@ else:
             stderr=subprocess.STDOUT,
             bufsize=0,
             start_new_session=True,
-            preexec_fn=limiting.preparation(limits),
+            preexec_fn=limiting.child_setup(limits),
         )
         if sys.platform == "linux" and process.stdout is not None:
             try:
@@ -165,7 +165,7 @@ else:
         return process
 
 
-def why_not_started(order: WorkerLaunch, error: Exception) -> str:
+def explain_start_failure(order: WorkerLaunch, error: Exception) -> str:
     """A sentence about what to do."""
     program = order.command[0]
     code = error.errno if isinstance(error, OSError) else None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from barnraise.agent.naming import machine_name
+from barnraise.agent.daemon import machine_name
 from barnraise.agent_client.cluster_requests import StatusRequest, StatusResponse
 from barnraise.artifacts import ArtifactStore, FolderManifest, changed_since, folder_limits, pack, unpack_into
 from barnraise.artifacts.store.disk import remove_tree

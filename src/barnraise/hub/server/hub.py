@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
+import msgspec
+
 from barnraise.core.errors import HubError, HubRefused
 from barnraise.core.flow.backoff import Backoff, BackoffTimer
 from barnraise.core.flow.events import ChangeEvent
@@ -45,10 +47,8 @@ from barnraise.hub.rounds.state_machine import (
     RoundState,
     decide,
 )
-from barnraise.hub.server.disk import DiskLatency
-from barnraise.hub.server.health import HealthMonitor, HealthStatus
-from barnraise.hub.server.status import described
-from barnraise.hub.server.waits import RoundWaits
+from barnraise.hub.server.health import DiskLatency, HealthMonitor, HealthStatus
+from barnraise.hub.server.status import RoundWaits, described
 from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.create import FOLLOWS, SUCCEEDS, HubFounding, hub_blobs
 from barnraise.hub.storage.log import (
@@ -342,6 +342,25 @@ class Hub:
         await self.note(node, kind, reason)
         await self.step(state_machine.LeaseAbandoned(node))
         return node in self.members and bool(self.members[node].quarantine)
+
+    async def pardon(self, node: str) -> None:
+        """End a member's quarantine and forget its refusals."""
+        await self._set_quarantine(node, "")
+
+    async def expel(self, node: str) -> None:
+        """Ban a member until the owner pardons it. Its updates that wait for their round still count."""
+        if node == self.founding.owner:
+            raise HubRefused(403, "role", "the owner cannot be sent away", hint="Name another member.")
+        await self._set_quarantine(node, "the owner sent this machine away")
+        await self.step(state_machine.LeaseAbandoned(node))
+
+    async def _set_quarantine(self, node: str, why: str) -> None:
+        member = self.members.get(node)
+        if member is None:
+            raise HubRefused(404, "member", "nobody has this id here", hint="Copy it from the hub's page.")
+        after = msgspec.structs.replace(member, refusals=0, quarantine=why)
+        self.members[node] = after
+        await self.write([change(HubLog.put_member, after)])
 
     # How a round ends.
 

@@ -14,7 +14,7 @@ from barnraise.runs.record import WorkerState, sign_order
 from tests.unit.runs.control.test_lifecycle import KEY, A, B, order, report
 
 
-class Around:
+class FakeContext:
     """An agent of a cluster in which everybody but the first is what is said."""
 
     def __init__(self, role: str) -> None:
@@ -36,11 +36,11 @@ def test_a_guest_sends_nobody_to_rest_and_commands_no_terminal(role: str) -> Non
     said = WorkerState(0, "running", words="\x1b[2J", rests=(A,), rests_in=1, rests_why="\x1b[2J")
 
     async def taken() -> WorkerState:
-        around: Any = Around(role)
-        book = RunRegistry(around)
-        assert book.take(sign_order(order(), KEY))
-        book.take_report(NodeId(B), report("running", said))
-        return book.runs["train-abcd"].reports[B].workers[0]
+        context: Any = FakeContext(role)
+        registry = RunRegistry(context)
+        assert registry.apply(sign_order(order(), KEY))
+        registry.apply_report(NodeId(B), report("running", said))
+        return registry.runs["train-abcd"].reports[B].workers[0]
 
     found = asyncio.run(taken())
     if role == "owner":
@@ -51,14 +51,14 @@ def test_a_guest_sends_nobody_to_rest_and_commands_no_terminal(role: str) -> Non
 
 
 def _take(sender: bytes | None, key: NodeKey, role: str) -> tuple[bool, list[str]]:
-    """Give a book of a cluster, in which all machines but the first have that role, an order of this key."""
+    """Apply a record signed by ``key``; all machines but the first have that role."""
 
     async def taken() -> tuple[bool, list[str]]:
-        around: Any = Around(role)
-        book = RunRegistry(around)
+        context: Any = FakeContext(role)
+        registry = RunRegistry(context)
         record = sign_order(order(by=key.id.raw), key)
-        is_taken = book.take(record, None if sender is None else NodeId(sender))
-        return is_taken, list(book.runs)
+        is_taken = registry.apply(record, None if sender is None else NodeId(sender))
+        return is_taken, list(registry.runs)
 
     return asyncio.run(taken())
 

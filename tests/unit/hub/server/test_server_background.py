@@ -20,12 +20,14 @@ from barnraise.core.errors import HubError, HubRefused
 from barnraise.hub.aggregation.aggregator import ClosedRound
 from barnraise.hub.aggregation.outer_step import first_version
 from barnraise.hub.mirror.mirror import HubMirror
+from barnraise.hub.mirror.server import keep_following
 from barnraise.hub.protocol.messages import Lease, SampleSpan, UpdateDeclaration, UploadStep
 from barnraise.hub.region import region
 from barnraise.hub.region.region import ParentHub, RegionAggregator, run_region
 from barnraise.hub.rounds.leases import PendingUpdate
-from barnraise.hub.server import connection_limits, server
+from barnraise.hub.server import connection_limits
 from barnraise.hub.server.hub import Hub
+from barnraise.hub.server.server import outer_step
 from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.create import found_hub, hub_key
 from barnraise.hub.storage.log import AcceptedUpdate
@@ -53,7 +55,7 @@ def test_a_mirror_goes_on_after_any_error(caplog: pytest.LogCaptureFixture) -> N
             raise OSError("the disk is gone")
 
     mirror, hub = SimpleNamespace(follow=follow), SimpleNamespace(read=lambda: None)
-    work = server.keep_following(cast(HubMirror, mirror), cast(Hub, hub), 0.01)
+    work = keep_following(cast(HubMirror, mirror), cast(Hub, hub), 0.01)
     with caplog.at_level(logging.ERROR):
         asyncio.run(_some_time(work, lambda: calls > 3))
     assert "the disk is gone" in caplog.text
@@ -78,7 +80,7 @@ def test_a_region_goes_on_after_any_error(
 
 def test_a_hub_ticks_on_when_its_log_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        hub = Hub(tmp_path, hub_key(tmp_path).id, server.outer_step)
+        hub = Hub(tmp_path, hub_key(tmp_path).id, outer_step)
 
         async def step(event: object) -> None:
             raise HubError("the hub's log failed")
