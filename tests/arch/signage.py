@@ -64,8 +64,7 @@ abort accept accumulate acquire adapt add admit advance advertise agree aggregat
 announce answer append apply approve arm ask assemble assert assign attach attempt authenticate
 await balance ban begin benchmark bind block bound broadcast build buffer cache calculate call
 cancel cap carry catch change check choose classify clean clear clip close collect combine commit
-compare compile complete compress compute concatenate configure confirm connect construct consume
-contribute control convert copy correct count cover create cut deal decide declare decline decode
+compare compile complete compress compute concatenate configure confirm connect construct consume continue contribute control convert copy correct count cover create cut deal decide declare decline decode
 decompress decrypt deduct deduplicate defer define delay delegate delete deliver deny derive
 describe deserialize destroy detach detect determine dial discard disable discover dispatch display
 distribute divide download drain draw drop dump emit empty enable encode encrypt end enforce enqueue
@@ -75,7 +74,7 @@ follow force forget fork format forward free freeze gather generate get give go 
 guard guess halt handle hash have hold identify ignore import include increase index inform inherit
 initialize insert inspect install interpolate interpret interrupt introduce invoke issue iterate
 join judge keep kill label launch lease leave let limit link list listen load locate lock log look
-lower make map mark match measure merge migrate mirror modify monitor mount move multiply name
+lower make manage map mark match measure merge migrate mirror modify monitor mount move multiply name
 negotiate normalize note notify number observe offer omit open order overwrite pack pair park parse
 partition pass patch pause perform permit pick pin ping place plan poll pop post predict prefer
 prefetch prepare print probe process produce profile promise propagate propose protect prove provide
@@ -130,6 +129,8 @@ def _sentences(text: str) -> list[str]:
         if any(line.strip().startswith(("|", ">>>")) for line in lines):
             continue
         block: list[str] = []
+        if not any(re.match(r"\s*([-*]|\d+\.)\s", line) for line in lines):
+            lines = [line for line in lines if not line.startswith("  ")]  # an example, or a table
         for line in lines:
             if re.match(r"\s*([-*]|\d+\.)\s", line) and block:
                 prose.append(" ".join(block))
@@ -167,7 +168,7 @@ def _docstring_findings(file: Path) -> Iterator[Finding]:
         for word in sorted(BANNED_WORDS.intersection(lowered)):
             yield Finding("banned word", place, f"{word}: {first}")
         for phrase in BANNED_PHRASES:
-            if phrase in " ".join(lowered):
+            if f" {phrase} " in f" {' '.join(lowered)} ":
                 yield Finding("banned phrase", place, f"{phrase}: {first}")
         for sentence in _sentences(text):
             if len(_words(sentence)) > MOST_WORDS:
