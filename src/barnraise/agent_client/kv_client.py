@@ -209,7 +209,7 @@ class KvClient:
         return values
 
     def _watch(self, keys: tuple[str, ...], *, fetch: bool, deadline: float) -> KvDone:
-        """Wait until all keys exist. At the deadline, look once more, so that the error can name the missing ones."""
+        """Wait until all keys exist. At the deadline, look once more to name the missing ones."""
         given, what = max(0.0, deadline - time.monotonic()), f"wait for {_some(keys)}"
         while True:
             left = deadline - time.monotonic()
