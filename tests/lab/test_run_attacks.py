@@ -66,7 +66,7 @@ def test_a_guest_starts_no_run(yard: Yard, tmp_path: Path) -> None:
         before = yard.runs(0)
         done = yard.line.run(GUEST, "run", "--on", "h0", "train.py", folder=tmp_path)
         assert done.returncode != 0
-        assert "this machine is a guest of its cluster and starts no run" in done.stderr
+        assert "guests cannot start runs" in done.stderr
         assert "Traceback" not in done.stderr
         asked = StartRunRequest(command=("-c", "pass"), folder=bytes(32), on=("h0",))
         with pytest.raises(BarnraiseError, match="starts no run"):
@@ -392,11 +392,11 @@ def test_a_guest_gets_no_checkpoint_of_others(yard: Yard) -> None:
 OFFERS = {
     "another run": "it belongs to run another-run",
     "another step": "it was changed after it was signed",
-    "another state": "it is another checkpoint than was asked for",
+    "another state": "the fetched files are another checkpoint than the requested one",
     "a stranger's signature": "it is signed by nobody of this cluster",
     "changed afterwards": "it was changed after it was signed",
     "a terabyte": "",
-    "the run's own folder": "it is no checkpoint",
+    "the run's own folder": "the fetched files are not a checkpoint",
 }
 
 

@@ -1,5 +1,6 @@
-"""Carries folders and data sets between agents: asks for the pieces that are missing here, serves those that
-others may have. Everything that touches the disk or hashes runs in threads: the loop also carries heartbeats.
+"""Transfers folders and data sets between agents: requests missing pieces, serves pieces to allowed machines.
+
+Disk access and hashing run in threads, because the event loop also carries heartbeats.
 """
 
 from __future__ import annotations
@@ -45,23 +46,25 @@ _log = logging.getLogger(__name__)
 
 
 class ArtifactCarrier(Protocol):
-    """What the shipper needs of the agent: bulk messages to other agents."""
+    """Connection port of the transfer service: bulk messages to other agents."""
 
     @property
-    def me(self) -> NodeId: ...
+    def me(self) -> NodeId:
+        """Return the id of this machine."""
 
     def send_ship(self, node: NodeId, body: bytes) -> None:
-        """Dropped if there is no link."""
+        """Send a message; it is dropped if the machine is not connected."""
 
-    def linked(self, node: NodeId) -> bool: ...
+    def linked(self, node: NodeId) -> bool:
+        """Tell whether a machine is connected."""
 
     def drained(self, node: NodeId) -> Awaitable[None]:
-        """Until little of what was sent still waits here; BarnraiseError if the link is gone or stuck."""
+        """Wait until the send buffer is nearly empty; raise BarnraiseError if the connection is lost."""
 
 
 @dataclass(frozen=True)
 class TransferProgress:
-    """How far a fetch is; ``waits_for`` names who has not answered yet."""
+    """Progress of a fetch; ``waits_for``: machines that have not answered yet."""
 
     done_bytes: int
     all_bytes: int
@@ -73,6 +76,8 @@ OnProgress = Callable[[TransferProgress], None]
 
 @dataclass(frozen=True)
 class _PendingWrite:
+    """One received piece that is not on disk yet."""
+
     fetch: _Fetch
     node: NodeId
     name: PieceName
@@ -80,7 +85,7 @@ class _PendingWrite:
 
 
 class ArtifactService:
-    """Runs while the agent runs; everything but its threads is on the agent's loop."""
+    """Sends and receives the pieces of artifacts while the agent runs."""
 
     def __init__(
         self, store: ArtifactStore, carrier: ArtifactCarrier, *, patience_s: float = PATIENCE_S
@@ -95,8 +100,6 @@ class ArtifactService:
         self._writer: asyncio.Task[None] | None = None
         self._closed = False
 
-    # what the agent asks
-
     async def fetch(
         self,
         manifest: bytes,
@@ -105,27 +108,30 @@ class ArtifactService:
         limits: FolderLimits,
         progress: OnProgress = lambda _: None,
     ) -> FolderManifest:
-        """Until all of it is in the store. Every receiver must be given the same sources and receivers.
+        """Fetch all pieces of a manifest into the store, and return the manifest.
 
-        ShippingError if it cannot be had; what has come by then is kept, and need not come again.
+        Every receiver must be given the same sources and receivers. Raise ShippingError if the fetch fails;
+        received pieces are kept.
         """
         fetch = self._fetches.get(manifest)
         if fetch is None:
             fetch = self._fetches[manifest] = _Fetch(self, manifest, list(sources), set(receivers), limits)
         elif fetch.limits != limits:
-            raise ShippingError("the same files are being fetched with other limits", hint="Run it again.")
+            raise ShippingError(
+                "the same files are already being fetched with other limits", hint="Run it again."
+            )
         return await fetch.wait(progress)
 
     def allow(self, manifest: bytes, nodes: Iterable[NodeId]) -> None:
-        """These nodes may have what is in it, now and when more of it has come."""
+        """Let these machines read the manifest's pieces, also those that arrive later."""
         self.serving.allow(manifest, nodes)
 
     def withdraw(self, manifest: bytes) -> None:
-        """Nobody may have it from us any more, unless it is in another manifest."""
+        """Stop serving a manifest; pieces that another manifest names are still served."""
         self.serving.withdraw(manifest)
 
     async def close(self) -> None:
-        """End all fetches, and answer nobody any more."""
+        """Cancel all fetches and stop serving."""
         self._closed = True
         tasks: list[asyncio.Task[FolderManifest] | asyncio.Task[None]] = [
             one.task for one in self._fetches.values()
@@ -137,20 +143,25 @@ class ArtifactService:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.serving.close()
 
-    # what the links tell
-
     def link_up(self, node: NodeId) -> None:
+        """Resume fetches from a machine that is connected again."""
         for fetch in list(self._fetches.values()):
             fetch.handle(swarm_scheduler.PeerUp(node))
 
     def link_down(self, node: NodeId) -> None:
-        """What was on the way is lost; it must be told also when only the bulk link broke."""
+        """Schedule the pieces of a lost machine again.
+
+        Call it also if only the bulk connection broke.
+        """
         self.serving.forget(node)
         for fetch in list(self._fetches.values()):
             fetch.handle(swarm_scheduler.PeerDown(node))
 
     def received(self, node: NodeId, body: bytes | memoryview) -> None:
-        """ProtocolError if it is no message of ours; what nobody asked for is dropped."""
+        """Handle a message of a machine; raise ProtocolError if it cannot be decoded.
+
+        Pieces that were not requested are dropped.
+        """
         message = messages.decode(body)
         match message:
             case WantPieces():
@@ -169,7 +180,7 @@ class ArtifactService:
                 if (waiting := self._fetches.get(message.id)) is not None:
                     waiting.manifest_received(node, message.data)
 
-    # pieces on their way to the disk
+    # writes to disk
 
     def _on_pieces(self, node: NodeId, message: PieceList) -> None:
         for piece in message.pieces:
@@ -233,12 +244,13 @@ class ArtifactService:
         return any(fetch.is_coming(name) for fetch in self._fetches.values())
 
     def fetch_done(self, manifest: bytes, fetch: _Fetch) -> None:
+        """Forget a fetch that has finished or was cancelled."""
         if self._fetches.get(manifest) is fetch:
             del self._fetches[manifest]
 
 
 class _Fetch:
-    """One manifest and all that is in it."""
+    """The fetch of one manifest and its pieces; several callers can wait for it."""
 
     def __init__(
         self,
@@ -254,7 +266,7 @@ class _Fetch:
         self._receivers = receivers
         self.limits = limits
         self.objects: dict[bytes, FileEntry] = {}
-        self.writing: set[tuple[NodeId, PieceName]] = set()  # who sent what is on its way to the disk
+        self.writing: set[tuple[NodeId, PieceName]] = set()  # pieces on their way to the disk
         self._loop = asyncio.get_running_loop()
         self._scheduler: SwarmScheduler | None = None
         self._all_bytes = 0
@@ -265,10 +277,11 @@ class _Fetch:
         self._progressed = asyncio.Event()
         self._listeners: list[OnProgress] = []
         self.task = self._loop.create_task(self._run())
-        # Whoever waited may have left in the same moment: its failure is then nobody's.
+        # The last caller may have left at the same moment: then the error has no reader.
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def wait(self, progress: OnProgress) -> FolderManifest:
+        """Wait for the result; cancel the fetch when the last caller leaves."""
         self._listeners.append(progress)
         try:
             return await asyncio.shield(self.task)
@@ -281,6 +294,7 @@ class _Fetch:
     # events
 
     def needs(self, node: NodeId, name: PieceName) -> bool:
+        """Tell whether this piece is expected from this machine."""
         return (
             self._scheduler is not None
             and (node, name) not in self.writing
@@ -288,9 +302,11 @@ class _Fetch:
         )
 
     def is_coming(self, name: PieceName) -> bool:
+        """Tell whether this piece is still missing here."""
         return self._scheduler is not None and self._scheduler.lacks(name)
 
     def handle(self, event: swarm_scheduler.Event) -> None:
+        """Pass an event to the scheduler, and send the requests that it returns."""
         if self._scheduler is None or self._failed is not None:
             return
         if isinstance(event, swarm_scheduler.PieceReceived):
@@ -301,7 +317,7 @@ class _Fetch:
             self._progressed.set()
 
     def manifest_received(self, node: NodeId, data: bytes) -> None:
-        """From whoever was asked: others could keep us from its answer."""
+        """Accept the manifest from the machine that was asked, and from no other."""
         if (
             self._manifest_future is not None
             and node == self._asked_node
@@ -310,17 +326,16 @@ class _Fetch:
             self._manifest_future.set_result(data)
 
     def distrust(self, node: NodeId, error: ShippingError) -> None:
-        """It sent bytes with another hash: nothing that it sends is of use."""
-        _log.warning("node %s is not asked again: %s", node.short, error.message)
+        """Stop requesting from a machine that sent bytes with a wrong hash."""
+        _log.warning("not requesting from node %s any more: %s", node.short, error.message)
         self.handle(swarm_scheduler.PeerDistrusted(node))
         if self._scheduler is not None and not self._scheduler.has_trusted_source():
             self.fail(ShippingError(f"node {node.short} sent wrong bytes: {error.message}", hint=error.hint))
 
     def fail(self, error: ShippingError) -> None:
+        """Fail the fetch with its first error."""
         self._failed = self._failed or error
         self._progressed.set()
-
-    # the work
 
     async def _run(self) -> FolderManifest:
         store = self._service.store
@@ -348,7 +363,7 @@ class _Fetch:
         return {node for node in peers if carrier.linked(node)}
 
     def _prepare(self, manifest: FolderManifest, linked: set[NodeId]) -> SwarmScheduler:
-        """In a thread: it looks at every file of the store that is named, and hashes what is half here."""
+        """Return a scheduler for the missing pieces; runs in a thread, because it hashes partial files."""
         missing = self._service.store.missing(manifest)
         self.objects = manifest.objects()
         pieces = [
@@ -378,7 +393,7 @@ class _Fetch:
                 self.handle(swarm_scheduler.SwarmTick())
             if now - self._heard_at > self._service.patience_s:
                 raise self._no_progress_error(
-                    f"no piece came for {self._service.patience_s:g} s", state.waits_for()
+                    f"no piece received for {self._service.patience_s:g} s", state.waits_for()
                 )
             self._report()
 
@@ -402,10 +417,10 @@ class _Fetch:
                 await asyncio.to_thread(store.put_manifest, manifest)
                 return manifest
             await asyncio.sleep(min(_TICK_S, self._service.patience_s / 4))
-        raise self._no_progress_error("the list of files did not come", self._sources)
+        raise self._no_progress_error("no machine sent the list of files", self._sources)
 
     async def _ask_manifest(self) -> bytes | None:
-        """Ask each that can be reached, once."""
+        """Ask each connected machine once for the manifest; return None if none has it."""
         carrier = self._service.carrier
         for node in dict.fromkeys((*self._sources, *sorted(self._receivers))):
             if node == carrier.me or not carrier.linked(node):
@@ -419,13 +434,13 @@ class _Fetch:
             if data and await asyncio.to_thread(manifest_id, data) == self._name:
                 return data
             if data:
-                _log.warning("node %s sent a list of files with another hash", node.short)
+                _log.warning("node %s sent a list of files with a wrong hash", node.short)
         return None
 
     def _no_progress_error(self, what: str, nodes: Iterable[NodeId]) -> ShippingError:
         names = ", ".join(node.short for node in nodes)
         return ShippingError(
-            f"{what}; waiting for {names or 'nobody'}",
-            hint="Check with `barnraise status` that these machines are on, then run it again: what has come "
-            "is kept.",
+            f"{what}; waiting for {names or 'no machine'}",
+            hint="Check with `barnraise status` that these machines are on, then run it again: received "
+            "files are kept.",
         )

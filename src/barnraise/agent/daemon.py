@@ -1,4 +1,4 @@
-"""The agent of a machine: builds its parts and connects them. What they decide is decided elsewhere."""
+"""The agent of a machine: builds its services and connects them. Decisions are made by the services."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from barnraise.core.flow.events import ChangeEvent
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.private_file import private_directory
 from barnraise.identity.trust import NAME_LENGTH, SignedEntry, TrustLog, check_name, encode_entry
+from barnraise.membership.consensus.paxos import AcceptorState, founded
 from barnraise.membership.effects import Effect, LogNote, SaveState, SendMessage, ViewChanged
 from barnraise.membership.node import TICK_S, MembershipNode
-from barnraise.membership.paxos import AcceptorState, founded
 from barnraise.membership.storage import MembershipStorage
 from barnraise.membership.view import PresentMember, first
 from barnraise.topology import Machine, NodeFacts
@@ -46,7 +46,7 @@ from barnraise.transport.listener.preface import ROUTE_AGENT_BULK, ROUTE_AGENT_S
 
 _NAME_FACT = "name"
 _GOODBYE_S = 2.0
-_HANDOVER_S = 0.4  # whoever keeps the board next may need our copy of it
+_HANDOVER_S = 0.4  # the next primary of the store may need our copy
 _KEPT_EVENTS = 200
 _SHORT_LINK_S = 3.0
 _AGAIN_S = 2.0
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class Agent:
-    """Between ``start`` and ``stop`` this machine is part of its cluster."""
+    """One machine's agent; between ``start`` and ``stop`` the machine is part of its cluster."""
 
     def __init__(self, settings: Settings, *, witness: bool = False) -> None:
         self.settings = settings
@@ -67,23 +67,19 @@ class Agent:
         self.on_event: Callable[[str], None] | None = None
         self.on_question: Callable[[bytes], Awaitable[bytes]] | None = None
         self.stop_requested = asyncio.Event()
-        self.membership_lock = (
-            asyncio.Lock()
-        )  # who lets somebody in does not leave for another cluster meanwhile
+        self.membership_lock = asyncio.Lock()  # no admission while this machine joins another cluster
         self.removed_by = ""
         self.leaves_cluster = False
         self._broken = False
         self._epoch = 0
-        self.is_alone_with_psk = False  # with a pre-shared key, and nobody found yet
+        self.is_alone_with_psk = False  # with a pre-shared key, and no machine found yet
         self._works = not witness
         self._tasks: set[asyncio.Future[None]] = set()
         self._view_event = ChangeEvent()
         self._linked_at: dict[NodeId, float] = {}
 
-    # its life
-
     async def start(self) -> None:
-        """Listen, look for the others, and take part. ListenerError if another agent is at work here."""
+        """Start all services; raise ListenerError if another agent runs here."""
         self._loop = asyncio.get_running_loop()
         self.started = self._loop.time()
         self.incarnation = secrets.token_bytes(16)
@@ -91,7 +87,7 @@ class Agent:
         if renew_lost_key(self.directory, self.storage):
             self.key = NodeKey.load_or_create(self.directory / "node.key")
             self.me = self.key.id
-            self.report_event("cluster.db is missing, so this machine starts anew under a new node id")
+            self.report_event("cluster.db is missing: this machine starts as a new one, with a new node id")
         kept = self.storage.fact(_NAME_FACT)
         self.name = kept.decode() if kept is not None else machine_name()
         log, record = self.storage.log(), self.storage.record()
@@ -121,7 +117,7 @@ class Agent:
         self.report_event(f"{self.name} ({self.me.short}) is up in cluster {self.cluster_name}")
 
     async def stop(self) -> None:
-        """Say goodbye, hand over, and end; never longer than a few seconds."""
+        """Leave running groups, send goodbye and stop all services, within a few seconds."""
         others = [node for node in self.member.view.nodes if node != self.me.raw]
         in_company = others and self.connections.linked() and not self._broken
         if in_company:
@@ -135,15 +131,15 @@ class Agent:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.pairing.close()
         await self.reachability.close()
-        await self.connections.close("the agent ends")
+        await self.connections.close("the agent stops")
         await self.discovery.stop()
         await self.listener.stop()
         self.peer_store.flush(float("inf"))
         self.storage.close()
 
     async def suspend(self) -> None:
-        """The system is about to sleep: hand over first."""
-        self.report_event("this machine goes to sleep")
+        """Leave running groups and send goodbye before the system sleeps."""
+        self.report_event("this machine is going to sleep")
         await self.runs.leave()
         await self._send_goodbye()
 
@@ -154,21 +150,22 @@ class Agent:
             await self.wait_for_change(deadline - self._loop.time())
 
     async def resume(self) -> None:
+        """Join the cluster again after the system slept."""
         self.report_event("this machine is awake again")
         self._perform(self.member.stay(self._loop.time()))
 
-    # what it knows
-
     @property
     def log(self) -> TrustLog:
+        """Return the trust log of the cluster."""
         return self.member.log
 
     @property
     def cluster_name(self) -> str:
+        """Return the short name of the cluster."""
         return self.log.cluster.hex()[:8]
 
     def name_of(self, node: NodeId) -> str:
-        """What people call it; where two are called alike, the beginning of the id tells them apart."""
+        """Return the name of a machine; if two have the same name, the id is appended."""
         name = self._own_name(node)
         alike = [other for other in self.log.members if other != node and self._own_name(other) == name]
         return f"{name}-{node.short[:4].lower()}" if alike else name
@@ -180,7 +177,7 @@ class Agent:
         return self.peer_store[node].name or (listed.name if listed is not None else node.short)
 
     def find(self, text: str) -> NodeId:
-        """A node by name, short id or whole id; MembershipError if it is not exactly one."""
+        """Return the machine with this name or id; raise MembershipError unless exactly one matches."""
         wanted = text.strip().lower()
         found = [
             node
@@ -194,15 +191,14 @@ class Agent:
         raise MembershipError(f"{what} called {text!r}", hint=f"Choose by the id in brackets: {names}.")
 
     def report_event(self, text: str) -> None:
-        """For the log, the display and `status`."""
+        """Write one line to the log, the display and `barnraise status`."""
         _log.info("%s", text)
         self.events.append(text)
         if self.on_event is not None:
             self.on_event(text)
 
-    # changes that people ask for
-
     def rename(self, name: str) -> None:
+        """Change the name of this machine."""
         self.name = name
         self.storage.keep_fact(_NAME_FACT, name.encode())
         self._send_hello()
@@ -210,7 +206,11 @@ class Agent:
     async def commit_entry(
         self, make: Callable[[TrustLog], SignedEntry | None], patience_s: float = 30.0
     ) -> None:
-        """Have an entry in the trust log, signed anew whenever another came first; None means it is there."""
+        """Append an entry to the trust log; sign it again if another entry came first.
+
+        ``make`` returns the signed entry for the current log, or None if the log has it already. Raise
+        MembershipError if the cluster does not decide in time.
+        """
         deadline = self._loop.time() + patience_s
         while (entry := make(self.log)) is not None:
             if self._loop.time() > deadline:
@@ -218,7 +218,7 @@ class Agent:
                 raise MembershipError(f"the cluster did not decide in {patience_s:g} s: {why}")
             if self.log.role(self.me) != "owner":
                 raise MembershipError(
-                    "this machine is a guest of the cluster and decides nothing",
+                    "guests cannot change the cluster",
                     hint="Do it on a machine that `barnraise nodes` shows as owner.",
                 )
             length = len(self.log)
@@ -228,35 +228,39 @@ class Agent:
                 await self.wait_for_change(again - self._loop.time())
 
     def continue_without(self, nodes: list[NodeId]) -> None:
+        """Let the cluster decide without these machines."""
         self._perform(self.member.go_on_without([node.raw for node in nodes], self._loop.time()))
 
     def blocked_reason(self) -> str:
-        """For whom a decision waits, in words; empty if for nobody."""
+        """Return why the cluster cannot decide now; empty if it can."""
         if self.removed_by:
-            return f"{self.removed_by} says that this machine was removed; `barnraise leave` starts anew"
-        standing = self.member.standing(self._loop.time())
+            return f"{self.removed_by} reports that this machine was removed: run `barnraise leave`"
+        standing = self.member.quorum_status(self._loop.time())
         if standing.decides:
             return ""
         if not standing.needed:
             return "this machine is not in the cluster's view yet"
         names = [self.name_of(NodeId(raw)) for raw in standing.needed]
-        one = "one of " if len(names) > 1 else ""
-        return f"waiting for {one}{', '.join(names)}: without it this side is no majority"
+        choice = "one of " if len(names) > 1 else ""
+        return f"waiting for {choice}{', '.join(names)}: there is no majority without it"
 
-    # what the house asks (see agent.house)
-
+    # ListenerHost
     def pairing_key(self, target: bytes) -> bytes | None:
+        """Return the preface key of an open offer, or None."""
         return self.pairing.key_for(target)
 
     def deliver_pairing(
         self, preface: Preface, connection: socket.socket, address: str
     ) -> ConnectionRefusal | None:
+        """Start to pair with a machine, or return why it is refused."""
         return self.pairing.deliver(preface, connection, address)
 
     def deliver_agent(self, preface: Preface, connection: socket.socket, address: str) -> None:
+        """Accept a connection of another agent."""
         self.connections.accept(connection, preface, address)
 
     async def answer(self, question: bytes) -> bytes:
+        """Answer a request of a process on this machine."""
         if self.on_question is None:
             raise AgentError("the agent is still starting", hint="Ask again in a moment.")
         return await self.on_question(question)
@@ -264,6 +268,7 @@ class Agent:
     # what the links tell (see agent.connections)
 
     def link_up(self, node: NodeId, link: ControlConnection) -> None:
+        """Send hello and measurements to a machine whose first control connection is up."""
         link.send(self._hello())
         self.link_prober.send_measured(node)
         self.discovery.remember()
@@ -272,25 +277,29 @@ class Agent:
         self._perform(self.member.link_up(node.raw, self._loop.time()))
 
     def link_down(self, node: NodeId, why: str) -> None:
+        """Dial a machine again whose last control connection is lost."""
         _log.debug("the link to %s is down: %s", self.name_of(node), why)
         self.discovery.remember()
         self.runs.link_down(node)
         self.member.link_down(node.raw)
-        # At once, as a refusal would be evidence that its agent has ended; but not again and again.
+        # At once: a refusal would prove that its agent has stopped. But not in a loop.
         if self._loop.time() - self._linked_at.get(node, 0.0) > _SHORT_LINK_S:
             self.connections.dial(node, at_once=True)
 
     def route_down(self, node: NodeId, route: int) -> None:
+        """Tell the transfer service that its route to a machine is lost."""
         if route == ROUTE_AGENT_SHIP:
             self.runs.artifact_route_down(node)
 
     def refused(self, node: NodeId) -> None:
+        """Tell the failure detector that no agent listens on a machine."""
         self._perform(self.member.refused(node.raw, self._loop.time()))
 
     def received(self, link: ControlConnection, message: bytes) -> None:
+        """Dispatch a message of another agent; raise ProtocolError if it is not of a member."""
         node, kind, body = link.peer.node, message[:1], memoryview(message)[1:]
         if self.log.role(node) is None:
-            raise ProtocolError(f"{node.short} is not a member of this cluster any more")
+            raise ProtocolError(f"{node.short} is no longer a member of this cluster")
         if kind == protocol.MEMBERSHIP:
             self._perform(self.member.receive(node.raw, protocol.decode_membership(body), self._loop.time()))
         elif kind == protocol.GREETING:
@@ -306,44 +315,53 @@ class Agent:
         elif kind == protocol.REMOVED and self.log.role(node) == "owner":
             self.removed_by = self.name_of(node)
             self.report_event(
-                f"this machine was removed from the cluster, says {self.removed_by}: see `barnraise leave`"
+                f"{self.removed_by} reports that this machine was removed from the cluster: "
+                "run `barnraise leave`"
             )
         else:
             raise ProtocolError(f"{node.short} sent a message of an unknown kind")
 
     def secret_for(self, node: NodeId | None, epoch: int) -> bytes:
+        """Return the cluster secret of an epoch, or the newest known one before it."""
         known = self.log.secrets
         return known[min(epoch, len(known)) - 1]
 
     # what the surveyor asks (see agent.link_prober)
 
     def linked_nodes(self) -> list[NodeId]:
+        """Return the machines to which there is a control connection."""
         return self.connections.linked()
 
     def round_trip(self, node: NodeId) -> tuple[float, float] | None:
+        """Return the least recent round-trip time and its deviation, in seconds."""
         peer = self.member.peers.get(node.raw)
         if peer is None or not peer.health.trips or self.connections.get(node) is None:
             return None
-        # The least of the last ones: busy machines add to the others.
+        # The minimum: a busy machine adds to the others.
         return min(peer.health.trips), max(0.0, peer.health.trip.deviation)
 
     def link_address(self, node: NodeId) -> str:
+        """Return the address that the control connection uses; empty if there is none."""
         link = self.connections.get(node)
         return link.address if link is not None else ""
 
     def node_facts(self) -> list[NodeFacts]:
+        """Return name and hardware of every machine of the cluster."""
         return [
             NodeFacts(node=node.raw.hex(), name=self.name_of(node), machine=self.machine_of(node))
             for node in self.log.members
         ]
 
     def send_bulk(self, node: NodeId, message: bytes) -> None:
+        """Send a message on the bulk route; it is dropped if the machine is not connected."""
         self.connections.send_on(ROUTE_AGENT_BULK, node, message)
 
     def machine_changed(self) -> None:
+        """Send this machine's new hardware facts to all connected machines."""
         self._send_hello()
 
     def machine_of(self, node: NodeId) -> Machine | None:
+        """Return the hardware facts of a machine, or None if they are unknown."""
         if node == self.me:
             return self.link_prober.machine
         try:
@@ -351,19 +369,18 @@ class Agent:
         except (msgspec.DecodeError, ValueError, RecursionError):
             return None
 
-    # how it is done
-
     def _send_hello(self) -> None:
         for node in self.connections.linked():
             self.connections.send(node, self._hello())
 
     def build_member(self, log: TrustLog, record: AcceptorState) -> None:
+        """Start a new membership state for this trust log."""
         role = log.role(self.me)
         me = PresentMember(self.me.raw, self.incarnation, votes=role == "owner", works=self._works)
         self.member = MembershipNode(me, record, log, random.Random(), asyncio.get_running_loop().time())
 
     def _perform(self, effects: list[Effect]) -> None:
-        if self._broken:  # what we hold in memory is not on disk: not a word of it may leave
+        if self._broken:  # memory is ahead of the disk: nothing may be sent
             return
         for effect in effects:
             match effect:
@@ -372,7 +389,7 @@ class Agent:
                         self.storage.save(effect.record, effect.log_from, effect.entries)
                     except MembershipError as error:
                         self._broken = True
-                        self.report_event(f"the agent ends: {error.message}")
+                        self.report_event(f"the agent stops: {error.message}")
                         self.stop_requested.set()
                         return
                 case SendMessage():
@@ -403,6 +420,7 @@ class Agent:
         self._view_event.announce()
 
     async def wait_for_change(self, seconds: float) -> None:
+        """Wait for a change of the membership view, at most ``seconds``."""
         await self._view_event.wait(seconds)
 
     async def _tick(self) -> None:
@@ -426,7 +444,7 @@ class Agent:
     def _on_hello(self, node: NodeId, link: ControlConnection, hello: protocol.PeerHello) -> None:
         check_name(hello.name)
         if not hello.version.isprintable():
-            raise ProtocolError(f"{node.short} names a version that cannot be shown")
+            raise ProtocolError(f"{node.short} sent a version with unprintable characters")
         self.peer_store.apply_hello(node, hello, link.address)
         place = self.peer_store.address_of(node)
         if place is not None:
@@ -436,9 +454,11 @@ class Agent:
         return self.connections.address_of(node) or self.peer_store.address_of(node)
 
     def own_addresses(self) -> list[str]:
+        """Return the addresses at which this machine can be dialled."""
         return list(self.settings.network.addresses) or machine_addresses()
 
     def spawn(self, work: Coroutine[object, object, None] | Awaitable[None]) -> None:
+        """Run work in the background; the agent stops if it fails."""
         task = asyncio.ensure_future(work, loop=self._loop)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
@@ -446,7 +466,7 @@ class Agent:
     def _task_done(self, task: asyncio.Future[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            _log.error("a part of the agent failed", exc_info=task.exception())
+            _log.error("a background task of the agent failed", exc_info=task.exception())
             self.stop_requested.set()
 
 

@@ -410,7 +410,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("barnraise.artifacts.store.store.write_whole", full)
+        monkeypatch.setattr("barnraise.artifacts.store.store.write_object", full)
         await asyncio.to_thread(
             (cluster.receivers[0].store.manifests / packed.id.hex()).write_bytes,
             encode_manifest(packed.manifest),

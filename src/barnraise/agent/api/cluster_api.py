@@ -1,4 +1,4 @@
-"""Answers the questions of the command line."""
+"""API handlers for the cluster: status, pairing, renaming, removal, shutdown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from barnraise.agent_client.run_requests import RunQuestion
 from barnraise.core.errors import AgentError, MembershipError
 from barnraise.identity import NodeId
 from barnraise.identity.trust import SignedEntry, TrustLog, check_name
-from barnraise.membership.paxos import BRANCH_BITS
+from barnraise.membership.consensus.paxos import BRANCH_BITS
 from barnraise.pairing import grant_text, new_psk
 from barnraise.topology import Machine, TopologyGraph
 from barnraise.topology.graph import ordered_pair
@@ -51,7 +51,7 @@ State = Literal["this", "here", "joining", "silent", "away"]
 
 
 async def answer(agent: Agent, question: bytes) -> bytes:
-    """Of a process of this machine's user."""
+    """Answer one request of a process of this machine's user."""
     asked = decode_question(question)
     if isinstance(asked, KvRequest | ClusterRequest):
         if isinstance(asked, KvRequest) and agent.runs.proxy.is_needed:
@@ -90,30 +90,30 @@ async def _answer(agent: Agent, question: Question) -> Told:
             psk = new_psk(question.role)
             agent.pairing.use_psk(psk)
             return RequestDone(
-                f"whoever has this key is admitted as {psk.role} while this agent runs", str(psk)
+                f"machines with this key are admitted as {psk.role} while this agent runs", str(psk)
             )
         case MeasureRequest():
             agent.link_prober.measure_now()
-            return RequestDone("the links of this machine are measured anew, one after the other")
+            return RequestDone("the links of this machine will be measured again, one after the other")
         case CheckRequest():
             return await collect.check(agent, agent.reachability)
         case LeaveRequest():
             agent.leaves_cluster = True
             agent.stop_requested.set()
             return RequestDone(
-                "this machine has left its cluster; `barnraise up` starts it anew, under a new node id"
+                "this machine has left its cluster; `barnraise up` starts it with a new node id"
             )
         case ShutdownRequest():
             agent.stop_requested.set()
-            return RequestDone("the agent says goodbye and ends")
+            return RequestDone("the agent is stopping")
         case _:
-            raise AgentError(f"the agent does not know the question {type(question).__name__}")
+            raise AgentError(f"the agent does not support the request {type(question).__name__}")
 
 
 def _check_owner(agent: Agent, what: str) -> None:
     if agent.log.role(agent.me) != "owner":
         raise AgentError(
-            f"this machine is a guest of its cluster and cannot {what}",
+            f"this machine is a guest and cannot {what}",
             hint="Do it on a machine that `barnraise nodes` shows as owner.",
         )
 
@@ -144,9 +144,9 @@ async def _unpair(agent: Agent, text: str) -> str:
             "a machine cannot remove itself",
             hint="Run `barnraise unpair` on another owner's machine, or only `barnraise down` here.",
         )
-    standing = agent.member.standing(asyncio.get_running_loop().time())
+    standing = agent.member.quorum_status(asyncio.get_running_loop().time())
     if not standing.decides and node.raw in standing.needed:
-        agent.continue_without([node])  # whoever removes it is the witness that it does not come back
+        agent.continue_without([node])  # the person who removes it confirms that it does not come back
 
     def entry(log: TrustLog) -> SignedEntry | None:
         return None if log.role(node) is None else log.revoke(agent.key, node)
@@ -155,7 +155,7 @@ async def _unpair(agent: Agent, text: str) -> str:
         await agent.commit_entry(entry)
     finally:
         agent.continue_without([])
-    return f"{name} ({node.short}) is removed for ever; the cluster's secret was changed"
+    return f"{name} ({node.short}) is removed permanently; the cluster's secret was changed"
 
 
 async def _continue(agent: Agent, texts: list[str]) -> str:
@@ -166,24 +166,24 @@ async def _continue(agent: Agent, texts: list[str]) -> str:
     for node in nodes:
         if node.raw not in dead and agent.connections.get(node) is not None:
             raise MembershipError(
-                f"{agent.name_of(node)} is here", hint="Only machines that are gone can be gone on without."
+                f"{agent.name_of(node)} is online", hint="--without accepts only machines that are offline."
             )
     before = agent.member.record.decided.position
     agent.continue_without(nodes)
     for _ in range(50):
         if agent.member.record.decided.position > before:
             number = agent.member.record.decided.number
-            return f"view {number} goes on without {', '.join(map(agent.name_of, nodes))}"
+            return f"view {number} continues without {', '.join(map(agent.name_of, nodes))}"
         await asyncio.sleep(0.1)
-    agent.continue_without([])  # a word that did not help now must not surprise anybody later
+    agent.continue_without([])  # an unused permission must not take effect later
     raise MembershipError(f"still no majority: {agent.blocked_reason()}")
 
 
 def status(agent: Agent) -> StatusResponse:
-    """The cluster as this machine sees it."""
+    """Return the state of the cluster as this machine sees it."""
     now = asyncio.get_running_loop().time()
     first, why = agent.member.coordinator(now)
-    standing = agent.member.standing(now)
+    standing = agent.member.quorum_status(now)
     decided = agent.member.record.decided
     graph = agent.link_prober.graph()
     rows = tuple(_row(agent, graph, node, first, now) for node in _in_order(agent))
@@ -211,7 +211,7 @@ def status(agent: Agent) -> StatusResponse:
 
 
 def _in_order(agent: Agent) -> list[NodeId]:
-    """Members by seniority, then the others as they were admitted."""
+    """Return the members by seniority, then the other machines in the order of their admission."""
     members = [NodeId(raw) for raw in agent.member.view.nodes]
     return [*members, *(node for node in agent.log.members if node not in members)]
 
@@ -264,7 +264,7 @@ def _sentence(rows: tuple[NodeRow, ...]) -> str:
     here = sum(row.state in ("this", "here") for row in rows)
     silent = [row.name for row in rows if row.state == "silent"]
     away = [row.name for row in rows if row.state == "away"]
-    parts = [f"{here} of {len(rows)} machines are here" if len(rows) > 1 else "this machine is alone"]
+    parts = [f"{here} of {len(rows)} machines are online" if len(rows) > 1 else "this machine is alone"]
     if silent:
         parts.append(f"{', '.join(silent)} does not answer")
     if away:

@@ -1,4 +1,4 @@
-"""Tells the workers of a session in which group they are, and why in none."""
+"""API handler that tells a worker which process group it belongs to."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from barnraise.runs.control.pausing import rests
 
 
 async def group_response(agent: Agent, request: GroupRequest) -> GroupResponse:
+    """Return the worker's current group; wait up to ``wait_s`` for a change of the run record."""
     entry = agent.runs.registry.find(request.run)
     executor = agent.runs.executors.get(entry.run)
     if executor is not None:
@@ -33,7 +34,7 @@ async def group_response(agent: Agent, request: GroupRequest) -> GroupResponse:
         rank=rank if rank is not None else place or 0,
         world=len(record.slots),
         provisional=bool(record.provisional),
-        # One that was started for the run and has no state yet proves that nobody had any.
+        # A worker of the first start without state proves that no worker had any.
         beginning=any(slot.start == record.began for slot in record.slots),
         finished=record.finished,
         broken=any(
@@ -48,10 +49,10 @@ async def group_response(agent: Agent, request: GroupRequest) -> GroupResponse:
 
 
 def _waits_for(agent: Agent, entry: RunEntry) -> str:
-    """Why a worker of this machine has not been let in."""
+    """Return the reason why the group has not admitted the workers of this machine."""
     if why := rests(entry.record, agent.me.raw):
-        return f"this machine rests, because {why}"
+        return f"this machine is paused: {why}"
     other = is_apart(agent.me.raw, entry.record.nodes, agent.runs.controller.partitioned())
     if other is None:
-        return "the others have not let this worker in yet"
+        return "waiting for the group to admit this worker"
     return f"this machine and {agent.name_of(NodeId(other))} do not reach each other"

@@ -1,4 +1,4 @@
-"""Answers the command line's questions about runs."""
+"""API handlers for runs: start, resume, stop, watch, consent and results."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 
 
 async def answer(agent: Agent, question: RunQuestion) -> Told:
-    """Of a process of this machine's user."""
+    """Answer one request about runs of a process of this machine's user."""
     match question:
         case StartRunRequest():
             return await _start(agent, question)
@@ -99,7 +99,7 @@ async def answer(agent: Agent, question: RunQuestion) -> Told:
 def _check_owner(agent: Agent) -> None:
     if agent.log.role(agent.me) != "owner":
         raise RunError(
-            "this machine is a guest of its cluster and starts no run",
+            "guests cannot start runs",
             hint="Start it on a machine that `barnraise nodes` shows as owner.",
         )
 
@@ -117,9 +117,9 @@ async def _resume(agent: Agent, request: ResumeRunRequest) -> RunStarted:
     found = await agent.runs.checkpoints.newest((entry.run, *old.resumes))
     if found is None:
         raise RunError(
-            f"no machine that is here has a checkpoint of run {entry.run}",
-            hint=f"Switch on those that saved, such as {', '.join(_row(agent, entry).machines)}; or begin "
-            "anew: barnraise run",
+            f"no connected machine has a checkpoint of run {entry.run}",
+            hint=f"Switch on those that saved, such as {', '.join(_row(agent, entry).machines)}; or start "
+            "again: barnraise run",
         )
     await agent.runs.checkpoints.ensure_files(entry)
     nodes = await _choose_nodes(agent, request.on, old.min_nodes, old.wait_s)
@@ -127,8 +127,8 @@ async def _resume(agent: Agent, request: ResumeRunRequest) -> RunStarted:
     lacking = [agent.name_of(node) for node in found.holders if node not in nodes]
     if lacking and isinstance(found, ShardedCheckpoint):
         raise RunError(
-            f"{' and '.join(lacking)} would take no executor, and parts of the sharded checkpoint are there",
-            hint=f"Name all: --on {','.join(names)}",
+            f"shards of the checkpoint are on {' and '.join(lacking)}, which would not take part",
+            hint=f"Name all machines: --on {','.join(names)}",
         )
     order = msgspec.structs.replace(
         old,
@@ -139,7 +139,7 @@ async def _resume(agent: Agent, request: ResumeRunRequest) -> RunStarted:
         named=bool(request.on),
         resumes=(entry.run, *old.resumes)[:_MAX_RESUMED],
     )
-    started = await _submit(agent, order, f"goes on with {entry.run}, from {agent.name}")
+    started = await _submit(agent, order, f"resumes {entry.run}, from {agent.name}")
     words = (
         f"from step {found.held.step}, which is on"
         if isinstance(found, LocatedCheckpoint)
@@ -185,7 +185,7 @@ async def _start(agent: Agent, request: StartRunRequest) -> RunStarted:
 
 
 async def _choose_nodes(agent: Agent, on: Sequence[str], least: int, wait_s: float) -> list[NodeId]:
-    """The machines that the user named, or every owner's machine that works; this one first."""
+    """Return the machines that the user named, or all working machines of owners, this one first."""
     if on:
         return list(dict.fromkeys(agent.find(name) for name in on))
     deadline = asyncio.get_running_loop().time() + wait_s
@@ -196,8 +196,8 @@ async def _choose_nodes(agent: Agent, on: Sequence[str], least: int, wait_s: flo
             return sorted(nodes, key=lambda node: node != agent.me)
         if asyncio.get_running_loop().time() > deadline:
             raise RunError(
-                f"{len(nodes)} of at least {least} machines are here after {wait_s:g} s",
-                hint="See who is missing: barnraise status",
+                f"only {len(nodes)} of the required {least} machines are online after waiting {wait_s:g} s",
+                hint="See which machines are missing: barnraise status",
             )
         await agent.wait_for_change(0.5)
 
@@ -208,20 +208,27 @@ def _slug(title: str) -> str:
 
 async def _stop(agent: Agent, request: StopRunRequest) -> RequestDone:
     if agent.log.role(agent.me) != "owner":
-        raise RunError("a guest stops no run of others", hint="`barnraise accept RUN --refuse` leaves it.")
+        raise RunError(
+            "a guest machine cannot stop other machines' runs",
+            hint="`barnraise accept RUN --refuse` leaves it.",
+        )
     entry = agent.runs.registry.find(request.run)
     if entry.has_ended:
         return RequestDone(f"run {entry.run} has ended already")
     try:
         await agent.runs.controller.stop(entry, hard=request.hard)
     except MembershipError as error:
-        # Nobody can decide now; who can be reached stops all the same, for the person said so.
+        # No quorum: machines that can be reached stop anyway, because a person asked for it.
         record = stopped_by(entry.record, agent.name, hard=request.hard)
         if record is not None:
-            agent.runs.registry.apply(provisional(entry.record, record))  # or nobody could change it any more
+            agent.runs.registry.apply(
+                provisional(entry.record, record)
+            )  # otherwise no quorum could change it later
             agent.runs.registry.send_record(entry)
-        return RequestDone(f"run {entry.run} stops on the machines that can be reached: {error.message}")
-    return RequestDone(f"run {entry.run} stops")
+        return RequestDone(
+            f"run {entry.run} is stopping on the machines that can be reached: {error.message}"
+        )
+    return RequestDone(f"run {entry.run} is stopping")
 
 
 # watching
@@ -273,7 +280,7 @@ async def _read_log(
         if live and told.end - offset > _MAX_LAG:
             offset = told.end - _LIVE_TAIL
             told = await agent.runs.read_output(entry, wanted.generation, wanted.rank, offset, most)
-    except BarnraiseError:  # its machine is gone; what it said is gone with it for now
+    except BarnraiseError:  # its machine is offline, and its output with it
         return LogChunk(wanted.rank, wanted.generation, wanted.offset, b"", True)
     whole = told.start + len(told.data) >= told.end
     return LogChunk(wanted.rank, wanted.generation, told.start, told.data, whole)
@@ -314,7 +321,7 @@ def _part(agent: Agent, node: bytes, report: NodeReport | None) -> PartRow:
     name = agent.name_of(NodeId(node))
     if report is None:
         here = node in agent.member.view.nodes
-        words = "it has not answered yet" if here else "it is not here"
+        words = "it has not answered yet" if here else "it is offline"
         return PartRow(name=name, stage="waiting", words=words)
     return PartRow(
         name=name,
@@ -364,7 +371,7 @@ def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
     by = agent.name_of(NodeId(order.by))
     if not waiting:
         return AcceptRunResponse(
-            sentence=f"run {entry.run} does not ask for anything here",
+            sentence=f"run {entry.run} does not wait for consent on this machine",
             by=by,
             command=order.command,
             files=(),
@@ -379,7 +386,7 @@ def _accept(agent: Agent, request: AcceptRunRequest) -> AcceptRunResponse:
     elif request.yes:
         executor.consent.set_result(True)
     names = tuple(entry.path for entry in executor.manifest.files)
-    words = {True: "it begins here", False: "it was refused", None: "it waits for your word"}
+    words = {True: "accepted", False: "refused", None: "waiting for your decision"}
     said = True if request.yes else False if request.no else None
     return AcceptRunResponse(
         sentence=f"run {entry.run}: {words[said]}",
@@ -404,7 +411,7 @@ async def _results(agent: Agent, entry: RunEntry) -> ResultsResponse:
             break
         here = node in agent.member.view.nodes
         if not here or asyncio.get_running_loop().time() > deadline:
-            return ResultsResponse(b"", f"what rank 0 wrote is on {name}, which is not here now")
+            return ResultsResponse(b"", f"the results of rank 0 are on {name}, which is offline")
         await agent.runs.registry.wait_for_change(0.5)
     if not report.results:
         return ResultsResponse(b"", report.words)

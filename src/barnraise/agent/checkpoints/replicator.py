@@ -1,6 +1,6 @@
-"""Sees to it that the newest checkpoint of a run is on as many machines as its session wished.
+"""Replicates the newest checkpoint of each run to as many machines as its session asked for.
 
-One copy is given at a time, and then there is a pause as long as that took: training needs the line as well.
+One copy is sent at a time, followed by a pause of the same length, because training needs the network, too.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from barnraise.runs.checkpoint_manifest import (
 )
 
 _CHECK_S = 2.0
-_RETRY_S = 15.0  # when nobody could take a copy
-_REFUSED_S, _UNREACHED_S = 3600.0, 60.0  # that a machine is not asked again
-_GRACE_S = 10.0  # so long the other members may still be writing theirs
+_RETRY_S = 15.0  # when no machine could take a copy
+_REFUSED_S, _UNREACHED_S = 3600.0, 60.0  # until a machine is asked again
+_GRACE_S = 10.0  # other members may still be writing their own copy
 
 _log = logging.getLogger(__name__)
 
 
 class CheckpointReplicator:
-    """One for each agent; it gives what is on its own disk."""
+    """Background task that offers this machine's checkpoints to other machines."""
 
     def __init__(self, context: AgentContext, book: RunRegistry, service: CheckpointService) -> None:
         self._context = context
         self._registry = book
         self._service = service
         self._loop = asyncio.get_running_loop()
-        self._open: set[str] = set()  # runs that went on while we looked: the last one may lack copies
-        self._settled: dict[str, int] = {}  # the step of which there are enough
-        self._seen: dict[str, tuple[int, float]] = {}  # the newest step, and since when it is here
+        self._open: set[str] = set()  # runs whose last checkpoint may lack copies
+        self._settled: dict[str, int] = {}  # step with enough copies, by run
+        self._seen: dict[str, tuple[int, float]] = {}  # newest step and when it was seen
         self._next_check: dict[str, float] = {}
-        self._refused: dict[tuple[str, int, bytes], float] = {}  # until when it is not offered that step
+        self._refused: dict[tuple[str, int, bytes], float] = {}  # when to offer again, by run, step and node
 
     async def run(self) -> None:
+        """Check every run at intervals, until cancelled."""
         while True:
             await asyncio.sleep(_CHECK_S)
             await self._service.grants.remove_expired()
@@ -77,11 +78,14 @@ class CheckpointReplicator:
             elif await self._offer(entry.run, *lacking):
                 pause = self._loop.time() - begin
         except (BarnraiseError, OSError) as error:
-            _log.info("a checkpoint of run %s was not copied: %s", entry.run, error)
+            _log.info("cannot copy a checkpoint of run %s: %s", entry.run, error)
         self._next_check[entry.run] = self._loop.time() + pause
 
     async def _missing_copy(self, entry: RunEntry) -> tuple[int, NodeId | None] | None:
-        """The newest one here, and who should have it; None if enough have it, or something newer."""
+        """Return the newest local step and the machine to copy it to.
+
+        Return None if enough machines have it, or if a machine has a newer one.
+        """
         may_sign = self._service.signers_of(entry.run)
         manifests = await asyncio.to_thread(self._service.local.manifests, entry.run, may_sign)
         mine: dict[HeldCheckpoint, CheckpointManifest] = {held_of(one): one for one in manifests}
@@ -111,17 +115,17 @@ class CheckpointReplicator:
         try:
             words = await self._service.offer(node, run, step)
             again_s = _REFUSED_S
-        except BarnraiseError as error:  # its line, more often than not
+        except BarnraiseError as error:  # most often its network
             words, again_s = error.message, _UNREACHED_S
         if words:
             self._refused[run, step, node.raw] = self._loop.time() + again_s
-            _log.warning("%s keeps no copy of run %s: %s", self._context.name_of(node), run, words)
+            _log.warning("%s cannot keep a copy of run %s: %s", self._context.name_of(node), run, words)
             return False
-        _log.info("the checkpoint of step %d of run %s is on %s, too", step, run, self._context.name_of(node))
+        _log.info("copied the checkpoint of step %d of run %s to %s", step, run, self._context.name_of(node))
         return True
 
     def _candidates(self, entry: RunEntry) -> list[bytes]:
-        """The run's own machines first, then other owners'; witnesses last."""
+        """Return the connected machines to copy to: of the run, then of other owners, then witnesses."""
         linked = {node.raw for node in self._context.linked_nodes()}
         present = [one for one in self._context.member.view.members if self._is_owner(one.node)]
         others = [one.node for one in sorted(present, key=lambda one: not one.works)]

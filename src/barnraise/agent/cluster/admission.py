@@ -1,4 +1,4 @@
-"""Letting a machine in, going over to another's cluster, and leaving one for good."""
+"""Membership changes of machines: admit one, move to another cluster, leave a cluster for good."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from barnraise.core.errors import MembershipError, PairingError
 from barnraise.identity.trust import SignedEntry, TrustLog, encode_entry
-from barnraise.membership.paxos import founded
+from barnraise.membership.consensus.paxos import founded
 from barnraise.membership.storage import FILE_NAME, MembershipStorage
 from barnraise.membership.view import nowhere
 from barnraise.pairing import PairingPeer, PairingProven
@@ -23,7 +23,7 @@ _ENTER_S = 20.0
 
 
 async def admit(agent: Agent, proven: PairingProven) -> tuple[TrustLog, list[PairingPeer]]:
-    """Have the cluster admit a machine that knew the code; returns the log, and where everybody is."""
+    """Have the cluster admit a machine that proved the code; return the trust log and all addresses."""
 
     def entry(log: TrustLog) -> SignedEntry | None:
         if log.role(proven.node) == proven.role:
@@ -31,9 +31,9 @@ async def admit(agent: Agent, proven: PairingProven) -> tuple[TrustLog, list[Pai
         return log.admit(agent.key, proven.node, proven.role, proven.name)
 
     if agent.log.role(proven.node) is not None and agent.peer_store[proven.node].version:
-        # Its votes are lost with its memory: under the same key it would vote twice.
+        # Its votes are lost: with the same key it could vote twice.
         raise PairingError(
-            f"{proven.name} has been in this cluster under this key, and seems to have lost what it knew",
+            f"{proven.name} has been in this cluster with this key, and has lost its state",
             hint="There run `barnraise leave` and `barnraise up`, and pair again; unpair its old id here.",
         )
     if agent.is_alone_with_psk and len(agent.log.members) == 1 and proven.node < agent.me:
@@ -65,14 +65,17 @@ async def enter(agent: Agent, log: TrustLog, peers: list[PairingPeer]) -> None:
     while not agent.member.is_member:
         if loop.time() > deadline:
             raise MembershipError(
-                f"this machine is admitted, but was not taken into the view within {_ENTER_S:g} s",
-                hint="It goes on trying. See `barnraise status`, and `barnraise doctor` on both machines.",
+                f"this machine is admitted, but is not in the cluster's view after {_ENTER_S:g} s",
+                hint="It keeps trying. See `barnraise status`, and `barnraise doctor` on both machines.",
             )
         await agent.wait_for_change(deadline - loop.time())
 
 
 def renew_lost_key(directory: Path, storage: MembershipStorage) -> bool:
-    """A key that voted in a cluster must not vote again once its votes are lost: put it away, and say so."""
+    """Rename the node key away if its votes are lost, and return True in that case.
+
+    A key that voted in a cluster must not vote again without its memory.
+    """
     mark = directory / _USED
     lost = mark.exists() and storage.record() is None
     if lost:
@@ -82,7 +85,7 @@ def renew_lost_key(directory: Path, storage: MembershipStorage) -> bool:
 
 
 def forget_cluster(directory: Path) -> None:
-    """Forget the cluster, and the key under which it knew this machine. Nothing is deleted."""
+    """Rename the cluster's files and the node key away, so that the next start is a new machine."""
     _rename_away(directory, _KEY, _USED, FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm")
 
 

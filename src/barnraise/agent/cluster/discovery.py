@@ -1,4 +1,4 @@
-"""Finds the other machines of the cluster, and the one that offers to be paired."""
+"""Finds the other machines of the cluster, and a machine that offers to pair."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class PeerDiscovery:
-    """Advertises this machine, watches for others, and has them dialled."""
+    """Advertises this machine, watches for others, and dials them."""
 
     def __init__(self, agent: AgentContext) -> None:
         self._agent = agent
@@ -39,20 +39,22 @@ class PeerDiscovery:
         self._wanted: tuple[str, asyncio.Future[Sighting]] | None = None
 
     async def start(self) -> None:
+        """Start all discovery methods and dial the known machines."""
         await self.discovery.start(self._sighted)
         self.update_tags()
         self.remember()
         self.dial_all()
 
     async def stop(self) -> None:
+        """Stop all discovery methods."""
         await self.discovery.stop()
 
     def forget(self) -> None:
-        """Another cluster begins."""
+        """Forget the machines of the old cluster."""
         self._found_at.clear()
 
     def update_tags(self) -> None:
-        """Advertise our namespace and open offers; watch ours, and what one that was away still shows."""
+        """Advertise the cluster's tag and open offers; watch the tags that members may still show."""
         agent = self._agent
         epochs = {agent.peer_store[node].epoch for node in agent.log.members if node != agent.me}
         secrets = {agent.log.secret} | {agent.secret_for(None, epoch) for epoch in epochs}
@@ -66,7 +68,7 @@ class PeerDiscovery:
             self.discovery.advertise(tags[0], agent.listener.port)
 
     async def look_for(self, tag: str, patience_s: float) -> Sighting | None:
-        """Where somebody shows this tag, or None."""
+        """Return a sighting of a machine that shows this tag, or None after the timeout."""
         seen: asyncio.Future[Sighting] = asyncio.get_running_loop().create_future()
         self._wanted = (tag, seen)
         self.update_tags()
@@ -80,7 +82,7 @@ class PeerDiscovery:
             self.update_tags()
 
     def dial_all(self) -> None:
-        """Every machine of the cluster that has no link and whose place is known."""
+        """Dial every machine of the cluster that is not connected and has a known address."""
         agent = self._agent
         for node in agent.log.members:
             place = agent.peer_store.address_of(node)
@@ -89,7 +91,7 @@ class PeerDiscovery:
                 agent.connections.dial(node)
 
     def remember(self) -> None:
-        """Who is away is looked for where it was, with a back-off."""
+        """Search for disconnected machines at their last addresses, with backoff."""
         agent = self._agent
         places = [(node, agent.peer_store.address_of(node)) for node in agent.log.members if node != agent.me]
         self._remembered.remember(
@@ -121,6 +123,6 @@ class PeerDiscovery:
         try:
             self._found_at[where] = await self._agent.connections.dial_unknown(*where, secret, named=named)
         except BarnraiseError as error:
-            _log.debug("%s is nobody of ours: %s", where, error.message)
+            _log.debug("%s is not of this cluster: %s", where, error.message)
         finally:
             self._dialling.discard(where)

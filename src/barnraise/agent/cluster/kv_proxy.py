@@ -1,7 +1,7 @@
-"""The board for guests: their workers' operations are carried out by an owner's agent.
+"""Key-value store for guests: an owner's agent executes the operations of their workers.
 
-Guests hold no copy of the board, because it has the keys of runs that are not theirs. An owner does for a
-guest only what belongs to the generation of a run in which the guest has workers now.
+Guests hold no replica, because it has keys of runs that are not theirs. An owner executes only operations for
+a generation in which the guest has workers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Serial = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class KvProxyRequest(msgspec.Struct, frozen=True, array_like=True, tag="please"):
-    """A guest's worker asks this of the board."""
+    """An operation of a guest's worker on the key-value store."""
 
     serial: Serial
     operation: Operation | WatchKey
@@ -35,7 +35,7 @@ class KvProxyRequest(msgspec.Struct, frozen=True, array_like=True, tag="please")
 
 
 class KvProxyReply(msgspec.Struct, frozen=True, array_like=True, tag="here"):
-    """What the board said."""
+    """The result of an operation."""
 
     serial: Serial
     result: Result
@@ -48,7 +48,7 @@ _decoder: msgspec.msgpack.Decoder[KvProxyRequest | KvProxyReply] = msgspec.msgpa
 
 
 class KvProxy:
-    """Asks for this machine if it is a guest, and answers guests if it is an owner's."""
+    """Client of the proxy on a guest's machine, and its server on an owner's machine."""
 
     def __init__(self, context: AgentContext, registry: RunRegistry) -> None:
         self._context = context
@@ -60,10 +60,11 @@ class KvProxy:
 
     @property
     def is_needed(self) -> bool:
+        """Return True if this machine is a guest."""
         return self._context.log.role(self._context.me) == "guest"
 
     async def request(self, operation: Operation | WatchKey, patience_s: float) -> Result:
-        """For a worker of this machine. An owner that dies meanwhile is replaced by another."""
+        """Execute an operation for a worker of this machine; retry with another owner if one fails."""
         deadline = self._loop.time() + patience_s
         while True:
             left = deadline - self._loop.time()
@@ -74,25 +75,26 @@ class KvProxy:
                 if result is not None and not (late and left > _SLICE_S):
                     return result
             if self._loop.time() >= deadline:
-                words = "no owner's machine answered for this guest"
-                return KvDenied("late", words, "See with `barnraise status` who is here.")
+                words = "no owner's machine answered this guest"
+                return KvDenied("late", words, "Run `barnraise status`.")
             await asyncio.sleep(0.2)
 
     def received(self, node: NodeId, body: memoryview) -> None:
+        """Handle a message of another agent: a request of a guest, or a reply of an owner."""
         message = protocol.decode(_decoder, body)
         if isinstance(message, KvProxyReply):
             if self._context.log.role(node) != "owner":
-                raise ProtocolError(f"{node.short} is a guest and does not speak for the board")
+                raise ProtocolError(f"{node.short} is a guest and cannot answer for the key-value store")
             future = self._waiting.get(message.serial)
             if future is not None and not future.done():
                 future.set_result(message.result)
             return
         why = self._refusal(node, message.operation.scope)
-        if why is not None:  # not worth a link: its workers may be of a generation that has just ended
-            self._send(node, KvProxyReply(message.serial, KvDenied("stale", why, "End this process.")))
+        if why is not None:  # no reason to disconnect: the generation may have ended just now
+            self._send(node, KvProxyReply(message.serial, KvDenied("stale", why, "Stop this process.")))
             return
         if self._working.get(node, 0) >= _MAX_OPERATIONS:
-            raise ProtocolError(f"{node.short} asks more of the board than it waits for")
+            raise ProtocolError(f"{node.short} has too many open operations on the key-value store")
         self._working[node] = self._working.get(node, 0) + 1
         self._context.spawn(self._serve(node, message))
 
@@ -117,7 +119,7 @@ class KvProxy:
             del self._waiting[serial]
 
     def _owner(self) -> NodeId | None:
-        """The most senior that is linked: nearly always the one that leads the board."""
+        """Return the most senior connected owner, which nearly always is the primary."""
         linked = set(self._context.linked_nodes())
         seniors = (NodeId(raw) for raw in self._context.member.view.voters)
         return next((node for node in seniors if node in linked), None)
@@ -125,7 +127,7 @@ class KvProxy:
     def _refusal(self, node: NodeId, scope: Namespace) -> str | None:
         entry = self._registry.runs.get(scope.run)
         if entry is None or entry.record.generation != scope.generation or entry.record.phase != "running":
-            return f"{scope} is not at work now"
+            return f"{scope} is not running"
         if node.raw not in {slot.node for slot in (*entry.record.slots, *entry.record.nursed)}:
             return f"this guest has no worker in {scope}"
         return None

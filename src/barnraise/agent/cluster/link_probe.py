@@ -1,7 +1,7 @@
-"""Measures what this machine and its links can do, tells the others, and keeps the graph to plan from.
+"""Measures this machine and its links, sends the results to others, and keeps the topology graph.
 
-Of two machines the one with the smaller node id measures their link, over the bulk route, and tells all. A
-machine that takes part in another measurement says so, and is asked again a moment later.
+The smaller node id of a pair measures their link over the bulk route and sends the result to all. A machine
+that is busy with another measurement replies so, and is asked again later.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ Serial = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class ProbeChunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
-    """Bytes that say nothing; their arrival is what counts."""
+    """Payload of a bandwidth probe; only its arrival time counts."""
 
     serial: Serial
     data: Annotated[bytes, Meta(max_length=LARGEST_PIECE)]
 
 
 class ProbeReceipt(msgspec.Struct, frozen=True, array_like=True, tag="got"):
-    """How much has arrived; with ``over`` what it amounts to."""
+    """Receipt of a probe: bytes received so far; with ``over`` also the result."""
 
     serial: Serial
     received: Annotated[int, Meta(ge=0, le=2 * MOST_BYTES)]
@@ -92,7 +92,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 @dataclass
 class _ProbeTrain:
-    """A measurement that another machine makes of its link to us."""
+    """A measurement that another machine makes of its link to this one."""
 
     serial: int
     arrivals: list[tuple[float, int]] = field(default_factory=list)
@@ -101,7 +101,7 @@ class _ProbeTrain:
 
 
 class LinkProber:
-    """Runs while the agent runs."""
+    """Background measurements of devices and links, while the agent runs."""
 
     def __init__(self, context: AgentContext, state: Path) -> None:
         self._context = context
@@ -120,11 +120,11 @@ class LinkProber:
         self.busy: frozenset[str] = frozenset()
 
     def jobs(self) -> list[Callable[[], Awaitable[None]]]:
-        """What the agent runs for it."""
+        """Return the background tasks that the agent has to run."""
         return [self._probe, self._measure_all]
 
     def graph(self) -> TopologyGraph:
-        """All that is known now, frozen."""
+        """Return a snapshot of the topology graph."""
         facts = self._context.node_facts()
         known = {one.node for one in facts}
         links = dict(self._links)
@@ -144,17 +144,18 @@ class LinkProber:
         return build_graph(facts, kept)
 
     def measure_now(self) -> None:
-        """A person asks: all links of this machine, also beside a run."""
+        """Request a measurement of all links of this machine, even during a run."""
         self._asked = {(link.a, link.b) for link in self._own_links()}
 
     def send_measured(self, node: NodeId) -> None:
-        """A new link: tell it what we have measured."""
+        """Send the measured links of this machine to a newly connected machine."""
         own = self._context.me.raw.hex()
         links = [link for pair, link in self._links.items() if own in pair]
         if links:
             self._context.send_bulk(node, _encode(LinkReport(tuple(links))))
 
     def received(self, node: NodeId, body: bytes | memoryview) -> None:
+        """Handle a message of another machine's prober."""
         message = protocol.decode(_surveys, body)
         match message:
             case ProbeChunk():
@@ -179,10 +180,8 @@ class LinkProber:
                 )
         return found
 
-    # devices
-
     async def _probe(self) -> None:
-        """A machine that had no time for it now may have some later."""
+        """Measure the devices; retry later if the machine was busy."""
         await asyncio.sleep(_PROBE_AFTER_S)
         for _ in range(_PROBES):
             self._slots.is_probing = True
@@ -197,8 +196,6 @@ class LinkProber:
             if report.speeds and not report.disturbed:
                 return
             await asyncio.sleep(_DISTURBED_AGAIN_S if report.speeds else _FAILED_AGAIN_S)
-
-    # links that we measure
 
     async def _measure_all(self) -> None:
         await asyncio.sleep(_SETTLE_S)
@@ -215,13 +212,13 @@ class LinkProber:
                 continue
             link = graph.link(*pair)
             assert link is not None
-            why = why_measure(link, self._last.get(pair), now) or "somebody asked"
+            why = why_measure(link, self._last.get(pair), now) or "a user asked"
             if await self._measure(pair, link, why):
                 self._asked.discard(pair)
             await asyncio.sleep(_LOOK_S / 2)
 
     async def _measure(self, pair: Pair, link: LinkFacts, why: str) -> bool:
-        """Whether it came to its turn, however it ended."""
+        """Measure a link; return False if the other machine was busy."""
         node = NodeId(bytes.fromhex(pair[1]))
         mbps: float | Literal["busy"] | None = None
         self._slots.is_sending = True
@@ -247,7 +244,10 @@ class LinkProber:
         return True
 
     async def _send_train(self, node: NodeId) -> float | Literal["busy"] | None:
-        """At most a second of traffic, and never more on the way than the link takes in a moment."""
+        """Send at most a second of traffic and return the bandwidth.
+
+        The bytes in flight never exceed what the link transfers in a moment.
+        """
         self._serial += 1
         serial = self._serial
         queue = self._answers[node, serial] = asyncio.Queue()
@@ -272,8 +272,6 @@ class LinkProber:
                     return got.mbps
         finally:
             del self._answers[node, serial]
-
-    # links that others measure
 
     def _on_chunk(self, node: NodeId, chunk: ProbeChunk) -> None:
         name = node.raw.hex()
@@ -306,7 +304,7 @@ class LinkProber:
             self._slots.over(name)
 
     def _note_arrival(self, train: _ProbeTrain, size: int) -> None:
-        """Crumbs that come together count as one: what is kept is bounded by time, not by the sender."""
+        """Merge chunks that arrive together, so that memory is bounded by time and not by the sender."""
         now = self._loop.time()
         if train.arrivals and now - train.arrivals[-1][0] < _TOGETHER_S:
             train.arrivals[-1] = (train.arrivals[-1][0], train.arrivals[-1][1] + size)
@@ -318,7 +316,7 @@ class LinkProber:
         known = {one.node for one in self._context.node_facts()}
         for link in told.links:
             pair = (link.a, link.b)
-            # A machine speaks for its own links only.
+            # A machine may report its own links only.
             if name not in pair or not known.issuperset(pair):
                 continue
             if len(self._links) < _MAX_LINKS or pair in self._links:

@@ -1,4 +1,4 @@
-"""The doctor's eyes inside the agent: gathers what only it can see, within a few seconds."""
+"""Collects what only the agent can see for the doctor, within a few seconds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ASLEEP = re.compile(r"asleep or stopped for ([\d.]+) s")
 
 
 async def check(agent: Agent, prober: ReachabilityProber) -> CheckResponse:
-    """What is wrong as seen from inside; never longer than about five seconds."""
+    """Return the result of all checks of the agent, within about five seconds."""
     interfaces = await asyncio.to_thread(own_interfaces)
     order = _in_order(agent)
     chosen = order[:MAX_PEERS]
@@ -46,7 +46,7 @@ async def check(agent: Agent, prober: ReachabilityProber) -> CheckResponse:
     found: dict[NodeId, _Collected] = {}
     for node, task in looking.items():
         found[node] = (
-            task.result() if _is_good(task) else _Collected(dial_back_failure="there was no time to ask")
+            task.result() if _is_good(task) else _Collected(dial_back_failure="there was no time to ask it")
         )
         task.cancel()
     met = strangers.result() if _is_good(strangers) else ()
@@ -63,7 +63,7 @@ async def check(agent: Agent, prober: ReachabilityProber) -> CheckResponse:
 
 
 class _Collected(msgspec.Struct, frozen=True):
-    """What dialling one peer, and being dialled by it, gave."""
+    """Results of dialling one peer and of being dialled by it."""
 
     dials: tuple[DialResult, ...] = ()
     dial_backs: tuple[DialResult, ...] = ()
@@ -81,7 +81,10 @@ async def _dial_peer(agent: Agent, prober: ReachabilityProber, node: NodeId) -> 
 
 
 async def _dial_unknown(agent: Agent, prober: ReachabilityProber) -> tuple[DialResult, ...]:
-    """Doors that show our tag and belong to nobody we know: a copy of our key would be behind one of them."""
+    """Dial sightings with the cluster's tag that belong to no known machine.
+
+    A copy of this machine's key would answer at one of them.
+    """
     others = [node for node in agent.log.members if node != agent.me]
     known = {
         (address, agent.peer_store[node].port)
@@ -126,7 +129,7 @@ def _cluster_rows(agent: Agent, peers: Iterable[PeerFacts], dials: list[DialResu
         yield row
     names = {node.raw: agent.name_of(node) for node in agent.log.members}
     yield checks.cloned_key(agent.me.raw, agent.incarnation, dials, names)
-    standing = agent.member.standing(now)
+    standing = agent.member.quorum_status(now)
     voters = len(agent.member.view.voters)
     needed = tuple(agent.name_of(NodeId(raw)) for raw in standing.needed)
     yield checks.quorum(standing.decides, voters - len(standing.missing), voters, needed)
@@ -162,7 +165,7 @@ def _facts(agent: Agent, node: NodeId, found: _Collected, interfaces: list[Inter
 
 
 def _heard_by(agent: Agent, node: NodeId) -> tuple[str, ...]:
-    """Members that watch it and do not miss it, by their own word."""
+    """Return the members that watch this machine and hear its heartbeats."""
     now = asyncio.get_running_loop().time()
     members = agent.member.view.nodes
     if node.raw not in members:
@@ -178,7 +181,7 @@ def _heard_by(agent: Agent, node: NodeId) -> tuple[str, ...]:
 
 
 def _in_order(agent: Agent) -> list[NodeId]:
-    """All others, those without a link first: they are why people ask."""
+    """Return all other machines, those without a connection first."""
     others = [node for node in agent.log.members if node != agent.me]
     return sorted(others, key=lambda node: agent.connections.get(node) is not None)
 
@@ -191,7 +194,7 @@ def _path(dial: DialResult, interfaces: list[Interface]) -> DialPath:
 
 
 def _source_for(address: str) -> str:
-    """Our own address on the path there, by the routes alone: nothing is sent."""
+    """Return the local address on the route to an address; sends nothing."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -202,7 +205,7 @@ def _source_for(address: str) -> str:
 
 
 def own_interfaces() -> list[Interface]:
-    """Every address of this machine with the kind of its interface."""
+    """Return every address of this machine with the kind of its interface."""
     ports: dict[str, str] = {}
     if sys.platform == "darwin":
         ports = hardware_ports(runner(_COMMAND_S)(["networksetup", "-listallhardwareports"]).stdout)
@@ -218,7 +221,7 @@ def own_interfaces() -> list[Interface]:
 
 
 def prefix_of(netmask: str) -> int:
-    """The length of a network's prefix. Pure."""
+    """Return the prefix length of a netmask. Pure."""
     family = socket.AF_INET6 if ":" in netmask else socket.AF_INET
     try:
         return int.from_bytes(socket.inet_pton(family, netmask.partition("/")[0])).bit_count()

@@ -1,8 +1,7 @@
-"""Whether machines can dial each other now: results at a peer's door, and has a peer knock at ours.
+"""Reachability checks (as AutoNAT): dials a peer, and asks a peer to dial back.
 
-A knock is a whole handshake that is never opened, so that it proves the way, the port and the key, and the
-other side keeps nothing of it. Whoever is asked to knock dials only where it would dial anyway: a question
-names no address.
+A dial is a complete handshake whose connection is never opened. It proves route, port and key, and the other
+side keeps no state. A peer dials back only to addresses that it knows already: a request contains no address.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _FORBIDDEN = {errno.EPERM, errno.EACCES, getattr(errno, "WSAEACCES", errno.EACCE
 
 
 class DialResult(msgspec.Struct, frozen=True, array_like=True):
-    """One address that was dialled, and what came of it; ``incarnation`` of whoever answered."""
+    """Outcome of dialling one address; ``incarnation``: of the agent that answered."""
 
     address: protocol.Address
     outcome: Outcome
@@ -55,13 +54,13 @@ class DialResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DialBackRequest(msgspec.Struct, frozen=True, array_like=True, tag="?"):
-    """Can you reach me? Answered with DialledBack."""
+    """Request to dial the sender; the response is a `DialBackReply`."""
 
     serial: Annotated[int, Meta(ge=0, lt=2**32)]
 
 
 class DialBackReply(msgspec.Struct, frozen=True, array_like=True, tag="!"):
-    """What came of it, and the clock of whoever knocked; ``declined`` says why it did not."""
+    """Results of dialling back, and the sender's clock; ``declined``: why it did not dial."""
 
     serial: Annotated[int, Meta(ge=0, lt=2**32)]
     results: Annotated[tuple[DialResult, ...], Meta(max_length=MAX_ADDRESSES)]
@@ -75,16 +74,17 @@ _decoder: msgspec.msgpack.Decoder[DialBackRequest | DialBackReply] = msgspec.msg
 
 
 def encode_dial_back(message: DialBackRequest | DialBackReply) -> bytes:
+    """Encode a message with its kind byte."""
     return protocol.SURVEY + msgspec.msgpack.encode(message)
 
 
 def decode_dial_back(body: bytes | memoryview) -> DialBackRequest | DialBackReply:
-    """ProtocolError for anything else."""
+    """Decode a message; raise ProtocolError if it is invalid."""
     return protocol.decode(_decoder, body)
 
 
 def outcome_of(error: BarnraiseError) -> Outcome:
-    """What a failed dial says of the way. Pure."""
+    """Classify the error of a failed dial. Pure."""
     cause = error.__cause__
     if was_refused(error):
         return "refused"
@@ -99,7 +99,7 @@ def outcome_of(error: BarnraiseError) -> Outcome:
 
 # Not core.flow.rate_limit: a strict window over all nodes and a limit of concurrent dials, no bursts.
 class DialBackLimiter:
-    """Who may have us knock, and how often: each node every few seconds, all together not too many. Pure."""
+    """Rate limit of dial-backs, per node and in total. Pure."""
 
     def __init__(self) -> None:
         self._last: dict[NodeId, float] = {}
@@ -107,25 +107,26 @@ class DialBackLimiter:
         self._inside = 0
 
     def enter(self, node: NodeId, now: float) -> str | None:
-        """None if it may, and then `leave` must follow; else why not."""
+        """Return None if a dial-back may start, else why not; `leave` must follow a start."""
         self._last = {other: then for other, then in self._last.items() if now - then < _EACH_S}
         while self._lately and now - self._lately[0] >= _WINDOW_S:
             self._lately.popleft()
         if node in self._last:
             return "asked again too soon"
         if self._inside >= _MAX_CLIENTS or len(self._lately) >= _MOST_PER_WINDOW:
-            return "busy with others' questions"
+            return "busy with other requests"
         self._last[node] = now
         self._lately.append(now)
         self._inside += 1
         return None
 
     def leave(self) -> None:
+        """Note that a dial-back has finished."""
         self._inside -= 1
 
 
 class ReachabilityProber:
-    """Knocks for this machine's doctor and for its peers; every wait has an end."""
+    """Dials for this machine's doctor and for its peers; every wait has a timeout."""
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class ReachabilityProber:
         self._dial_slots = asyncio.Semaphore(_MAX_DIALS)
 
     def received(self, link: ControlConnection, body: bytes | memoryview) -> None:
-        """A message of kind SURVEY from a member; ProtocolError if it cannot be read."""
+        """Handle a message of kind SURVEY; raise ProtocolError if it cannot be decoded."""
         message = decode_dial_back(body)
         node = link.peer.node
         if isinstance(message, DialBackReply):
@@ -160,10 +161,10 @@ class ReachabilityProber:
             link.send(encode_dial_back(DialBackReply(message.serial, (), _wall(), refusal)))
 
     async def request_dial_back(self, node: NodeId) -> DialBackReply | str:
-        """Whether this peer can dial us, or in words why it did not say."""
+        """Ask a peer to dial this machine; return its reply, or why there is none."""
         link = self._get(node)
         if link is None:
-            return "there is no link to ask over"
+            return "there is no connection to ask over"
         self._serial = (self._serial + 1) % 2**32
         key = (node, self._serial)
         answered = self._waiting[key] = asyncio.get_running_loop().create_future()
@@ -177,7 +178,7 @@ class ReachabilityProber:
         return found.declined or found
 
     async def dial_node(self, node: NodeId, addresses: Iterable[str] = ()) -> tuple[DialResult, ...]:
-        """At the targets where this node is known to be, those given first, all at once."""
+        """Dial all known addresses of a node at once, the given ones first."""
         place = self._place(node)
         if place is None:
             return ()
@@ -187,7 +188,7 @@ class ReachabilityProber:
         return tuple(await asyncio.gather(*results))
 
     async def dial(self, address: str, port: int, secret: bytes, expect: NodeId | None) -> DialResult:
-        """At one door; ``expect`` None takes any member."""
+        """Dial one address; ``expect`` None accepts any member."""
         async with self._dial_slots:
             try:
                 link = await dial_unopened(
@@ -207,11 +208,12 @@ class ReachabilityProber:
             except BarnraiseError as error:
                 return DialResult(address[:64], "other", error.message[:300])
             finally:
-                link.close("a doctor's knock")
+                link.close("it was a reachability check")
         peer = link.peer
         return DialResult(address[:64], "answered", "", round(trip * 1e3, 3), peer.node.raw, peer.worker)
 
     async def close(self) -> None:
+        """Cancel all dial-backs in progress."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -231,5 +233,5 @@ class ReachabilityProber:
 
 
 def _wall() -> float:
-    """For a comparison that people read; nothing is decided by it."""
+    """Return the wall clock, for a comparison that people read."""
     return max(0.0, time.time())

@@ -1,7 +1,8 @@
-"""Writes the next version of each run's record, if this machine coordinates; anybody's wish to stop, too.
+"""The controller of runs: reconciles spec and status of each run while this machine coordinates.
 
-A version is written by comparing with the one before on the cluster's board, so that two machines that both
-believe to coordinate cannot lead a run in two ways; then it is told to everybody whom it concerns.
+As in Kubernetes, `RunSpec` is the spec, `NodeReport` is the status, and `next_record` is the reconcile
+function. A new record is written to the key-value store with compare-and-set, so that two coordinators cannot
+diverge. Then it is sent to all machines that it concerns.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunController:
-    """One for each agent; it decides only while its machine coordinates."""
+    """Reconcile loop of all runs; it decides only while this machine is the coordinator."""
 
     def __init__(self, context: AgentContext, registry: RunRegistry) -> None:
         self._context = context
@@ -45,10 +46,11 @@ class RunController:
         self._partitioned_since: dict[Pair, float] = {}
 
     async def run(self) -> None:
+        """Reconcile all runs at every change, until cancelled."""
         while True:
             now = self._loop.time()
             self._update_partitions(now)
-            decides = self._context.member.standing(now).decides
+            decides = self._context.member.quorum_status(now).decides
             coordinates = self._context.member.coordinator(now)[0] == self._context.me.raw
             for entry in list(self._registry.runs.values()):
                 try:
@@ -56,20 +58,20 @@ class RunController:
                         await self._reconcile(entry)
                     elif not decides and not entry.has_ended:
                         self._reconcile_without_quorum(entry)
-                except Exception:  # noqa: BLE001  # one run must not take the others, or the agent, with it
-                    _log.exception("run %s could not be kept", entry.run)
+                except Exception:  # noqa: BLE001  # one run must not stop the others or the agent
+                    _log.exception("run %s could not be reconciled", entry.run)
                     await asyncio.sleep(_TICK_S)
             await self._registry.wait_for_change(_TICK_S)
 
     async def write(self, entry: RunEntry | None, record: RunRecord) -> RunEntry:
-        """Make it the next version everywhere; RunError if another version came first."""
+        """Write the next version of a record and send it; raise RunError if another version came first."""
         name = read_order(record).run
         record = replace(record, provisional=0)
         before = encode_record(entry.record) if entry is not None else b""
         desired = encode_record(record)
         async with self._writing:
             seen = await self._compare_set(name, before, desired)
-            if seen == before and seen != desired:  # the board has forgotten it, as nobody asked for long
+            if seen == before and seen != desired:  # the store has expired it
                 seen = await self._compare_set(name, b"", desired)
             elif entry is not None and seen != desired and _builds_on(entry.record, seen):
                 seen = await self._compare_set(name, seen, desired)
@@ -80,11 +82,11 @@ class RunController:
         result = self._registry.runs[name]
         self._broadcast(result)
         if seen != desired:
-            raise RunError(f"run {name} has changed meanwhile", hint="Try again.")
+            raise RunError(f"run {name} was changed at the same time", hint="Try again.")
         return result
 
     async def stop(self, entry: RunEntry, *, hard: bool) -> None:
-        """For a person at this machine; tries again if the run changes at the same moment."""
+        """Stop a run for a person at this machine; retry if the record changes meanwhile."""
         for _ in range(20):
             record = stopped_by(entry.record, self._context.name_of(self._context.me), hard=hard)
             if record is None:
@@ -94,14 +96,15 @@ class RunController:
             except RunError:
                 continue
             return
-        raise RunError(f"run {entry.run} changes too fast to be stopped", hint="Try again.")
+        raise RunError(f"run {entry.run} changes too fast; cannot stop it", hint="Try again.")
 
     def partitioned(self) -> dict[Pair, float]:
-        """For how long two machines have missed each other."""
+        """Return for how many seconds two machines have not reached each other, by pair."""
         now = self._loop.time()
         return {pair: now - since for pair, since in self._partitioned_since.items()}
 
     def observe(self, entry: RunEntry, missing: Collection[bytes] = ()) -> ReconcileInput:
+        """Return everything that the reconcile function needs to know of a run."""
         now = self._loop.time()
         return ReconcileInput(
             order=entry.spec,
@@ -115,7 +118,7 @@ class RunController:
         )
 
     def _update_partitions(self, now: float) -> None:
-        """By what each member says of whom it does not hear, and by what is heard here."""
+        """Update the pairs that do not hear each other, from heartbeats here and reports of members."""
         member = self._context.member
         me, peers = self._context.me.raw, member.peers
         pairs = {frozenset((node, one)) for node, peer in peers.items() for one in peer.suspects(now) or ()}
@@ -124,10 +127,10 @@ class RunController:
         self._partitioned_since = {pair: self._partitioned_since.get(pair, now) for pair in pairs}
 
     def _reconcile_without_quorum(self, entry: RunEntry) -> None:
-        """No quorum is here: go on provisionally where that is allowed."""
+        """Advance a run provisionally without a quorum, where that is allowed."""
         now = self._loop.time()
         me, member = self._context.me.raw, self._context.member
-        missing = member.standing(now).missing
+        missing = member.quorum_status(now).missing
         why = leads_alone(entry.record, me, member.view.nodes, missing, member.dead(now))
         changed = next_record(entry.record, self.observe(entry, missing)) if why is not None else None
         if changed is None:
@@ -150,7 +153,7 @@ class RunController:
         try:
             await self.write(entry, record)
         except BarnraiseError as error:
-            _log.info("run %s could not be changed: %s", entry.run, error.message)
+            _log.info("cannot change run %s: %s", entry.run, error.message)
             return
         self._context.report_event(f"run {entry.run}: {record.phase}, {record.why}")
 
@@ -159,15 +162,15 @@ class RunController:
         self._registry.send_record(entry)
 
     async def _compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
-        """What the board has now; see `CompareAndSet`."""
+        """Write a record with compare-and-set, and return the stored value."""
         self._serial += 1
         operation = CompareAndSet(_SCOPE, self._client, self._serial, b"", name, expected, desired)
         result = await self._context.kv.request(operation, _PATIENCE_S)
         if isinstance(result, KvDenied):
-            raise MembershipError(f"the cluster cannot note the run now: {result.message}", hint=result.hint)
+            raise MembershipError(f"the cluster cannot store the run now: {result.message}", hint=result.hint)
         return result.value or b""
 
 
 def _builds_on(record: RunRecord, seen: bytes) -> bool:
-    """Whether nobody has decided anything since this record went on without a quorum."""
+    """Return True if no quorum has decided since this record became provisional."""
     return bool(record.provisional) and decode_record(seen).version <= record.provisional

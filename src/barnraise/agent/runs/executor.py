@@ -1,4 +1,7 @@
-"""This machine's part in one run: gets the files, makes ready, starts the workers, tells how they fare."""
+"""This machine's part in one run: fetch the files, prepare, start the workers, report their status.
+
+Like a kubelet, it brings this machine closer to the run record, and reports what it finds.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +41,13 @@ _MAX_DETAIL = 4000
 _MAX_CRASHES = 3
 _LEAVE_S = 8.0
 _POLL_S = 0.05
-_RESTART_BACKOFF = SteppedBackoff((0.0, 0.0, 1.0, 2.0, 5.0, 10.0))  # of workers that join a session
+_RESTART_BACKOFF = SteppedBackoff((0.0, 0.0, 1.0, 2.0, 5.0, 10.0))  # restarts of joining workers
 
 _log = logging.getLogger(__name__)
 
 
 class RunExecutor:
-    """Lives in one task from the moment the run is entry until it has ended."""
+    """Executor of one run on this machine, in one task from the first record to the last."""
 
     def __init__(
         self,
@@ -83,14 +86,14 @@ class RunExecutor:
         self.results = b""
         self._collected = False
 
-    # places
-
     @property
     def home(self) -> Path:
+        """Return the directory of the run on this machine."""
         return run_directory(self._context.directory, self.entry.run)
 
     @property
     def folder(self) -> Path:
+        """Return the working folder of the workers."""
         return self.home / "folder"
 
     @property
@@ -99,10 +102,14 @@ class RunExecutor:
         return ("cpu",) if machine is None else machine.torch_devices
 
     def wake(self) -> None:
+        """Reconcile again as soon as possible."""
         self._wake.set()
 
     async def run(self, asks: bool) -> None:
-        """``asks``: this machine's user must agree first."""
+        """Follow the run record until the run has ended.
+
+        ``asks``: this machine's user must agree first.
+        """
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._restore_start()
         prepare = self._loop.create_task(self._prepare(asks))
@@ -119,12 +126,12 @@ class RunExecutor:
                     await self._wake.wait()
         finally:
             prepare.cancel()
-            await asyncio.gather(prepare, return_exceptions=True)  # what went wrong was told already
+            await asyncio.gather(prepare, return_exceptions=True)  # its error was reported already
             await self._stop_workers(at_once=True)
         await self._pack_results()
 
     async def _reconcile(self, prepare: asyncio.Task[None]) -> bool:
-        """Bring what is here closer to the record; whether to look again at once."""
+        """Move this machine closer to the record; return True to reconcile again at once."""
         record = self.entry.record
         error = prepare.exception() if prepare.done() and not prepare.cancelled() else None
         if error is not None and self._stage not in ("failed", "refused"):
@@ -136,7 +143,7 @@ class RunExecutor:
                 await self._stop_workers()
                 self._elastic = False
                 self._report("ended")
-                return True  # the record may have changed meanwhile
+                return True  # the record may have changed
             if self._last_report is None or not self._last_report.is_idle:
                 self._report("ended")
             return False
@@ -151,9 +158,9 @@ class RunExecutor:
         return await self._follow_elastic_group(record) if record.elastic else False
 
     async def _follow_elastic_group(self, record: RunRecord) -> bool:
-        """Whoever was put out ends; for whoever is missing here a newcomer starts, to be let in."""
+        """Stop evicted workers and start joining workers in their place."""
         if self._leaving:
-            return False  # they end when the others have let them go
+            return False  # they exit when the group continues without them
         me = self._context.me.raw
         members = {slot.key for slot in record.slots}
 
@@ -185,7 +192,7 @@ class RunExecutor:
         return True
 
     def _cannot_join(self, members: set[tuple[bytes, int, int]]) -> bool:
-        """Newcomers that end with an error before they are let in, again and again, are given up."""
+        """Return True after several joining workers in a row failed before they were admitted."""
         last = [state for state in self._exited.values() if state.start == self._last_start]
         if any((self._context.me.raw, state.local_rank, state.start) in members for state in last):
             self._crashes = 0
@@ -199,11 +206,11 @@ class RunExecutor:
         if self._crashes == _MAX_CRASHES:
             self._crashes += 1
             words = next((state.tail.strip().rpartition("\n")[2] for state in last if state.tail), "")
-            self._report("ended", f"its worker cannot join: {_MAX_CRASHES} ended, the last with: {words}")
+            self._report(
+                "ended", f"its worker cannot join: {_MAX_CRASHES} tries failed, the last with: {words}"
+            )
             self._context.report_event(f"run {self.entry.run}: {self._detail}")
         return True
-
-    # before it starts
 
     async def _prepare(self, asks: bool) -> None:
         order = self.entry.spec
@@ -213,8 +220,8 @@ class RunExecutor:
             self._report("asks", "its user has not agreed yet")
             self.consent = self._loop.create_future()
             if not await self.consent:
-                self._report("refused", "its user does not want to take part")
-                raise RunError("its user does not want to take part")
+                self._report("refused", "its user refused to take part")
+                raise RunError("its user refused to take part")
             (self.home / "accepted").touch()
         if not self.folder.exists():
             await asyncio.to_thread(self._store.unpack, manifest, self.folder)
@@ -236,7 +243,7 @@ class RunExecutor:
         order = self.entry.spec
         nodes = [NodeId(raw) for raw in order.nodes]
         by = NodeId(order.by)
-        # Owners do not wait for guests: those only receive.
+        # Owners do not wait for guests, which only receive.
         receivers = [node for node in nodes if node != by and self._context.log.role(node) == "owner"]
         if self._context.me not in receivers and self._context.me != by:
             receivers.append(self._context.me)
@@ -249,7 +256,7 @@ class RunExecutor:
         found = Path(path).expanduser()
         if not found.exists():
             raise RunError(
-                f"the data set {name} is not at {found}",
+                f"the data set {name} is not at {found} on this machine",
                 hint=f"Put it there, or ship it: --data {name}=PATH without the @.",
             )
         return str(found)
@@ -288,20 +295,18 @@ class RunExecutor:
         self._done, self._all = progress.done_bytes, progress.all_bytes
         if self._loop.time() - self._reported_at > _REPORT_S:
             names = ", ".join(self._context.name_of(node) for node in progress.waits_for)
-            self._report("fetching", f"waits for pieces from {names}" if names else "")
+            self._report("fetching", f"waiting for pieces from {names}" if names else "")
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, BarnraiseError):
             words = f"{error.message}. {error.hint}"
         else:
-            _log.error("run %s failed here", self.entry.run, exc_info=error)
+            _log.error("run %s failed on this machine", self.entry.run, exc_info=error)
             words = f"{type(error).__name__}: {error}"
         self._report("failed", words)
 
-    # workers
-
     async def _start(self, ranks: Sequence[int], start: int, places: Sequence[int] = ()) -> None:
-        """Processes for these ranks of the record; newcomers to a session have only ``places`` here."""
+        """Start the workers of these ranks; joining workers have only local ``places``."""
         self._last_start = start
         (self.home / "generation").write_text(str(start))
         machine = self._context.machine_of(self._context.me)
@@ -325,12 +330,13 @@ class RunExecutor:
         await group.launch()
 
     def _record_for(self, places: Sequence[int]) -> RunRecord:
-        """A newcomer to a session has no place in the record yet: it is given one behind the others."""
+        """Return the record with slots for joining workers behind the others."""
         record, devices = self.entry.record, self._devices
         more = [WorkerSlot(self._context.me.raw, place, devices[place % len(devices)]) for place in places]
         return replace(record, slots=(*record.slots, *more))
 
     def report_again(self) -> None:
+        """Report the state of the workers, and reconcile."""
         alive = any(not group.is_idle for group in self._groups)
         self._report("running" if alive else "ended")
         self.wake()
@@ -342,7 +348,7 @@ class RunExecutor:
         await asyncio.gather(*(group.stop(is_urgent, self._wake) for group in self._groups))
 
     def rank_of(self, asked: GroupRequest) -> int | None:
-        """A worker of ours asks for its group; its rank, if it has a place in the record."""
+        """Handle a worker's request for its group; return its rank, or None if it has none."""
         key = (self._context.me.raw, asked.local_rank, asked.start)
         rank = next((rank for rank, slot in enumerate(self.entry.record.slots) if slot.key == key), None)
         group = next((one for one in self._groups if one.start == asked.start), None)
@@ -354,13 +360,13 @@ class RunExecutor:
         return rank
 
     def note_request(self, asked: GroupRequest) -> None:
-        """What a worker of ours says with its question, before that waits for news."""
+        """Record what a worker says in its request, before the request waits for a change."""
         group = next((one for one in self._groups if one.start == asked.start), None)
         if group is not None and group.update_from(asked):
             self._report("running")
 
     async def leave(self) -> None:
-        """This machine wants to go: the others take its workers out of the group at their next commit."""
+        """Ask the group to continue without this machine, and wait for its next commit."""
         if not self._elastic or self.entry.record.phase != "running":
             return
         self._leaving = True
@@ -374,25 +380,26 @@ class RunExecutor:
             await asyncio.sleep(_POLL_S)
 
     def _is_out(self, state: WorkerState) -> bool:
-        """The others go on without it, and it has heard so."""
+        """Return True if the group continues without this worker and the worker knows it."""
         key = (self._context.me.raw, state.local_rank, state.start)
         return state.broke > 0 and key not in {slot.key for slot in self.entry.record.slots}
 
     def detect_suspended(self) -> None:
+        """Report workers that are suspended by a signal."""
         now = self._loop.time()
         noticed = [group for group in self._groups if group.detect_suspended(now)]
         if noticed and self._elastic:
             self._report("running")
 
     def _restore_start(self) -> None:
-        """An earlier start of this agent may have had workers; they ended with it."""
+        """Report workers of an earlier agent process as exited, because they died with it."""
         try:
             self._last_start = int((self.home / "generation").read_text())
         except (OSError, ValueError):
             return
         record = self.entry.record
         self._generation = min(self._last_start, record.generation)
-        words = "the agent of this machine ended, and this worker with it"
+        words = "the agent of this machine stopped, and this worker with it"
         for rank in record.ranks_of(self._context.me.raw) if record.phase == "running" else ():
             slot = record.slots[rank]
             if slot.start <= self._last_start:
@@ -401,10 +408,8 @@ class RunExecutor:
         if self._exited:
             self._report("ended")
 
-    # the end
-
     async def _pack_results(self) -> None:
-        """What rank 0 wrote is the result; the others' files stay where they are."""
+        """Pack the files that rank 0 wrote; those of other ranks stay where they are."""
         record = self.entry.record
         first = record.results_at or (record.slots[0].node if record.slots else b"")
         if self.manifest is not None and first == self._context.me.raw:

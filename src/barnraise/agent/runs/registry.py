@@ -1,7 +1,7 @@
-"""The runs that this machine knows: their newest records, and what each machine reports of its part.
+"""The runs that this machine knows: their newest records, and the status reports of every machine.
 
-Records come from owners and are kept on disk; each is as good as its order's signature. A report is believed
-only from the machine that it is about. Guests are told of the runs that they are part of, and of no others.
+Records come from owners and are saved; each is as trustworthy as the signature of its spec. A report is
+accepted only from the machine that it is about. Guests receive only runs that they take part in.
 """
 
 from __future__ import annotations
@@ -43,26 +43,29 @@ _log = logging.getLogger(__name__)
 
 
 class RunEntry:
-    """One run."""
+    """One run: spec, newest record, and the reports of its machines."""
 
     def __init__(self, record: RunRecord, order: RunSpec, now: float) -> None:
         self.spec = order
         self.record = record
         self.seen_at = now  # when this version was first seen here
-        self.stuck_at: float | None = None  # since when a member has waited for another group than this
+        self.stuck_at: float | None = None  # since when a member has waited for a new group
         self.reports: dict[bytes, NodeReport] = {}
-        self.dropped: tuple[DroppedSteps, ...] = ()  # what this machine had trained alone
+        self.dropped: tuple[DroppedSteps, ...] = ()  # steps that this machine trained without a quorum
         self.slots: dict[int, tuple[WorkerSlot, ...]] = {record.generation: record.slots}  # by generation
 
     @property
     def run(self) -> str:
+        """Return the name of the run."""
         return self.spec.run
 
     @property
     def has_ended(self) -> bool:
+        """Tell whether the run has ended."""
         return self.record.phase == ENDED
 
     def update(self, record: RunRecord, now: float) -> None:
+        """Replace the record by a newer version."""
         self.record, self.seen_at = record, now
         self.stuck_at = None
         self.update_stuck(now)
@@ -71,7 +74,7 @@ class RunEntry:
             del self.slots[next(iter(self.slots))]
 
     def is_leaving(self, slot: WorkerSlot) -> bool:
-        """Whether its machine wants to go, or rests: it finishes the step at hand with the others."""
+        """Tell whether a worker leaves or is paused; it finishes the current step with its group."""
         if rests(self.record, slot.node):
             return True
         report = self.reports.get(slot.node)
@@ -79,6 +82,7 @@ class RunEntry:
         return any((one.local_rank, one.start, one.state) == (*slot.key[1:], "leaving") for one in states)
 
     def update_stuck(self, now: float) -> None:
+        """Update since when a member has waited for a new group."""
         generation = self.record.generation
         states = (state for report in self.reports.values() for state in report.workers)
         if not any(is_waiting(state, generation) for state in states):
@@ -88,8 +92,11 @@ class RunEntry:
 
 
 class RunRegistry:
-    """``on_record`` is called on the loop for each newer version, ``on_settled`` before the one which says
-    whether what went on here without a quorum counts."""
+    """Table of runs, saved on disk and exchanged between machines.
+
+    ``on_record`` is called for each newer version. ``on_settled`` is called before it, with whether steps
+    trained without a quorum are kept.
+    """
 
     def __init__(self, context: AgentContext) -> None:
         self._context = context
@@ -98,21 +105,21 @@ class RunRegistry:
         self.on_record: Callable[[RunEntry], None] = lambda entry: None
         self.on_settled: Callable[[RunEntry, bool], None] = lambda entry, counts: None
         self._changed = ChangeEvent()
-        self._warned: set[NodeId] = set()  # guests that tried what is not theirs
+        self._warned: set[NodeId] = set()  # guests whose refusal was logged
 
     def load(self) -> None:
-        """What was entry before this start."""
+        """Load the records that were saved before this start."""
         for name, value in self._context.storage.runs():
             try:
                 record = decode_record(value)
                 order = read_order(record)
             except BarnraiseError:
-                self._context.storage.forget_run(name)  # written by another version: nothing to go on with
+                self._context.storage.forget_run(name)  # written by another version
                 continue
             self.runs[order.run] = RunEntry(record, order, self._loop.time())
 
     def find(self, text: str) -> RunEntry:
-        """A run by its name, or by the beginning of it; RunError if that is not exactly one."""
+        """Return a run by its name or a unique prefix; raise RunError unless exactly one matches."""
         exact = self.runs.get(text)
         if exact is not None:
             return exact
@@ -120,15 +127,16 @@ class RunRegistry:
         if len(found) == 1:
             return found[0]
         if not self.runs:
-            raise RunError("no run is entry here", hint="Start one: barnraise run SCRIPT")
-        what = "more than one run begins" if found else "no run is called or begins"
+            raise RunError("this machine knows no run", hint="Start one: barnraise run SCRIPT")
+        what = "more than one run starts" if found else "no run starts"
         recent = ", ".join(list(self.runs)[-5:])
         raise RunError(f"{what} with {text!r}", hint=f"The latest are: {recent}. See all with: barnraise ps")
 
     def apply(self, record: RunRecord, sender: NodeId | None = None, *, is_ours: bool = False) -> bool:
-        """Keep a version if it counts more than what is entry; raises if it must not be believed.
+        """Store a record if it outranks the known one; return False if not.
 
-        ``is_ours``: this machine has decided it, with a quorum, from what was entry here.
+        ``is_ours``: this machine decided it with a quorum. Raise ProtocolError or RunError if the sender may
+        not change the run.
         """
         if sender is not None and self._context.log.role(sender) != "owner":
             self._warn_once(sender)
@@ -137,9 +145,9 @@ class RunRegistry:
         entry = self.runs.get(order.run)
         role = self._context.log.role(NodeId(order.by))
         if role == "guest":
-            raise RunError(f"run {order.run} was ordered by a guest of this cluster")
+            raise RunError(f"run {order.run} was started by a guest of this cluster")
         if entry is None and role is None:
-            return False  # removed meanwhile, or not entry here yet; whoever tells us of it does no wrong
+            return False  # its owner is removed or not known here yet: no fault of the sender
         if entry is not None and record.order != entry.record.order:
             raise ProtocolError(f"two different runs are called {order.run}")
         if entry is not None and not outranks(record, entry.record):
@@ -155,11 +163,11 @@ class RunRegistry:
         return True
 
     def _settle(self, entry: RunEntry, decided: RunRecord, is_ours: bool) -> None:
-        """Says what becomes of that which went on here without a quorum."""
+        """Report whether steps that were trained here without a quorum are kept."""
         mine = entry.record
         is_same = is_ours or (decided.generation, decided.slots) == (mine.generation, mine.slots)
-        words = "counts" if is_same else "is dropped: the others had decided otherwise"
-        self._context.report_event(f"run {entry.run}: what went on here provisionally {words}")
+        words = "kept" if is_same else "discarded because the majority had moved on"
+        self._context.report_event(f"run {entry.run}: steps trained here without a quorum were {words}")
         self.on_settled(entry, is_same)
 
     def _replace(self, entry: RunEntry, record: RunRecord) -> None:
@@ -169,6 +177,7 @@ class RunRegistry:
         self.on_record(entry)
 
     def apply_report(self, sender: NodeId, report: NodeReport) -> None:
+        """Store the status report of a machine, unless a newer one is known."""
         entry = self.runs.get(report.run)
         if entry is None or sender.raw not in entry.spec.nodes:
             return
@@ -181,16 +190,15 @@ class RunRegistry:
         entry.update_stuck(self._loop.time())
         self._changed.announce()
 
-    # telling others
-
     def send_record(self, entry: RunEntry) -> None:
+        """Send the record of a run to all connected machines that may see it."""
         message = encode(RecordUpdate(entry.record))
         for node in self._context.linked_nodes():
             if self._may_see(node, entry):
                 self._context.send_bulk(node, message)
 
     def _forward(self, entry: RunEntry, sender: NodeId) -> None:
-        """To the machines at work in it: whoever wrote it may not reach all of them, as others do."""
+        """Forward a record to the machines of the run, because its sender may not reach all of them."""
         if self._context.log.role(self._context.me) != "owner":
             return
         at_work = {slot.node for slots in entry.slots.values() for slot in slots}
@@ -200,7 +208,7 @@ class RunRegistry:
                 self._context.send_bulk(node, message)
 
     def send_report(self, report: NodeReport) -> None:
-        """To every owner: whoever coordinates next must know it."""
+        """Store this machine's report and send it to every owner, as any may coordinate next."""
         report = replace(report, dropped=self.runs[report.run].dropped)
         self.apply_report(self._context.me, report)
         message = encode(ReportUpdate(report))
@@ -209,24 +217,24 @@ class RunRegistry:
                 self._context.send_bulk(node, message)
 
     def link_up(self, node: NodeId) -> None:
-        """It may have missed something."""
+        """Send records and own reports to a machine that may have missed some."""
         for entry in self.runs.values():
             if not self._may_see(node, entry):
                 continue
             if self._context.log.role(self._context.me) == "owner":
                 self._context.send_bulk(node, encode(RecordUpdate(entry.record)))
-            mine = entry.reports.get(self._context.me.raw)  # of an ended run too: its results
+            mine = entry.reports.get(self._context.me.raw)  # also of an ended run: it names the results
             if mine is not None and self._context.log.role(node) == "owner":
                 self._context.send_bulk(node, encode(ReportUpdate(mine)))
 
     async def wait_for_change(self, seconds: float) -> bool:
-        """Whether a record or report changed."""
+        """Wait for a new record or report; return False after ``seconds``."""
         return await self._changed.wait(seconds)
 
     def _warn_once(self, guest: NodeId) -> None:
         if guest not in self._warned:
             self._warned.add(guest)
-            _log.warning("%s is a guest and cannot start or change a run (said once)", guest.short)
+            _log.warning("%s is a guest and cannot start or change a run (logged once)", guest.short)
 
     def _may_see(self, node: NodeId, entry: RunEntry) -> bool:
         role = self._context.log.role(node)
@@ -235,16 +243,18 @@ class RunRegistry:
     def _evict_ended(self) -> None:
         ended = [run for run, entry in self.runs.items() if entry.has_ended]
         if len(self.runs) - len(ended) >= _MAX_ACTIVE:
-            raise RunError(f"{_MAX_ACTIVE} runs are active already", hint="Stop some: barnraise stop RUN")
+            raise RunError(
+                f"there are {_MAX_ACTIVE} active runs already", hint="Stop some: barnraise stop RUN"
+            )
         for run in ended[: max(0, len(ended) - _MAX_ENDED + 1)]:
             del self.runs[run]
             self._context.storage.forget_run(run)
 
 
 def _sanitized(report: NodeReport) -> NodeReport:
-    """A guest's words are shown to owners: none may command a terminal, or begin a line of a log.
+    """Return a guest's report without control characters and pause requests.
 
-    And whoever rests does so by an owner's word.
+    Owners see its texts in a terminal, and only owners may pause machines.
     """
     workers = tuple(
         replace(

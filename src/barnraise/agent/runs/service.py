@@ -1,4 +1,4 @@
-"""The runs of an agent: connects their book, their keeper, their files and this machine's parts in them."""
+"""The run service of an agent: connects registry, controller, files and this machine's executors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class _ArtifactCarrier:
-    """The links, as the shipper sees them."""
+    """Connections of the agent, as the transfer service uses them."""
 
     def __init__(self, context: AgentContext) -> None:
         self._context = context
@@ -66,7 +66,7 @@ class _ArtifactCarrier:
 
 
 class RunService:
-    """One for each agent."""
+    """Everything about runs on one agent."""
 
     def __init__(self, context: AgentContext) -> None:
         self._context = context
@@ -88,10 +88,11 @@ class RunService:
         self.registry.on_settled = self._on_settled
 
     def jobs(self) -> tuple[Callable[[], Awaitable[None]], ...]:
+        """Return the background tasks that the agent has to run."""
         return self.controller.run, self._collect_garbage, self._watch_workers, self.replicator.run
 
     def load(self) -> None:
-        """What earlier starts of this agent left: processes end, runs that go on are taken up again."""
+        """Kill leftovers of earlier agent processes and continue the runs that are active."""
         kill_orphans(self._context.directory / "wardens")
         remove_container_leftovers(self._context.directory)
         self.registry.load()
@@ -103,10 +104,10 @@ class RunService:
         try:
             self.checkpoints.settle(entry.run, counts=counts)
         except OSError as error:
-            _log.error("the checkpoints of run %s could not be settled: %s", entry.run, error)
+            _log.error("cannot keep or drop the provisional checkpoints of run %s: %s", entry.run, error)
 
     def report_dropped(self, entry: RunEntry, dropped: DroppedSteps) -> None:
-        """A worker of this machine says so: for whoever watches, anywhere."""
+        """Report steps that a worker of this machine had to drop."""
         entry.dropped = (*entry.dropped, dropped)[-MOST_DROPPED:]
         self._context.report_event(
             f"run {entry.run}: {dropped.sentence(self._context.name_of(self._context.me))}"
@@ -116,11 +117,11 @@ class RunService:
             executor.report_again()
 
     async def leave(self) -> None:
-        """Trainings go on without this machine from their next commit on."""
+        """Let all runs continue without this machine from their next commit on."""
         await asyncio.gather(*(executor.leave() for executor in list(self.executors.values())))
 
     async def stop(self) -> None:
-        """The agent ends, and its workers with it."""
+        """Stop all workers and transfers, because the agent stops."""
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -128,28 +129,29 @@ class RunService:
         await self.artifacts.close()
 
     def reset(self) -> None:
-        """Another cluster: its runs are others."""
+        """Forget all runs of the old cluster."""
         for task in self._tasks.values():
             task.cancel()
         self.registry.runs.clear()
 
-    # what the links tell
-
     def link_up(self, node: NodeId) -> None:
+        """Exchange records and files with a newly connected machine."""
         self.registry.link_up(node)
         self.artifacts.link_up(node)
 
     def link_down(self, node: NodeId) -> None:
+        """Fail the transfers from a machine whose connection is lost."""
         self.artifacts.link_down(node)
         self.checkpoints.link_down(node)
 
     def artifact_route_down(self, node: NodeId) -> None:
-        """Only the route of files broke: it is dialled again at the next piece."""
+        """Restart transfers after only the file route to a machine broke."""
         self.artifacts.link_down(node)
         if self._context.connections.get(node) is not None:
             self.artifacts.link_up(node)
 
     def received(self, node: NodeId, kind: bytes, body: memoryview) -> None:
+        """Dispatch a message of another agent about runs or files."""
         if kind == protocol.SHIP:
             self.artifacts.received(node, body)
         elif kind == protocol.GUEST_BOARD:
@@ -165,7 +167,7 @@ class RunService:
                 self.registry.apply_report(node, message.report)
             case LogRequest():
                 if self._context.log.role(node) != "owner":
-                    raise ProtocolError(f"{node.short} is a guest and reads no output of others")
+                    raise ProtocolError(f"{node.short} is a guest and cannot read output of others")
                 told = self._read_log(message)
                 self._context.send_bulk(node, messages.encode(told))
             case LogResponse():
@@ -175,12 +177,10 @@ class RunService:
             case _:
                 self.checkpoints.received(node, message)
 
-    # output of workers
-
     async def read_output(
         self, entry: RunEntry, generation: int, rank: int, offset: int, most: int
     ) -> LogResponse:
-        """What a worker said, wherever it is; RunError if its machine does not answer."""
+        """Return output of a worker on any machine; raise an error if its machine does not answer."""
         slots = entry.slots.get(generation, ())
         if rank >= len(slots):
             raise RunError(f"run {entry.run} has no rank {rank}", hint=f"It has {len(slots)} workers.")
@@ -197,7 +197,9 @@ class RunService:
             return await asyncio.wait_for(future, _LOG_S)
         except TimeoutError as error:
             name = self._context.name_of(node)
-            raise TransportError(f"{name} did not tell what rank {rank} said within {_LOG_S:g} s") from error
+            raise TransportError(
+                f"{name} did not send the output of rank {rank} within {_LOG_S:g} s"
+            ) from error
         finally:
             del self._logs[node, wanted.serial]
 
@@ -209,10 +211,10 @@ class RunService:
     # this machine's parts
 
     def _on_record(self, entry: RunEntry) -> None:
-        """A newer version of a record is entry."""
+        """Start or wake this machine's executor for a newer record."""
         me = self._context.me.raw
         self._allow(entry)
-        if entry.has_ended:  # consent was for this run, and not for another that will be called so
+        if entry.has_ended:  # consent does not extend to a later run of the same name
             (run_directory(self._context.directory, entry.run) / "accepted").unlink(missing_ok=True)
         executor = self.executors.get(entry.run)
         if executor is not None:
@@ -221,7 +223,7 @@ class RunService:
             self._start_executor(entry)
 
     def _allow(self, entry: RunEntry) -> None:
-        """Who takes executor in any run of these files may have them, also from us."""
+        """Let all participants of runs with these files fetch them from this machine."""
         active = [other.spec for other in self.registry.runs.values() if not other.has_ended]
         for manifest in entry.spec.manifests:
             nodes = {NodeId(node) for order in active if manifest in order.manifests for node in order.nodes}
@@ -241,7 +243,9 @@ class RunService:
         self.executors[entry.run] = executor
         asks = self._context.log.role(self._context.me) != "owner"
         if asks:
-            self._context.report_event(f"run {entry.run} asks to work here: barnraise accept {entry.run}")
+            self._context.report_event(
+                f"run {entry.run} asks to use this machine: barnraise accept {entry.run}"
+            )
         task = self._loop.create_task(executor.run(asks))
         self._tasks[entry.run] = task
         task.add_done_callback(lambda _: self._executor_done(entry.run, task))
@@ -250,7 +254,7 @@ class RunService:
         self._tasks.pop(run, None)
         executor = self.executors.pop(run, None)
         if not task.cancelled() and task.exception() is not None:
-            _log.error("this machine's executor in run %s failed", run, exc_info=task.exception())
+            _log.error("the executor of run %s failed", run, exc_info=task.exception())
         if executor is not None and executor.results:
             owners = [node for node, listed in self._context.log.members.items() if listed.role == "owner"]
             self.artifacts.allow(executor.results, owners)
@@ -262,7 +266,7 @@ class RunService:
                 executor.detect_suspended()
 
     async def _collect_garbage(self) -> None:
-        """Folders of runs that ended long ago go, and files that nobody used for long."""
+        """Remove folders of runs that ended long ago, and unused files of the store."""
         while True:
             active = [entry.spec for entry in self.registry.runs.values() if not entry.has_ended]
             kept = {run for order in active for run in (order.run, *order.resumes)}
@@ -274,8 +278,10 @@ class RunService:
 
 
 def _out_of_date(homes: Path, kept: Collection[str]) -> list[str]:
-    """Runs whose folders go: of all but those kept, the ones in which nothing has changed for longest. Not by
-    when they began: the checkpoints of a long run that failed a minute ago are wanted."""
+    """Return the runs whose folders can be removed: those without a change for the longest time.
+
+    The start time does not matter: the checkpoints of a long run that has just failed are needed.
+    """
     if not homes.is_dir():
         return []
     others = [home for home in homes.iterdir() if home.name not in kept]

@@ -1,7 +1,7 @@
-"""The agent's side of a warden: starts it, hears its events, tells it to stop, and cleans up after it.
+"""Client of a supervisor process: starts it, receives its events, tells it to stop, and cleans up after it.
 
-Pipes and threads instead of asyncio's own subprocesses: the agent's loop is a selector loop on every system
-(its sockets are handed over), and on Windows that one knows no subprocesses.
+It uses pipes and threads instead of asyncio subprocesses. The agent needs a selector loop to pass sockets
+between processes, and on Windows that loop has no subprocesses.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from barnraise.core.errors import ProtocolError, RunError
 __all__ = ["LogPart", "OnEvent", "OrphanProcess", "SupervisorClient", "kill_orphans", "read_log"]
 
 _EXIT_S = 5.0
-_PATIENCE_S = 30.0  # after the grace; a warden needs 20 s to find that the system holds a process
+_PATIENCE_S = 30.0  # after the grace; a supervisor needs 20 s to detect a process that cannot be killed
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ OnEvent = Callable[[Event], None]
 
 
 class SupervisorClient:
-    """One run's processes on this machine. Every worker's end is told exactly once, whatever happens."""
+    """The worker processes of one run on this machine; each exit is reported exactly once."""
 
     def __init__(
         self, request: LaunchRequest, on_event: OnEvent, process: subprocess.Popen[bytes], mark: str
@@ -66,16 +66,20 @@ class SupervisorClient:
 
     @property
     def pid(self) -> int:
+        """Return the process id of the supervisor."""
         return self._process.pid
 
     @classmethod
     async def start(
         cls, request: LaunchRequest, on_event: OnEvent, python: str = sys.executable
     ) -> SupervisorClient:
-        """RunError if there can be no client. Events are told on this loop, as soon as this has returned."""
+        """Start a supervisor with its workers; raise RunError if that fails.
+
+        Events are delivered on this loop after the return.
+        """
         try:
             frame = encode_frame(request)
-            read_launch(io.BytesIO(frame))  # here its bounds can still be explained
+            read_launch(io.BytesIO(frame))  # checked here, where the error can be explained
         except ProtocolError as error:
             raise RunError(
                 f"the worker supervisor rejected the launch request: {error.message}",
@@ -87,7 +91,7 @@ class SupervisorClient:
         except OSError as error:
             raise RunError(
                 f"cannot start the worker supervisor with {python}: {error.strerror}",
-                hint="See that this interpreter exists and may be run, then start the run again.",
+                hint="Check that this interpreter exists and is executable, then start the run again.",
             ) from error
         client = cls(request, on_event, process, mark)
         await client._write(frame)
@@ -95,9 +99,9 @@ class SupervisorClient:
         return client
 
     async def stop(self, hard: bool = False) -> None:
-        """Ask the workers to end, or kill them; returns before they have (see :meth:`ended`).
+        """Terminate or kill the workers; returns before they have exited (see :meth:`wait`).
 
-        A warden that cannot do it in time is killed, so that the wait for the end has one.
+        A supervisor that does not react in time is killed.
         """
         if self._finished.is_set():
             return
@@ -109,11 +113,11 @@ class SupervisorClient:
         await self._write(encode_frame(Stop(hard)))
 
     async def kill(self, ranks: tuple[int, ...]) -> None:
-        """Kill these; the others go on. Returns before they have ended."""
+        """Kill these workers and keep the others; returns before they have exited."""
         await self._write(encode_frame(Stop(ranks=ranks)))
 
     async def wait(self) -> None:
-        """Until nothing of it is left on this machine."""
+        """Wait until no process of the run is left on this machine."""
         await self._finished.wait()
 
     async def _write(self, frame: bytes) -> None:
@@ -121,10 +125,10 @@ class SupervisorClient:
             try:
                 await asyncio.to_thread(_write_all, self._process, frame)
             except (OSError, ValueError):
-                pass  # it is gone; whoever hears its events learns that
+                pass  # it is gone; the reader of its events notices
 
     def _read_events(self) -> None:
-        """On a thread of its own, until the warden says no more."""
+        """Read events on a thread, until the supervisor closes its output."""
         stream = self._process.stdout
         assert isinstance(stream, io.FileIO)
         try:
@@ -140,7 +144,7 @@ class SupervisorClient:
             self._process.kill()
             self._loop.call_soon_threadsafe(self._on_eof)
         except RuntimeError:
-            pass  # the loop is closed: the agent ends, and the pipe tells the warden
+            pass  # the loop is closed: the agent stops, and the closed pipe stops the supervisor
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, WorkerExited) and self._running.pop(event.rank, None) is None:
@@ -151,8 +155,8 @@ class SupervisorClient:
     def _notify(self, event: Event) -> None:
         try:
             self._on_event(event)
-        except Exception:  # noqa: BLE001  # one listener's mistake must not leave processes behind
-            _log.exception("an event of run %s could not be handled", self._request.run)
+        except Exception:  # noqa: BLE001  # an error of the listener must not leave processes behind
+            _log.exception("cannot handle an event of run %s", self._request.run)
 
     def _on_eof(self) -> None:
         self._cleanup_task = self._loop.create_task(self._clean_up())
@@ -175,7 +179,7 @@ class SupervisorClient:
         self._finished.set()
 
     def _kill_leftovers(self) -> int:
-        """How many processes had to be killed."""
+        """Kill remaining processes of the run and return how many there were."""
         process = self._process
         if not self._all_exited:
             process.kill()
@@ -189,7 +193,7 @@ class SupervisorClient:
             stream.close()
         path = record_path(Path(self._request.records), self._mark)
         killed = 0
-        # A warden on macOS does not see processes that left their group, so there we look in any case.
+        # On macOS a supervisor does not see processes that left their group: always look there.
         if not self._all_exited or sys.platform == "darwin":
             killed = kill_orphans_of(_record(path, self._mark))
         path.unlink(missing_ok=True)
@@ -200,7 +204,7 @@ def _record(path: Path, mark: str) -> PidRecord:
     try:
         return read_record(path)
     except (OSError, ProtocolError):
-        return PidRecord(mark)  # the mark alone finds nearly all
+        return PidRecord(mark)  # the mark alone finds nearly all processes
 
 
 def _log_tail(log: Path) -> bytes:
@@ -217,13 +221,13 @@ def _spawn(python: str, mark: str) -> subprocess.Popen[bytes]:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
     environment[MARK_VARIABLE] = mark
     return subprocess.Popen(
-        # -P: a file of the user's that is called like a standard module must not stand in for it.
+        # -P: a file of the user's must not shadow a standard module.
         [python, "-P", "-m", "barnraise.agent.supervisor"],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
-        start_new_session=True,  # a key press at the agent is the agent's
+        start_new_session=True,  # Ctrl-C at the agent must not reach it
         creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
     )
 

@@ -1,4 +1,4 @@
-"""Workers of a run that were started together on this machine, and how each of them fares."""
+"""Workers of a run that were started together on this machine, and their states."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from barnraise.agent.runs.supervisor_client import SupervisorClient
 from barnraise.agent.supervisor import messages
 from barnraise.agent_client.bootstrap import child_environment
 from barnraise.agent_client.run_requests import GroupRequest
-from barnraise.artifacts.store.disk import remove_tree
 from barnraise.core.config import Settings
+from barnraise.core.files import remove_tree
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog
 from barnraise.runs.record import RunRecord, RunSpec, WorkerState
@@ -31,7 +31,7 @@ _SUSPENDED_S = 1.0
 
 
 class WorkerGroupConfig(NamedTuple):
-    """All that the workers of one run on this machine have in common."""
+    """Settings that all workers of one run on this machine share."""
 
     spec: RunSpec
     home: Path
@@ -42,11 +42,14 @@ class WorkerGroupConfig(NamedTuple):
     containers: RunContainers | None
     data: Mapping[str, str]
     cores: int
-    guests: Mapping[bytes, str]  # among the order's machines, and what they are called
+    guests: Mapping[bytes, str]  # guests among the run's machines, with their names
 
 
 class WorkerGroup:
-    """``ranks`` of ``record``, started at ``start``; `on_change` is called on the loop after each change."""
+    """The workers ``ranks`` of ``record``, started together under the number ``start``.
+
+    ``on_change`` is called on the loop after each change of a state.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class WorkerGroup:
         self._report_event = report_event
         self._supervisor: SupervisorClient | None = None
         self._processes: dict[int, psutil.Process] = {}
-        self._suspended_since: dict[int, float] = {}  # since when
+        self._suspended_since: dict[int, float] = {}  # loop time by rank
         self._admitted: set[int] = set()
         self._evicted: set[int] = set()
         self._exit_count = 0
@@ -76,14 +79,16 @@ class WorkerGroup:
 
     @property
     def alive(self) -> bool:
+        """Tell whether the supervisor still runs."""
         return self._supervisor is not None
 
     @property
     def is_idle(self) -> bool:
+        """Tell whether all workers have exited."""
         return all(state.state == "ended" for state in self.states.values())
 
     def set_state(self, state: str, asked: GroupRequest) -> bool:
-        """What a living worker says of itself; whether that is new."""
+        """Set the state that a worker reports; return True if it changed."""
         broke, blames = (asked.generation, asked.blames) if asked.stuck else (0, ())
         for rank, known in self.states.items():
             said = replace(known, state=state, broke=broke, blames=blames)
@@ -93,7 +98,10 @@ class WorkerGroup:
         return False
 
     def update_from(self, asked: GroupRequest) -> bool:
-        """As `mark`, of what is to be known when the question comes: it may be answered long after others."""
+        """Record the facts of a worker's request; return True if they changed.
+
+        Unlike `set_state` it is called when the request arrives, because the response may come much later.
+        """
         for rank, known in self.states.items():
             said = replace(
                 known,
@@ -109,15 +117,17 @@ class WorkerGroup:
         return False
 
     def mark_leaving(self) -> None:
+        """Set the state of all running workers to leaving."""
         for rank, known in self.states.items():
             if known.state != "ended":
                 self.states[rank] = replace(known, state="leaving", broke=0, blames=())
 
     def has_left(self, is_out: Callable[[WorkerState], bool]) -> bool:
+        """Tell whether every worker has exited or left its process group."""
         return all(state.state == "ended" or is_out(state) for state in self.states.values())
 
     def detect_suspended(self, now: float) -> bool:
-        """A process that was stopped by a signal does nothing, and its links say nothing of it at first."""
+        """Detect workers that are suspended by a signal; their connections stay open at first."""
         noticed = False
         for rank, process in self._processes.items():
             if self.states[rank].state in ("ended", "stopped") or not _is_suspended(process):
@@ -128,6 +138,7 @@ class WorkerGroup:
         return noticed
 
     async def launch(self) -> None:
+        """Start the supervisor with all workers."""
         config, record = self._config, self._record
         (config.home / "logs").mkdir(exist_ok=True)
         order = config.spec
@@ -139,7 +150,7 @@ class WorkerGroup:
                 config.containers.wrap(one, self.start, record.slots[one.rank].device, limits)
                 for one in workers
             )
-            limits = replace(limits, memory_bytes=None)  # the container's now
+            limits = replace(limits, memory_bytes=None)  # the container has this limit
         asked = messages.LaunchRequest(
             run=order.run,
             generation=self.start,
@@ -153,7 +164,7 @@ class WorkerGroup:
         self._sleep_inhibitor.enter_context(keep_awake(f"run {order.run}"))
 
     async def stop(self, is_urgent: Callable[[], bool], changed: asyncio.Event) -> None:
-        """Ask them, then end them; a person who is in a hurry is heard meanwhile."""
+        """Terminate the workers and wait; ``is_urgent`` may turn true meanwhile to kill them."""
         if self._supervisor is None:
             return
         ended = asyncio.ensure_future(self._supervisor.wait())
@@ -173,7 +184,7 @@ class WorkerGroup:
         self._sleep_inhibitor.close()
 
     async def stop_evicted(self, is_member: Callable[[WorkerState], bool], changed: asyncio.Event) -> bool:
-        """Who was let in once and is no member now was put out; whether all of them were, and have ended."""
+        """Stop admitted workers that are no longer members; return True if all have been stopped."""
         living = {rank for rank, state in self.states.items() if state.state != "ended"}
         members = {rank for rank in living if is_member(self.states[rank])}
         self._admitted |= members
@@ -201,7 +212,7 @@ class WorkerGroup:
             rank,
             start=self.start,
             state_directory=STATE_INSIDE if in_container else str(config.state),
-            # A container does not see it, and takes the way over the cluster's board.
+            # A container does not see the directory, and uses the cluster's key-value store.
             local_store="" if in_container else str(config.home / f"store-{record.generation}"),
             checkpoints="" if in_container else str(config.home / "checkpoints"),
             data=config.data,
@@ -236,7 +247,7 @@ class WorkerGroup:
         self._exit_count += 1
         tail = event.tail.decode("utf-8", "replace")[-_TAIL_CHARACTERS:]
         if event.out_of_memory:
-            tail += "\nbarnraise: the system ended this worker because it was out of memory"
+            tail += "\nbarnraise: the system killed this worker because memory was exhausted"
         never_ran = event.code is None and event.signal is None
         self.states[event.rank] = replace(
             known,
@@ -250,6 +261,7 @@ class WorkerGroup:
 
 
 def guests_of(order: RunSpec, log: TrustLog, name_of: Callable[[NodeId], str]) -> dict[bytes, str]:
+    """Return the guests among the machines of a run, with their names."""
     return {node.raw: name_of(node) for node in map(NodeId, order.nodes) if log.role(node) == "guest"}
 
 
@@ -261,12 +273,15 @@ def _is_suspended(process: psutil.Process) -> bool:
 
 
 def log_path(home: Path, start: int, local_rank: int) -> Path:
+    """Return the log file of a worker."""
     return home / "logs" / f"{start}-{local_rank}.log"
 
 
 def run_directory(state: Path, run: str) -> Path:
+    """Return the directory of a run."""
     return state / "runs" / run
 
 
 def remove_run(state: Path, run: str) -> None:
+    """Remove the directory of a run."""
     remove_tree(run_directory(state, run))

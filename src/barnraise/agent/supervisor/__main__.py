@@ -1,4 +1,4 @@
-"""``python -P -m barnraise.agent.supervisor``: only an agent starts it, and uses its pipes."""
+"""``python -P -m barnraise.agent.supervisor``: started by an agent, which talks to it over pipes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from barnraise.core.errors import BarnraiseError
 
 
 def main() -> int:
-    # Raw and with numbers of their own: a print from anywhere must not get between the events.
+    """Run a supervisor for the launch request on standard input, and return the exit code."""
+    # Duplicated descriptors: a print from anywhere must not mix with the events.
     source = io.FileIO(os.dup(0), "rb")
     sink = io.FileIO(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -28,7 +29,7 @@ def main() -> int:
     if sys.platform == "win32":
         from barnraise.agent.supervisor.windows_job import Job, kernel32
 
-        Job(kernel32()).take_this_process()  # all that descends from us ends with us
+        Job(kernel32()).take_this_process()  # all descendants are killed with this process
     supervisor = Supervisor(launch, os.environ[MARK_VARIABLE], source, sink)
     # Handlers and not SIG_IGN, which the workers would inherit.
     signal.signal(signal.SIGINT, lambda number, frame: None)

@@ -1,4 +1,5 @@
-"""The warden's life: takes one order, starts its workers, reports, and leaves nothing behind."""
+"""The supervisor's main loop: takes one launch request, starts the workers, reports, and leaves no process
+behind."""
 
 from __future__ import annotations
 
@@ -40,15 +41,18 @@ from barnraise.agent.supervisor.policy import (
 )
 from barnraise.core.errors import ProtocolError
 
-_REAP_S = 5.0  # how often adopted orphans that ended are buried
-_HELPERS_EXIT_S = 2.0  # for helpers of a worker that ended well, such as its mover, to end by themselves
-_HELPERS_EXIT_FAILED_S = 0.2  # the same after a bad end, of which the others should hear at once
+_REAP_S = 5.0  # between reaps of adopted orphans
+_HELPERS_EXIT_S = 2.0  # helpers of a successful worker get this long to exit
+_HELPERS_EXIT_FAILED_S = 0.2  # the same after a failure, which should be reported soon
 _DRAIN_S = 0.5
 _SWEEP_S = 10.0
 
 
 class Supervisor:
-    """Single-threaded until all workers are started; then threads only wait and post into the inbox."""
+    """Supervisor of the workers of one launch.
+
+    Single-threaded until all workers are started; then threads only wait and post events.
+    """
 
     def __init__(self, order: LaunchRequest, mark: str, source: io.FileIO, sink: io.FileIO) -> None:
         self._launch = order
@@ -64,13 +68,14 @@ class Supervisor:
         self._me = ProcessIdentity(os.getpid(), time.time())
 
     def post(self, event: PolicyEvent) -> None:
-        """From any thread, and from a signal's handler."""
+        """Queue an event; safe in any thread and in a signal handler."""
         self._inbox.put(event)
 
     def serve(self) -> None:
+        """Start all workers and supervise them until all have exited."""
         if sys.platform == "linux":
             linux.adopt_orphans()
-        self._write_record(())  # before the first worker: the mark alone finds them all
+        self._write_record(())  # before the first worker: the mark alone finds all of them
         for text in unsupported_limits(self._launch.limits):
             self.post(SupervisorNote(text))
         logs = self._start_all()
@@ -146,29 +151,32 @@ class Supervisor:
                 self.post(InputEnded())
 
     def _read_stops(self) -> None:
-        """The agent's later words, on a thread of its own; whatever cannot be understood ends the run."""
+        """Read stop requests on a thread; an invalid message stops the run."""
         try:
             while (stop := read_stop(self._source)) is not None:
                 self.post(stop)
         except ProtocolError as error:
-            self.post(SupervisorNote(f"{error.message}; the workers are ended"))
+            self.post(SupervisorNote(f"{error.message}; stopping the workers"))
         except OSError:
-            pass  # a broken pipe is an ended one
+            pass  # a broken pipe counts as closed
         self.post(InputEnded())
 
     def _watch(self, rank: int, pump: LogPump, log: WorkerLog) -> None:
-        """One worker's end, on a thread of its own."""
+        """Wait on a thread for the exit of one worker, and post it."""
         worker = self._workers[rank]
         well = worker.wait_exit()
         at = time.monotonic()
         pump.join(_HELPERS_EXIT_S if well else _HELPERS_EXIT_FAILED_S)
         outcome = worker.reap()
-        pump.join(_DRAIN_S)  # a process that left the group may hold the pipe open for longer
+        pump.join(_DRAIN_S)  # a process that left the group may keep the pipe open
         lost_to_memory = self._was_out_of_memory(outcome, worker)
         self.post(WorkerExited(rank, outcome.code, outcome.signal, at, log.tail, lost_to_memory))
 
     def _was_out_of_memory(self, outcome: process.ExitOutcome, worker: process.WorkerProcess) -> bool | None:
-        """A guess that is rarely wrong: killed, not by us, and the kernel has killed since we began."""
+        """Guess whether the kernel killed a worker for lack of memory.
+
+        True if the worker got SIGKILL from elsewhere and the kernel's counter of such kills has grown.
+        """
         if sys.platform == "win32" or outcome.signal != 9 or worker.killed_by_us:
             return False
         now = linux.memory_kills()
@@ -182,15 +190,13 @@ class Supervisor:
             record = PidRecord(self._mark, order.run, order.generation, self._me, workers)
             write_record(Path(order.records), record)
         except OSError as error:
-            self.post(SupervisorNote(f"what runs here cannot be noted in {order.records}: {error.strerror}"))
+            self.post(SupervisorNote(f"cannot write a pid file to {order.records}: {error.strerror}"))
 
     def _sweep(self) -> None:
         self._drain_inbox()
         if sys.platform == "linux" and not linux.kill_descendants(_SWEEP_S):
             self._send(
-                SupervisorNote(
-                    "some processes that the workers started cannot be killed; restart the machine"
-                )
+                SupervisorNote("cannot kill some processes that the workers started; restart the machine")
             )
         for pump in self._pumps:
             pump.join(_DRAIN_S)

@@ -1,4 +1,4 @@
-"""When a warden asks, kills and complains. Pure."""
+"""The supervisor's policy: which event leads to SIGTERM, a kill or a report. Pure."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ STUCK_S = 10.0
 
 
 class InputEnded(msgspec.Struct, frozen=True):
-    """The agent is gone, or the system ends this process."""
+    """The agent is gone, or the system stops this process."""
 
 
 class TimePassed(msgspec.Struct, frozen=True):
-    pass
+    """A deadline may have passed."""
 
 
 class SendTerminate(msgspec.Struct, frozen=True):
-    """Ask these to end."""
+    """Effect: send SIGTERM to these workers."""
 
     ranks: tuple[int, ...]
 
 
 class SendKill(msgspec.Struct, frozen=True):
+    """Effect: kill these workers."""
+
     ranks: tuple[int, ...]
 
 
 class Supervision(msgspec.Struct, frozen=True):
-    """What a warden knows about its workers."""
+    """State of the supervised workers and the pending deadlines."""
 
     running: frozenset[int]
     grace_s: float
-    kill_at: float | None = None  # when those that were asked to end are killed
-    stuck_at: float | None = None  # when those that were killed should be gone
+    kill_at: float | None = None  # when to kill workers that got SIGTERM
+    stuck_at: float | None = None  # when killed workers should be gone
 
 
 PolicyEvent = WorkerStarted | WorkerExited | SupervisorNote | Stop | InputEnded | TimePassed
@@ -41,7 +43,10 @@ Effect = SendTerminate | SendKill | WorkerStarted | WorkerExited | SupervisorNot
 
 
 def decide(state: Supervision, event: PolicyEvent, now: float) -> tuple[Supervision, tuple[Effect, ...]]:
-    """One worker's end is only reported: whether the others go on is the agent's to say."""
+    """Return the next state and effects of an event.
+
+    The exit of one worker is only reported: the agent decides whether the others continue.
+    """
     match event:
         case WorkerStarted(rank=rank):
             return msgspec.structs.replace(state, running=state.running | {rank}), (event,)
@@ -63,6 +68,7 @@ def decide(state: Supervision, event: PolicyEvent, now: float) -> tuple[Supervis
 
 
 def next_deadline(state: Supervision) -> float | None:
+    """Return when the state has to be checked next, or None."""
     return state.kill_at if state.kill_at is not None else state.stuck_at
 
 
@@ -83,11 +89,11 @@ def _check_deadlines(state: Supervision, now: float) -> tuple[Supervision, tuple
 
 
 def _killed_note(rank: int, grace_s: float) -> str:
-    return f"rank {rank} did not end within {grace_s:g} s of being asked to: it was killed"
+    return f"rank {rank} did not exit within {grace_s:g} s of SIGTERM and was killed"
 
 
 def _stuck_note(rank: int) -> str:
     return (
-        f"rank {rank} was killed {STUCK_S:g} s ago and is still there: a driver or a network disk holds it; "
+        f"rank {rank} was killed {STUCK_S:g} s ago and is still there: a driver or a network disk blocks it; "
         "restart the machine if it does not go away"
     )

@@ -40,9 +40,9 @@ from barnraise.core.errors import ProtocolError, TransportError
 from barnraise.discovery import Sighting, namespace_tag
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.trust import TrustLog
+from barnraise.membership.consensus.paxos import founded
 from barnraise.membership.effects import LogNote
 from barnraise.membership.node import MembershipNode
-from barnraise.membership.paxos import founded
 from barnraise.membership.view import PresentMember, first
 from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlConnection
 from barnraise.transport.listener import acceptor
@@ -79,22 +79,22 @@ def peer(*there: DialResult, **facts: Any) -> PeerFacts:
         (
             peer(SILENT, dial_backs=(GOOD,)),
             "fail",
-            "the firewall of pc does not let",
+            "the firewall of pc blocks",
             "On pc: as administrator: netsh",
         ),
-        (peer(SILENT, link_inbound=True), "fail", "the firewall of pc does not let", "On pc: "),
+        (peer(SILENT, link_inbound=True), "fail", "the firewall of pc blocks", "On pc: "),
         (
             peer(FORBIDDEN, dial_backs=(GOOD,)),
             "fail",
             "this machine forbids outgoing",
             "Here: allow outgoing",
         ),
-        (peer(SILENT, dial_backs=(SILENT,)), "warn", "no new connection", "Try again"),
+        (peer(SILENT, dial_backs=(SILENT,)), "warn", "a new connection failed", "Try again"),
         (peer(SILENT, linked=False), "warn", "off, asleep, on another network", "Wake it"),
         (peer(linked=False), "warn", "no address of it is known", "Wake it"),
         (peer(REFUSED, linked=False), "warn", "no agent listens there", "On pc: barnraise up"),
-        (peer(STRANGE, linked=False), "warn", "is not it, or does not know", "barnraise pair"),
-        (peer(GOOD, linked=False), "warn", "there is no link to it yet", "barnraise status"),
+        (peer(STRANGE, linked=False), "warn", "is another one, or does not know", "barnraise pair"),
+        (peer(GOOD, linked=False), "warn", "there is no connection to it yet", "barnraise status"),
         (peer(SILENT, linked=False, heard_by=("mac",)), "fail", "mac can reach pc, this machine", "On pc: "),
     ],
 )
@@ -133,7 +133,7 @@ def test_the_cable_is_taken_where_there_is_one() -> None:
     slow = judge(on_wifi, on_cable)
     assert slow is not None
     assert slow.state == "warn"
-    assert "takes WiFi (wlan0, 192.168.2.7), although Ethernet (eth0, 192.168.1.7) answers" in slow.sentence
+    assert "uses WiFi (wlan0, 192.168.2.7), although Ethernet (eth0, 192.168.1.7) answers" in slow.sentence
     broken = judge(on_vpn, DialPath(SILENT, ETHERNET, direct=True))
     assert broken is not None
     assert broken.state == "warn"
@@ -214,9 +214,9 @@ def test_this_machine_has_interfaces() -> None:
         (lambda: checks.stalls((), 7200.0), "ok", "2 h"),
         (lambda: checks.stalls((3.0,), 7200.0), "warn", "once in 2 h, at most for 3 s"),
         (lambda: checks.stalls((3.0, 500.0), 7200.0), "warn", "2 times in 2 h, at most for 8 min"),
-        (lambda: checks.local_network("macos", False, peer(GOOD).paths), "ok", "lets the agent"),
+        (lambda: checks.local_network("macos", False, peer(GOOD).paths), "ok", "allows the agent"),
         (lambda: checks.local_network("macos", True, ()), "fail", "no mDNS packet"),
-        (lambda: checks.local_network("macos", True, peer(GOOD).paths), "ok", "lets the agent"),
+        (lambda: checks.local_network("macos", True, peer(GOOD).paths), "ok", "allows the agent"),
         (
             lambda: checks.local_network(
                 "macos", False, peer(DialResult("192.168.1.7", "unreachable")).paths
@@ -341,7 +341,7 @@ def test_who_may_have_us_knock() -> None:
     gate.leave()
     assert gate.enter(nodes[0], 1.0) == "asked again too soon"
     assert gate.enter(nodes[0], 4.0) is None
-    assert [gate.enter(node, 4.0) for node in nodes[1:5]] == [None] * 3 + ["busy with others' questions"]
+    assert [gate.enter(node, 4.0) for node in nodes[1:5]] == [None] * 3 + ["busy with other requests"]
     for _ in range(4):
         gate.leave()
     admitted = 0
@@ -493,7 +493,7 @@ def test_a_peer_that_cannot_dial_back_says_why(tmp_path: Path) -> None:
         del one.at[two.node]
         assert await two.prober.request_dial_back(one.node) == "it knows no address of this machine"
         del two.to[one.node]
-        assert await two.prober.request_dial_back(one.node) == "there is no link to ask over"
+        assert await two.prober.request_dial_back(one.node) == "there is no connection to ask over"
 
     on_street(tmp_path, body)
 

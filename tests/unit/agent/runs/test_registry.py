@@ -66,7 +66,7 @@ def _take(sender: bytes | None, key: NodeKey, role: str) -> tuple[bool, list[str
 @pytest.mark.parametrize("sender", [A, None])
 def test_an_order_that_a_guest_signed_and_an_owner_passes_on_is_refused(sender: bytes | None) -> None:
     guest = NodeKey.generate()
-    with pytest.raises(RunError, match="was ordered by a guest"):
+    with pytest.raises(RunError, match="was started by a guest"):
         _take(sender, guest, "guest")
     assert _take(sender, guest, "owner") == (True, ["train-abcd"]), "the role alone decides"
 

@@ -112,7 +112,7 @@ def test_one_that_ignores_the_request_is_killed_after_the_grace_by_name(tmp_path
         assert group.exited(7).signal == signal.SIGKILL
         assert group.exited(7).out_of_memory is False
         assert group.exited(7).at - asked_at < 60
-        words = [f"rank {rank} did not end within 1 s of being asked to: it was killed" for rank in late]
+        words = [f"rank {rank} did not exit within 1 s of SIGTERM and was killed" for rank in late]
         assert group.notes().splitlines() in ([words[-1]], words)
 
     asyncio.run(run())
@@ -281,7 +281,13 @@ def test_workers_that_cannot_start_say_what_to_do(tmp_path: Path) -> None:
         await group.wait_exit()
         assert [event.rank for event in group.all(WorkerStarted)] == [5]
         for rank, words in enumerate(
-            ["there is no program", "its directory", "pass fewer", "may be executed", "correct its command"]
+            [
+                "there is no program",
+                "its directory",
+                "pass fewer",
+                "make its file executable",
+                "correct its command",
+            ]
         ):
             assert (group.exited(rank).code, group.exited(rank).signal) == (None, None)
             sentence = group.exited(rank).tail.decode()
@@ -313,7 +319,7 @@ print("kept")
         await group.wait_exit()
         assert group.exited(0).code == 0
         assert group.exited(0).tail == b"lost\nkept\n"
-        assert group.notes() == "the disk of this machine is full: output of rank 0 is not kept"
+        assert group.notes() == "the disk of this machine is full: output of rank 0 is lost"
         part = read_log(tmp_path / "rank-0.log", 0, 100)
         assert (part.start, part.data, part.end) == (5, b"kept\n", 10)
 
@@ -338,7 +344,7 @@ def test_a_small_disk_that_fills_up(tmp_path: Path) -> None:
         await group.wait_exit()
         assert group.exited(0).code == 0
         assert group.exited(0).tail.endswith(b"x\ndone\n")
-        assert group.notes() == "the disk of this machine is full: output of rank 0 is not kept"
+        assert group.notes() == "the disk of this machine is full: output of rank 0 is lost"
         assert 500_000 < len(read_log(disk / "rank-0.log", 0, 1 << 30).data) <= 1 << 20
 
     try:
@@ -412,7 +418,7 @@ def test_a_warden_imports_little() -> None:
 
 def test_a_warden_that_cannot_be_started_is_an_error_with_advice(tmp_path: Path) -> None:
     async def run() -> None:
-        with pytest.raises(RunError, match="cannot be started with /no/such/python"):
+        with pytest.raises(RunError, match="cannot start the worker supervisor with /no/such/python"):
             await Supervised.start(launch(tmp_path, worker(tmp_path, "")), python="/no/such/python")
         many = [worker(tmp_path, "", rank, environment={"A": "x" * 100_000}) for rank in range(200)]
         with pytest.raises(RunError, match="at most"):
