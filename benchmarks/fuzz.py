@@ -31,10 +31,10 @@ from barnraise.core.errors import BarnraiseError, IdentityError, ProtocolError
 from barnraise.identity import NodeKey, delegate, read_worker
 from barnraise.transport.ipc.messages import IncomingConnection
 from barnraise.transport.links.frames import BULK, HEADER_BYTES, FrameHeader, FrameKind, parse_header
-from barnraise.transport.links.memory import MemoryLink
 from barnraise.transport.listener import preface
 from benchmarks.hostile_peer import Session, mutated
 from benchmarks.report import environment_line, last_line, table
+from tests.memory_link import MemoryLink
 
 _GROUP = 100  # cases per seed
 _SECRET = bytes(range(32))

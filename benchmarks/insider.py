@@ -22,15 +22,7 @@ from barnraise.agent.cluster import link_probe
 from barnraise.core.errors import BarnraiseError
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.trust import AdmitMember, RevokeMember, TrustLog, _signed, decode_entry, encode_entry
-from barnraise.membership.messages import (
-    CatchUpRequest,
-    DecisionMessage,
-    Goodbye,
-    Heartbeat,
-    Message,
-    TrustProposal,
-)
-from barnraise.membership.paxos import (
+from barnraise.membership.consensus.paxos import (
     PaxosAccept,
     PaxosAccepted,
     PaxosBallot,
@@ -38,6 +30,14 @@ from barnraise.membership.paxos import (
     PaxosPrepare,
     PaxosPromise,
     PaxosReject,
+)
+from barnraise.membership.messages import (
+    CatchUpRequest,
+    DecisionMessage,
+    Goodbye,
+    Heartbeat,
+    Message,
+    TrustProposal,
 )
 from barnraise.membership.view import MembershipView, PresentMember, decide, read_view
 from barnraise.topology import LinkFacts

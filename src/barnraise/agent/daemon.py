@@ -32,9 +32,9 @@ from barnraise.core.flow.events import ChangeEvent
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.private_file import private_directory
 from barnraise.identity.trust import NAME_LENGTH, SignedEntry, TrustLog, check_name, encode_entry
+from barnraise.membership.consensus.paxos import AcceptorState, founded
 from barnraise.membership.effects import Effect, LogNote, SaveState, SendMessage, ViewChanged
 from barnraise.membership.node import TICK_S, MembershipNode
-from barnraise.membership.paxos import AcceptorState, founded
 from barnraise.membership.storage import MembershipStorage
 from barnraise.membership.view import PresentMember, first
 from barnraise.topology import Machine, NodeFacts
@@ -235,7 +235,7 @@ class Agent:
         """Return why the cluster cannot decide now; empty if it can."""
         if self.removed_by:
             return f"{self.removed_by} reports that this machine was removed: run `barnraise leave`"
-        standing = self.member.standing(self._loop.time())
+        standing = self.member.quorum_status(self._loop.time())
         if standing.decides:
             return ""
         if not standing.needed:

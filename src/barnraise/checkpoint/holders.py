@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from barnraise.core.files import write_whole
+from barnraise.core.files import write_atomically
 from barnraise.runs.checkpoint_manifest import Step
 from barnraise.runs.record import Node, Version
 
@@ -28,7 +28,7 @@ UNREADABLE = HolderNote(1)  # something was saved, and nobody here knows by whom
 
 def note_saved(path: Path, step: int, holders: Sequence[bytes], generation: int) -> None:
     content = msgspec.msgpack.encode(HolderNote(step, tuple(holders), generation))
-    write_whole(path, content, synced=True)
+    write_atomically(path, content, synced=True)
 
 
 def read_saved(path: Path) -> HolderNote:

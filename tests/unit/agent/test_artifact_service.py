@@ -410,7 +410,7 @@ def test_fetch_full_disk_raises_shipping_error(tmp_path: Path, monkeypatch: pyte
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("barnraise.artifacts.store.store.write_whole", full)
+        monkeypatch.setattr("barnraise.artifacts.store.store.write_object", full)
         await asyncio.to_thread(
             (cluster.receivers[0].store.manifests / packed.id.hex()).write_bytes,
             encode_manifest(packed.manifest),

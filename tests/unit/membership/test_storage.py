@@ -13,7 +13,7 @@ import pytest
 from barnraise.core.errors import MembershipError
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import TrustLog, encode_entry
-from barnraise.membership.paxos import AcceptorState, PaxosBallot, founded
+from barnraise.membership.consensus.paxos import AcceptorState, PaxosBallot, founded
 from barnraise.membership.storage import FILE_NAME, MembershipStorage
 from barnraise.membership.view import first
 from tests.repository import ROOT

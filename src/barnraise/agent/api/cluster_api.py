@@ -41,7 +41,7 @@ from barnraise.agent_client.run_requests import RunQuestion
 from barnraise.core.errors import AgentError, MembershipError
 from barnraise.identity import NodeId
 from barnraise.identity.trust import SignedEntry, TrustLog, check_name
-from barnraise.membership.paxos import BRANCH_BITS
+from barnraise.membership.consensus.paxos import BRANCH_BITS
 from barnraise.pairing import grant_text, new_psk
 from barnraise.topology import Machine, TopologyGraph
 from barnraise.topology.graph import ordered_pair
@@ -144,7 +144,7 @@ async def _unpair(agent: Agent, text: str) -> str:
             "a machine cannot remove itself",
             hint="Run `barnraise unpair` on another owner's machine, or only `barnraise down` here.",
         )
-    standing = agent.member.standing(asyncio.get_running_loop().time())
+    standing = agent.member.quorum_status(asyncio.get_running_loop().time())
     if not standing.decides and node.raw in standing.needed:
         agent.continue_without([node])  # the person who removes it confirms that it does not come back
 
@@ -183,7 +183,7 @@ def status(agent: Agent) -> StatusResponse:
     """Return the state of the cluster as this machine sees it."""
     now = asyncio.get_running_loop().time()
     first, why = agent.member.coordinator(now)
-    standing = agent.member.standing(now)
+    standing = agent.member.quorum_status(now)
     decided = agent.member.record.decided
     graph = agent.link_prober.graph()
     rows = tuple(_row(agent, graph, node, first, now) for node in _in_order(agent))

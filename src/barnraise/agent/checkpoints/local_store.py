@@ -15,11 +15,10 @@ from msgspec.structs import replace
 from barnraise.artifacts import ArtifactStore, FileEntry, PackedFolder
 from barnraise.artifacts import FolderManifest as FileList
 from barnraise.artifacts.packing.unpack import link_tree
-from barnraise.artifacts.store.disk import discard, remove_tree
 from barnraise.artifacts.store.linked_files import entry_of, lend, take_back
 from barnraise.artifacts.store.manifest import make_manifest, piece_hash
 from barnraise.core.errors import RunError, ShippingError
-from barnraise.core.files import sync_path
+from barnraise.core.files import discard, remove_tree, sync_path
 from barnraise.identity import NodeKey
 from barnraise.runs.checkpoint_manifest import (
     FILES,

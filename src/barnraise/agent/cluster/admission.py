@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from barnraise.core.errors import MembershipError, PairingError
 from barnraise.identity.trust import SignedEntry, TrustLog, encode_entry
-from barnraise.membership.paxos import founded
+from barnraise.membership.consensus.paxos import founded
 from barnraise.membership.storage import FILE_NAME, MembershipStorage
 from barnraise.membership.view import nowhere
 from barnraise.pairing import PairingPeer, PairingProven

@@ -33,7 +33,8 @@ from barnraise.kvstore import (
     decode_message,
     encode_message,
 )
-from barnraise.membership.paxos import PaxosDecision, is_quorum
+from barnraise.membership.consensus.paxos import PaxosDecision
+from barnraise.membership.consensus.quorum import is_quorum
 from barnraise.membership.view import MembershipView
 
 _TICK_S = 0.2

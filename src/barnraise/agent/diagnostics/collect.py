@@ -129,7 +129,7 @@ def _cluster_rows(agent: Agent, peers: Iterable[PeerFacts], dials: list[DialResu
         yield row
     names = {node.raw: agent.name_of(node) for node in agent.log.members}
     yield checks.cloned_key(agent.me.raw, agent.incarnation, dials, names)
-    standing = agent.member.standing(now)
+    standing = agent.member.quorum_status(now)
     voters = len(agent.member.view.voters)
     needed = tuple(agent.name_of(NodeId(raw)) for raw in standing.needed)
     yield checks.quorum(standing.decides, voters - len(standing.missing), voters, needed)

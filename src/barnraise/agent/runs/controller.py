@@ -50,7 +50,7 @@ class RunController:
         while True:
             now = self._loop.time()
             self._update_partitions(now)
-            decides = self._context.member.standing(now).decides
+            decides = self._context.member.quorum_status(now).decides
             coordinates = self._context.member.coordinator(now)[0] == self._context.me.raw
             for entry in list(self._registry.runs.values()):
                 try:
@@ -130,7 +130,7 @@ class RunController:
         """Advance a run provisionally without a quorum, where that is allowed."""
         now = self._loop.time()
         me, member = self._context.me.raw, self._context.member
-        missing = member.standing(now).missing
+        missing = member.quorum_status(now).missing
         why = leads_alone(entry.record, me, member.view.nodes, missing, member.dead(now))
         changed = next_record(entry.record, self.observe(entry, missing)) if why is not None else None
         if changed is None:

@@ -19,8 +19,8 @@ from barnraise.agent.runs.supervisor_client import SupervisorClient
 from barnraise.agent.supervisor import messages
 from barnraise.agent_client.bootstrap import child_environment
 from barnraise.agent_client.run_requests import GroupRequest
-from barnraise.artifacts.store.disk import remove_tree
 from barnraise.core.config import Settings
+from barnraise.core.files import remove_tree
 from barnraise.identity import NodeId
 from barnraise.identity.trust import TrustLog
 from barnraise.runs.record import RunRecord, RunSpec, WorkerState

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from barnraise.core.decoding import decode
-from barnraise.core.files import write_whole
+from barnraise.core.files import write_atomically
 
 SUFFIX = ".warden"
 _MAX_BYTES = 256 << 10
@@ -45,7 +45,7 @@ def record_path(directory: Path, mark: str) -> Path:
 def write_record(directory: Path, record: PidRecord) -> None:
     """Write a pid file atomically; raise OSError if that fails."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(record_path(directory, record.mark), msgspec.json.encode(record))
+    write_atomically(record_path(directory, record.mark), msgspec.json.encode(record))
 
 
 def read_record(path: Path) -> PidRecord:

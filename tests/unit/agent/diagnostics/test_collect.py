@@ -22,9 +22,9 @@ from barnraise.core.config import NetworkSettings, Settings, StateSettings
 from barnraise.discovery import Sighting, namespace_tag
 from barnraise.identity import NodeKey, delegate
 from barnraise.identity.trust import TrustLog
+from barnraise.membership.consensus.paxos import founded
 from barnraise.membership.effects import LogNote
 from barnraise.membership.node import MembershipNode
-from barnraise.membership.paxos import founded
 from barnraise.membership.view import PresentMember, first
 from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlConnection
 from barnraise.transport.listener import acceptor

@@ -1,4 +1,4 @@
-"""The link without a network: two ends in one process, for simulations and the contract suite."""
+"""Link without a network: two ends in one process, for simulations and contract tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from barnraise.transport.links.link import FrameHandler, Link
 
 
 class MemoryLink(Link):
-    """One end of an in-process pair; bytes wait in a bounded pipe as they would in a socket."""
+    """One end of an in-process pair; bytes wait in a bounded pipe as in a socket."""
 
     def __init__(self, handler: FrameHandler, capacity: int) -> None:
         super().__init__(handler)
@@ -60,7 +60,7 @@ class MemoryLink(Link):
 def memory_pair(
     left: FrameHandler, right: FrameHandler, capacity: int = 256 << 10
 ) -> tuple[MemoryLink, MemoryLink]:
-    """Two connected ends."""
+    """Return two connected ends."""
     first, second = MemoryLink(left, capacity), MemoryLink(right, capacity)
     first._peer, second._peer = second, first
     return first, second

@@ -1,17 +1,18 @@
-"""A chain of decisions, each one single-decree Paxos among the voters of the one before. Pure.
+"""Paxos: a chain of decisions, each decided by single-decree Paxos among the voters of the one before. Pure.
 
-Nothing here knows what is decided: the cluster's views use one chain, each run's groups another. An answer
-that promises or accepts comes with the record to keep; it must be on disk before the answer leaves.
+Nothing here knows what is decided. A reply that promises or accepts comes with an acceptor state, which must
+be on disk before the reply is sent.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
 from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
+
+from barnraise.membership.consensus.quorum import is_quorum
 
 RawNode = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -22,14 +23,17 @@ _MOST_PAYLOAD = 512 * 1024
 
 
 class PaxosBallot(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Ordered by round; the proposer's node makes it unique."""
+    """Ballot number, ordered by round. The proposer's node makes it unique."""
 
     round: Count
     node: RawNode
 
 
 class ChainPosition(NamedTuple):
-    """Where a decision stands. A higher branch, opened only by the user's word, beats any number."""
+    """Position of a decision in its chain.
+
+    A higher branch beats any number. Only the user opens a branch.
+    """
 
     branch: int
     number: int
@@ -46,22 +50,24 @@ class PaxosDecision(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def position(self) -> ChainPosition:
+        """Return the position in the chain."""
         return ChainPosition(self.branch, self.number)
 
     @property
     def digest(self) -> bytes:
+        """Return the hash by which the next decision names this one."""
         return hashlib.sha3_256(b"barnraise decision 1" + msgspec.msgpack.encode(self)).digest()
 
 
 class Vote(msgspec.Struct, frozen=True, array_like=True):
-    """What an acceptor accepted, and under which ballot."""
+    """Decision that an acceptor accepted, with its ballot."""
 
     ballot: PaxosBallot
     decision: PaxosDecision
 
 
 class AcceptorState(msgspec.Struct, frozen=True, array_like=True):
-    """All that a node must never forget about a chain. ``digest`` is that of ``decided``."""
+    """State of an acceptor that must survive a crash. ``digest`` is that of ``decided``."""
 
     decided: PaxosDecision
     digest: Digest
@@ -70,14 +76,14 @@ class AcceptorState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PaxosPrepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
-    """May I propose what follows ``after``?"""
+    """Phase 1 request: ask for a promise about the decision after ``after``."""
 
     after: Digest
     ballot: PaxosBallot
 
 
 class PaxosPromise(msgspec.Struct, frozen=True, array_like=True, tag="promise"):
-    """Yes, and this is what I accepted before, if anything."""
+    """Phase 1 reply: a promise, with the vote that was given before, if any."""
 
     after: Digest
     ballot: PaxosBallot
@@ -85,21 +91,21 @@ class PaxosPromise(msgspec.Struct, frozen=True, array_like=True, tag="promise"):
 
 
 class PaxosAccept(msgspec.Struct, frozen=True, array_like=True, tag="accept"):
-    """Please accept this."""
+    """Phase 2 request: ask to accept this decision."""
 
     ballot: PaxosBallot
     decision: PaxosDecision
 
 
 class PaxosAccepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
-    """Done, and on disk."""
+    """Phase 2 reply: the vote is on disk."""
 
     after: Digest
     ballot: PaxosBallot
 
 
 class PaxosReject(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
-    """No: a higher ballot was promised already."""
+    """Reply to either request: a higher ballot was promised already."""
 
     after: Digest
     ballot: PaxosBallot
@@ -111,31 +117,22 @@ Reply = PaxosPromise | PaxosAccepted | PaxosReject
 
 
 class PaxosReply(NamedTuple):
-    """``record`` is to be saved before ``reply`` is sent; None if nothing changed."""
+    """Reply of an acceptor. ``record`` is to be saved before ``reply`` is sent; None if nothing changed."""
 
     reply: Reply | None
     record: AcceptorState | None
 
 
-def is_quorum(voters: Collection[bytes], agreeing: Collection[bytes], absent: Collection[bytes] = ()) -> bool:
-    """A majority, or exactly half with the most senior. Any two of them meet in a voter.
-
-    ``absent`` are voters whom the user has declared gone: they count as if they had never been there.
-    """
-    counting = [node for node in voters if node not in absent]
-    if not counting:
-        return False
-    yes = sum(node in agreeing for node in counting)
-    return 2 * yes > len(counting) or (2 * yes == len(counting) and counting[0] in agreeing)
-
-
 def founded(decision: PaxosDecision) -> AcceptorState:
-    """The record of a chain whose newest decision is this one."""
+    """Return the acceptor state of a chain whose newest decision is this one."""
     return AcceptorState(decided=decision, digest=decision.digest)
 
 
 def answer_prepare(record: AcceptorState, me: bytes, question: PaxosPrepare) -> PaxosReply:
-    """As an acceptor. No reply at all if the question is not about what we decide next."""
+    """Answer a prepare request.
+
+    There is no reply if the request is not about the next decision of this chain.
+    """
     if question.after != record.digest or me not in record.decided.voters:
         return PaxosReply(None, None)
     if question.ballot.node not in record.decided.voters:
@@ -149,7 +146,7 @@ def answer_prepare(record: AcceptorState, me: bytes, question: PaxosPrepare) -> 
 
 
 def answer_accept(record: AcceptorState, me: bytes, question: PaxosAccept) -> PaxosReply:
-    """As an acceptor; the caller has checked what the decision says."""
+    """Answer an accept request. The caller has checked the content of the decision."""
     after = question.decision.previous
     if after != record.digest or me not in record.decided.voters:
         return PaxosReply(None, None)
@@ -163,18 +160,18 @@ def answer_accept(record: AcceptorState, me: bytes, question: PaxosAccept) -> Pa
 
 
 def follows(last: PaxosDecision, decision: PaxosDecision) -> bool:
-    """Whether its position is the next one; a new branch starts where the user opened it."""
+    """Return True if the decision has the next position, possibly on a branch that the user opened."""
     opened = decision.branch >> BRANCH_BITS == (last.branch >> BRANCH_BITS) + 1
     return decision.number == last.number + 1 and (decision.branch == last.branch or opened)
 
 
 def new_branch(last: PaxosDecision, chance: int) -> int:
-    """The number of a branch that the user opens after this decision."""
+    """Return the number of a branch that the user opens after this decision."""
     return ((last.branch >> BRANCH_BITS) + 1 << BRANCH_BITS) + chance % (1 << BRANCH_BITS)
 
 
 class PaxosProposal:
-    """One attempt of one proposer to have the next decision made."""
+    """One attempt of one proposer to get the next decision made."""
 
     def __init__(
         self, record: AcceptorState, ballot: PaxosBallot, wish: PaxosDecision, absent: frozenset[bytes]
@@ -191,10 +188,11 @@ class PaxosProposal:
         self._highest: PaxosBallot | None = None
 
     def prepare(self) -> PaxosPrepare:
+        """Return the request of phase 1."""
         return PaxosPrepare(self.after, self.ballot)
 
     def promised(self, sender: bytes, promise: PaxosPromise) -> PaxosAccept | None:
-        """What to ask for once a quorum has promised; None before, or when that was asked already."""
+        """Count a promise; return the request of phase 2 once a quorum has promised, else None."""
         if promise.ballot != self.ballot or promise.after != self.after or self.accepting:
             return None
         self._promised.add(sender)
@@ -210,7 +208,7 @@ class PaxosProposal:
         return PaxosAccept(self.ballot, self.decision)
 
     def accepted(self, sender: bytes, answer: PaxosAccepted) -> bool:
-        """Whether this made it a decision."""
+        """Count a vote; return True if it completed the quorum."""
         if answer.ballot != self.ballot or answer.after != self.after:
             return False
         self._accepted.add(sender)
@@ -218,6 +216,6 @@ class PaxosProposal:
 
     @property
     def silent(self) -> tuple[bytes, ...]:
-        """The voters whose answer is missing, most senior first."""
+        """Return the voters without a reply, most senior first."""
         have = self._accepted if self.accepting else self._promised
         return tuple(node for node in self.voters if node not in have and node not in self.absent)

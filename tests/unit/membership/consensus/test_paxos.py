@@ -1,13 +1,11 @@
-"""One decision at a time: quorums meet, promises hold, votes are not forgotten."""
+"""Single-decree Paxos: promises hold and votes are not forgotten."""
 
 from __future__ import annotations
-
-import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.membership.paxos import (
+from barnraise.membership.consensus.paxos import (
     AcceptorState,
     PaxosAccept,
     PaxosAccepted,
@@ -20,7 +18,6 @@ from barnraise.membership.paxos import (
     answer_accept,
     answer_prepare,
     founded,
-    is_quorum,
 )
 
 NODES = [bytes([number]) * 32 for number in range(5)]
@@ -42,23 +39,7 @@ def _start(count: int) -> AcceptorState:
     )
 
 
-def test_any_two_quorums_meet() -> None:
-    for count in range(1, 6):
-        voters = NODES[:count]
-        groups = [set(group) for size in range(count + 1) for group in itertools.combinations(voters, size)]
-        quorums = [group for group in groups if is_quorum(voters, group)]
-        assert quorums
-        assert all(one & other for one in quorums for other in quorums)
-
-
-def test_two_machines_have_a_quorum_with_the_senior_alone() -> None:
-    assert is_quorum(NODES[:2], [NODES[0]])
-    assert not is_quorum(NODES[:2], [NODES[1]])
-    assert is_quorum(NODES[:2], [NODES[1]], absent=[NODES[0]])
-    assert not is_quorum([], [])
-
-
-def test_a_promise_is_kept() -> None:
+def test_acceptor_after_promise_rejects_lower_ballot() -> None:
     record = _start(3)
     high, low = PaxosBallot(5, NODES[1]), PaxosBallot(4, NODES[0])
     answer = answer_prepare(record, NODES[2], PaxosPrepare(record.digest, high))
@@ -71,7 +52,7 @@ def test_a_promise_is_kept() -> None:
     assert vote.record is None
 
 
-def test_a_vote_is_told_to_the_next_proposer() -> None:
+def test_proposal_adopts_earlier_vote_of_promise() -> None:
     record = _start(3)
     wanted = _decision(record, b"first")
     answer = answer_accept(record, NODES[2], PaxosAccept(PaxosBallot(1, NODES[0]), wanted))
@@ -88,7 +69,7 @@ def test_a_vote_is_told_to_the_next_proposer() -> None:
     assert accept.decision == wanted
 
 
-def test_what_is_not_next_or_not_a_voters_gets_no_answer() -> None:
+def test_acceptor_ignores_questions_of_other_positions_and_non_voters() -> None:
     record = _start(3)
     ballot = PaxosBallot(1, NODES[0])
     assert answer_prepare(record, NODES[4], PaxosPrepare(record.digest, ballot)).reply is None
@@ -101,7 +82,7 @@ def test_what_is_not_next_or_not_a_voters_gets_no_answer() -> None:
     assert answer_accept(record, NODES[1], PaxosAccept(ballot, skipped)).reply is None
 
 
-def test_the_users_word_is_not_bound_by_the_old_branch() -> None:
+def test_proposal_of_new_branch_ignores_votes_of_old_branch() -> None:
     record = _start(2)
     old = answer_accept(
         record, NODES[1], PaxosAccept(PaxosBallot(1, NODES[0]), _decision(record, b"old"))
@@ -120,22 +101,21 @@ def test_the_users_word_is_not_bound_by_the_old_branch() -> None:
     st.integers(2, 5),
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(0, 4)), max_size=60),
 )
-def test_nothing_else_is_ever_chosen(count: int, steps: list[tuple[int, int, int]]) -> None:
-    """Proposers and acceptors in any interleaving, messages lost as they like: one value at most."""
+def test_paxos_in_any_interleaving_chooses_one_value(count: int, steps: list[tuple[int, int, int]]) -> None:
+    """Messages of proposers and acceptors may be lost; at most one value is chosen."""
     start = _start(count)
     records = dict.fromkeys(NODES[:count], start)
     proposals: dict[int, PaxosProposal] = {}
     rounds = 0
     chosen: set[bytes] = set()
-    for who, what, whom in steps:
-        proposer, acceptor = NODES[who % count], NODES[whom % count]
-        if what == 0 or who % count not in proposals:
+    for proposer_index, action, acceptor_index in steps:
+        number = proposer_index % count
+        proposer, acceptor = NODES[number], NODES[acceptor_index % count]
+        if action == 0 or number not in proposals:
             rounds += 1
             ballot = PaxosBallot(rounds, proposer)
-            proposals[who % count] = PaxosProposal(
-                start, ballot, _decision(start, bytes([rounds])), frozenset()
-            )
-        proposal = proposals[who % count]
+            proposals[number] = PaxosProposal(start, ballot, _decision(start, bytes([rounds])), frozenset())
+        proposal = proposals[number]
         asked = PaxosAccept(proposal.ballot, proposal.decision) if proposal.accepting else proposal.prepare()
         if isinstance(asked, PaxosAccept):
             answer = answer_accept(records[acceptor], acceptor, asked)
