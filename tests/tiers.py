@@ -1,7 +1,8 @@
 """The tiers of the checks: a table that says where each test runs. The first row that fits a test decides.
 
 A tier holds all tests of the tiers before it: ``fast``, ``gate``, ``deep``. A test that no row names is
-fast, or of the gate if it carries the marker ``slow`` or ``lab``. Rows are chosen by measured durations.
+fast, or of the gate if it carries the marker ``slow`` or ``lab``. Most rows come from measured
+durations; the rows for whole folders of tests with processes are a judgement.
 
 Others move and rename test files: `tests/arch/test_development.py` notices a row that names no test any more.
 """
