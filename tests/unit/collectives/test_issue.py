@@ -48,6 +48,18 @@ def _issuer(mover: FakeMover) -> Issuer:
     return Issuer(mover, Arena(mover), 77, 2, CostTable.default(), Collectives())
 
 
+@pytest.mark.parametrize("threshold", [0, 4096, 4097, 1 << 30])
+def test_the_plain_rule_of_four_ranks_changes_from_tree_to_ring_where_the_setting_says(
+    mover: FakeMover, threshold: int
+) -> None:
+    settings = Collectives(strategy="plain", tree_below_bytes=threshold)
+    issuer = Issuer(mover, Arena(mover), 77, 4, CostTable.default(), settings)
+    issuer.collective(reducing.all_reduce(torch.ones(1024), SUM, 4), 60)
+    command = mover.pending[0][0]
+    assert isinstance(command, Start)
+    assert command.specification.strategy == ("tree" if threshold > 4096 else "ring")
+
+
 def _sequences(mover: FakeMover) -> list[int]:
     return [command.sequence for command, _, _ in mover.pending if isinstance(command, Start)]
 
