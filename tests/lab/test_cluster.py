@@ -24,6 +24,7 @@ from barnraise.local.questions import (
 from barnraise.pairing import new_psk
 from benchmarks.machines import Machines, named
 from lab import Lab
+from tests.lab.besieged import stalls
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -47,18 +48,23 @@ def _members(machines: Machines, place: int) -> list[str]:
 
 
 def test_a_coordinator_that_dies_or_stops_is_replaced_and_comes_back(four: tuple[Lab, Machines]) -> None:
+    """An agent that was stopped by a busy machine loses its place: only that, in this window, excuses."""
     _, machines = four
-    machines.kill(0)
-    taken = machines.until(lambda: machines.agree([1, 2, 3]), 90.0, "h0 is replaced")
-    # Whoever was stopped by a busy machine has lost its place, and says so.
-    assert machines.status(1).coordinator == "h1" or _stalls(machines)
-    machines.start(0)
-    machines.until(lambda: machines.agree(range(4)), 90.0, "h0 is back")
-    assert _members(machines, 2) == ["h1", "h2", "h3", "h0"] or _stalls(machines), "a returner goes last"
-    machines.freeze(1)
-    taken = max(taken, machines.until(lambda: machines.agree([0, 2, 3]), 90.0, "h1 is replaced"))
-    machines.thaw(1)
-    machines.until(lambda: machines.agree(range(4)), 90.0, "h1 is fenced and back")
+    order = _members(machines, 0)
+    first, second, *others = (int(name[1]) for name in order)
+    stalled = stalls(machines, [second, *others])
+    machines.kill(first)
+    taken = machines.until(lambda: machines.agree([second, *others]), 90.0, "the coordinator is replaced")
+    if stalls(machines, [second, *others]) == stalled:
+        assert machines.status(second).coordinator == order[1]
+    machines.start(first)
+    machines.until(lambda: machines.agree(range(4)), 90.0, "it is back")
+    if stalls(machines, [second, *others]) == stalled:
+        assert _members(machines, second) == [*order[1:], order[0]], "a returner goes last"
+    machines.freeze(second)
+    taken = max(taken, machines.until(lambda: machines.agree([first, *others]), 90.0, "the next is replaced"))
+    machines.thaw(second)
+    machines.until(lambda: machines.agree(range(4)), 90.0, "it is fenced and back")
     assert taken < 25.0  # benchmarks.cluster measures the promise; this machine may be busy
 
 
@@ -212,20 +218,18 @@ def test_a_saturated_slow_link_looks_like_no_death() -> None:
 def _nobody_is_evicted(machines: Machines, work: Callable[[], object]) -> None:
     """While this goes on. A machine that takes an agent's core away for seconds spoils the trial, and the
     agent says so; then it is made again."""
+    everywhere = range(len(machines.hosts))
     for _ in range(3):
-        view, stalls = machines.status(0).view, _stalls(machines)
+        view, stalled = machines.status(0).view, stalls(machines, everywhere)
         work()
         if machines.status(0).view == view:
             return
         # First: who was stopped says so only when it goes on.
         machines.until(lambda: machines.agree(range(len(machines.hosts))), 90.0, "all are back")
-        assert _stalls(machines) > stalls, "somebody was evicted, and no agent had been stopped"
+        assert stalls(machines, range(len(machines.hosts))) > stalled, (
+            "somebody was evicted, and no agent had been stopped"
+        )
     raise AssertionError("this machine stops the agents again and again")
-
-
-def _stalls(machines: Machines) -> int:
-    places = range(len(machines.hosts))
-    return sum(machines.words(place).count("asleep or stopped") for place in places)
 
 
 _RECEIVE = """

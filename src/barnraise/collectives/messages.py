@@ -234,7 +234,7 @@ def encode_specification(specification: Specification) -> bytes:
 
 
 def decode_specification(data: bytes) -> Specification:
-    """May raise ``msgspec.DecodeError``: the bytes are a peer's."""
+    """May raise ValueError and RecursionError: the bytes are a peer's."""
     return _specification_decoder.decode(data)
 
 

@@ -45,6 +45,7 @@ from barnraise.membership.member import Member
 from barnraise.membership.view import Present, first
 from barnraise.transport import doorkeeper
 from barnraise.transport.control import AGENT_RUN, AgentTls, ControlLink
+from tests.unit.changed_bytes import changed, read_or_refused
 from tests.unit.transport.machines import Machine, Street
 
 HERE = Here("here", 52416, "linux", "0.1.0", "2.13.0")
@@ -288,8 +289,11 @@ def test_the_words_of_a_stall_are_understood() -> None:
 # what agents say to each other about it
 
 
+KNOCKS = (DialBack(7), DialledBack(7, (GOOD, SILENT), 1.8e9), DialledBack(7, (), 0.0, "busy"))
+
+
 def test_messages_survive_the_wire() -> None:
-    for message in (DialBack(7), DialledBack(7, (GOOD, SILENT), 1.8e9), DialledBack(7, (), 0.0, "busy")):
+    for message in KNOCKS:
         data = encode_knocking(message)
         assert data[:1] == wire.SURVEY
         assert decode_knocking(data[1:]) == message
@@ -314,12 +318,9 @@ def test_messages_out_of_bounds_are_refused(message: DialBack | DialledBack) -> 
         decode_knocking(encode_knocking(message)[1:])
 
 
-@given(st.binary(max_size=200))
-def test_no_bytes_can_harm(data: bytes) -> None:
-    try:
-        decode_knocking(data)
-    except ProtocolError:
-        pass
+@given(st.binary(max_size=200) | changed([encode_knocking(one)[1:] for one in KNOCKS]))
+def test_knocks_with_changed_bytes_are_read_or_refused(data: bytes) -> None:
+    read_or_refused(data, decode_knocking, lambda one: encode_knocking(one)[1:], ProtocolError)
 
 
 def test_who_may_have_us_knock() -> None:

@@ -46,6 +46,7 @@ from barnraise.agent.warden.messages import (
 from barnraise.agent.warden.windows_job import Job
 from barnraise.core.config import load_settings
 from barnraise.core.errors import ProtocolError
+from tests.unit.changed_bytes import changed
 
 _WORKER = WorkerOrder(0, 0, ("python", "train.py"), "/tmp", {"A": "b"}, "/tmp/log")
 _ORDER = Order("run-1", 1, (_WORKER,), "/tmp/records", QUIET)
@@ -104,14 +105,20 @@ def test_messages_pass_whole() -> None:
     assert [read_event(stream) for _ in range(5)] == [*events, None]
 
 
-@given(st.binary(max_size=200))
+_EVENTS = (Started(0, 1), Ended(0, None, 9, 1.5, b"\xff", True), Note("x"), AllEnded())
+_BODIES = [frame_of(one)[4:] for one in (_ORDER, Stop(True), Stop(ranks=(3, 4)), *_EVENTS)]
+
+
+@given(st.binary(max_size=200) | changed(_BODIES))
 def test_anything_else_is_an_end_or_an_error_of_ours(data: bytes) -> None:
     for read in (read_order, read_stop, read_event):
         for stream in (io.BytesIO(data), io.BytesIO(len(data).to_bytes(4, "little") + data)):
             try:
-                read(stream)
+                message = read(stream)
             except ProtocolError:
-                pass
+                continue
+            if message is not None:
+                assert read(io.BytesIO(frame_of(message))) == message
 
 
 @pytest.mark.parametrize(

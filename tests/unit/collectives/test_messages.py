@@ -26,6 +26,7 @@ from barnraise.collectives.messages import (
     encode,
     encode_specification,
 )
+from tests.unit.changed_bytes import changed, read_or_refused
 
 FLOAT32 = by_name("float32").code
 SPECIFICATION = Specification("all_reduce", FLOAT32, "sum", -1, "ring", (4096,), 65536, 2)
@@ -67,12 +68,10 @@ def test_specifications_compare_by_bytes() -> None:
     assert encoded != encode_specification(msgspec.structs.replace(SPECIFICATION, reduction="max"))
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes_of_a_peer_are_a_specification_or_an_error(data: bytes) -> None:
-    try:
-        decode_specification(data)
-    except msgspec.DecodeError:
-        pass
+@given(st.binary(max_size=200) | changed([encode_specification(SPECIFICATION)]))
+def test_a_specification_with_changed_bytes_is_read_or_refused(data: bytes) -> None:
+    if read_or_refused(data, decode_specification, encode_specification, (ValueError, RecursionError)):
+        assert decode_specification(data).describe()
 
 
 def test_a_specification_describes_itself() -> None:

@@ -32,6 +32,7 @@ from barnraise.local.board_messages import (
 )
 from barnraise.runs import board as board_module
 from barnraise.runs.board import MOST_SCOPES, Board
+from tests.unit.changed_bytes import changed, read_or_refused
 
 ME, YOU = b"m" * 16, b"y" * 16
 FOUNDING = b"founding"
@@ -238,9 +239,22 @@ def test_a_copy_goes_on_like_the_original(before: list[tuple], after: list[tuple
     assert all(room.size >= 0 for room in desk.board._rooms.values())
 
 
-@given(st.binary(max_size=100))
-def test_no_bytes_make_a_wrong_board(data: bytes) -> None:
-    try:
-        Board.of_image(data)
-    except ProtocolError:
-        pass
+def _images() -> list[bytes]:
+    desk = Desk()
+    images = [desk.board.image()]
+    for call in ((Set, "k", b"value"), (Add, "n", 3), (Push, "q", b"item"), (Append, "k", b"more")):
+        for generation, client in ((1, ME), (2, YOU)):
+            desk.do(*call, generation=generation, client=client)
+        images.append(desk.board.image())
+    return images
+
+
+@given(st.binary(max_size=100) | changed(_images()))
+def test_a_board_of_changed_bytes_is_refused_or_goes_on_as_a_board(data: bytes) -> None:
+    """What is read holds what it says, and can be written and used."""
+    if read_or_refused(data, Board.of_image, Board.image, ProtocolError):
+        desk = Desk()
+        desk.board = Board.of_image(data)
+        assert all(room.size >= 0 for room in desk.board._rooms.values())
+        result = desk.do(Add, "n", 1, generation=1 << 20)
+        assert isinstance(result, Done | Denied)

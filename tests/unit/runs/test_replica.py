@@ -33,6 +33,7 @@ from barnraise.runs.replication import (
     decode_message,
     encode_message,
 )
+from tests.unit.changed_bytes import changed, read_or_refused
 from tests.unit.runs.board_server import is_quorum
 
 A, B, C, D = b"A", b"B", b"C", b"D"
@@ -401,21 +402,21 @@ def test_the_log_of_a_copy_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(copy.since(95)) == 6
 
 
-@given(st.binary(max_size=200))
-def test_bytes_from_a_peer_are_read_or_refused(data: bytes) -> None:
-    try:
-        decode_message(data)
-    except ProtocolError:
-        pass
+OPERATION = Set(SCOPE, bytes(16), 1, b"", "k", b"v")
+MESSAGES = (
+    Prepare(NOBODY, Ballot(1, 2, b"n"), 3, 1, 4, (OPERATION,)),
+    Promise(NOBODY, NOBODY, 1, 2, (view(3, b"ABC"),)),
+    Fetch(NOBODY, b"t", 5, NOBODY, 6),
+)
+
+
+@given(st.binary(max_size=200) | changed([encode_message(one) for one in MESSAGES]))
+def test_messages_of_a_peer_with_changed_bytes_are_read_or_refused(data: bytes) -> None:
+    read_or_refused(data, decode_message, encode_message, ProtocolError)
 
 
 def test_messages_survive_the_wire() -> None:
-    operation = Set(SCOPE, bytes(16), 1, b"", "k", b"v")
-    for message in (
-        Prepare(NOBODY, Ballot(1, 2, b"n"), 3, 1, 4, (operation,)),
-        Promise(NOBODY, NOBODY, 1, 2, (view(3, b"ABC"),)),
-        Fetch(NOBODY, b"t", 5, NOBODY, 6),
-    ):
+    for message in MESSAGES:
         assert decode_message(encode_message(message)) == message
     with pytest.raises(ProtocolError):
         decode_message(bytes(3 << 20))
