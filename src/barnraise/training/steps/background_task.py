@@ -1,4 +1,4 @@
-"""Work that others have a part in, in a thread of its own: a sum that is on its way, words with a hub."""
+"""Background task: one call on its own thread, such as an all-reduce in flight or a request to the hub."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Result = TypeVar("Result")
 
 
 class BackgroundTask(Generic[Result]):
-    """Everything that the work needs must be left alone until it has ended."""
+    """A call on a thread. Do not change what it uses until it has ended."""
 
-    def __init__(self, work: Callable[[], Result], name: str = "barnraise-sum") -> None:
+    def __init__(self, work: Callable[[], Result], name: str = "barnraise-reduce") -> None:
         self._work = work
         self._result: Result | None = None
-        self._failure: BaseException | None = None
+        self._error: BaseException | None = None
         is_on = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self._stream = torch.cuda.current_stream() if is_on else None
-        self._thread = threading.Thread(target=self._fly, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -29,21 +29,22 @@ class BackgroundTask(Generic[Result]):
         return not self._thread.is_alive()
 
     def wait(self, seconds: float | None = None) -> None:
+        """Wait until the call has ended, or for some seconds."""
         self._thread.join(seconds)
 
     def result(self) -> Result:
-        """Waits for it; raises what it ended with."""
+        """Wait for the call. Return its result or raise its exception."""
         self._thread.join()
-        if self._failure is not None:
-            raise self._failure
+        if self._error is not None:
+            raise self._error
         assert self._result is not None
         return self._result
 
-    def _fly(self) -> None:
-        # What was handed in may still be computed by the stream of the script.
+    def _run(self) -> None:
+        # The script's stream may still compute the input.
         ordered = contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
         try:
             with ordered:
                 self._result = self._work()
-        except BaseException as error:  # noqa: BLE001  # told to whoever waits
-            self._failure = error
+        except BaseException as error:  # noqa: BLE001  # raised again by `result`
+            self._error = error
