@@ -1,6 +1,6 @@
 """What Flower's own merge rules make of some updates: the vectors that our merge rules are tested against.
 
-    /tmp/flower/bin/python benchmarks/flower_vectors.py tests/unit/hub/reference/flower_merges.json
+    flower/bin/python benchmarks/flower_vectors.py tests/unit/hub/aggregation/reference/flower_merges.json
 
 Needs flwr 1.42.0 and numpy only (`benchmarks.against_flower` says how to make an environment for them). The
 updates are made of float32 numbers; JSON holds each of them exactly. `krum` names the update that the rule

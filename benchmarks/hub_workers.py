@@ -11,7 +11,7 @@ import math
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -32,7 +32,7 @@ from barnraise.hub.protocol.messages import (
     VectorEntry,
     VectorLayout,
 )
-from barnraise.hub.protocol.vector_file import MAGIC, VectorForm, encode_vector, flatten, spread
+from barnraise.hub.protocol.vector_file import MAGIC, VectorForm, encode_vector
 from barnraise.identity.keys import NodeKey
 
 KINDS = ("nan", "sign-flip", "x100", "copied", "stale", "random", "oversize", "malformed")
@@ -40,6 +40,20 @@ _START_S = 120.0
 SPEED = 64.0  # samples per second that a worker claims, so that leases are equal on any machine
 _INPUTS, _HIDDEN, _CLASSES, _BATCH, _RATE = 32, 128, 10, 16, 0.3
 _TRAIN, _HELD_OUT = 65_536, 4096
+
+
+def flatten(layout: VectorLayout, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the parameters as one float32 vector on the CPU."""
+    parts = [parameters[entry.name].detach().to("cpu", torch.float32) for entry in layout.entries]
+    return torch.cat([part.reshape(-1) for part in parts])
+
+
+def spread(layout: VectorLayout, flat: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Copy a flat vector back into the parameters, in place."""
+    sizes = [entry.numel for entry in layout.entries]
+    with torch.no_grad():
+        for entry, piece in zip(layout.entries, torch.split(flat, sizes), strict=True):
+            parameters[entry.name].copy_(piece.reshape(entry.shape))
 
 
 class Task:

@@ -6,22 +6,35 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.withheld import Pauses, Undecided
+from tests.tiers import tier_of, waits
 
-# For the checks: the same examples every time, however slow the machine. Without it each run tries others.
-settings.register_profile(
-    "steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+# For the gate: the same examples every time, however slow the machine. For the deep tier: others each time.
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("steady", _PATIENT, derandomize=True)
+settings.register_profile("deep", _PATIENT, print_blob=True)
+
+_TIERS = ("fast", "gate", "deep")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Undecided(Pauses()))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=_TIERS, default="deep", help="leave out what runs in later tiers only")
+    parser.addoption("--seed", type=int, help="replay the simulation of this seed only")
+    parser.addoption("--seeds", type=int, help="how many seeds each simulation runs")
+    parser.addoption("--one-seed-in", type=int, default=1, help="run this part of the usual seeds")
+
+
+@pytest.fixture
+def seeds(request: pytest.FixtureRequest) -> Callable[[int], Iterable[int]]:
+    """Return the seeds that a simulation runs, given their usual number."""
+    one, count = request.config.getoption("--seed"), request.config.getoption("--seeds")
+    part = request.config.getoption("--one-seed-in")
+    return lambda usual: [one] if one is not None else range(count or max(1, usual // part))
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -42,13 +55,22 @@ def _own_house() -> Iterator[None]:
     shutil.rmtree(house, ignore_errors=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     reason = _why_no_lab()
-    if reason is None:
-        return
+    wanted = _TIERS.index(config.getoption("--tier"))
+    left, out = [], []
     for item in items:
-        if item.get_closest_marker("lab") is not None:
+        if reason is not None and item.get_closest_marker("lab") is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+        if waits(item):
+            item.add_marker(pytest.mark.clocks)
+        tier = tier_of(item)
+        if tier == "deep":
+            item.add_marker(pytest.mark.deep)
+        (left if _TIERS.index(tier) <= wanted else out).append(item)
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = left
 
 
 def _why_no_lab() -> str | None:

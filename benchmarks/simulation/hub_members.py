@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from barnraise.core.errors import ProtocolError
-from barnraise.core.flow.backoff import ReportedBackoff
+from barnraise.core.flow.retry import ReportedBackoff
 from barnraise.hub.protocol.messages import (
     HubDataOrder,
     Lease,

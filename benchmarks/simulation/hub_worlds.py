@@ -9,12 +9,11 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
-from barnraise.core.flow.backoff import ReportedBackoff
+from barnraise.core.flow.retry import ReportedBackoff
 from barnraise.hub.client.client import CONNECT_S
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig
 from barnraise.hub.region.region import regional_terms
-from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate
-from barnraise.hub.rounds.portions import rounded
+from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate, rounded
 from barnraise.hub.rounds.state_machine import RefuseRequest
 from benchmarks.fake_clock import FakeClock
 from benchmarks.simulation.hub_members import Habits, Leaf, Region

@@ -348,9 +348,9 @@ class Training:
     def _wake(self, one: _Member) -> None:
         """What it waits for has ended; whoever computes will see it after the unit."""
         if one.is_waiting and one.is_alive and one.flight is not None:
-            self._settle(one, one.flight)
+            self._complete(one, one.flight)
 
-    def _settle(self, one: _Member, flight: Flight) -> None:
+    def _complete(self, one: _Member, flight: Flight) -> None:
         """As `Steps.settle`."""
         one.flight, one.is_waiting = None, False
         if flight.has_failed:

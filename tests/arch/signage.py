@@ -68,7 +68,7 @@ compare compile complete compress compute concatenate configure confirm connect 
 contribute control convert copy correct count cover create cut deal decide declare decline decode
 decompress decrypt deduct deduplicate defer define delay delegate delete deliver deny derive
 describe deserialize destroy detach detect determine dial discard disable discover dispatch display
-distribute divide download drain draw drop dump emit empty enable encode encrypt end enforce enqueue
+distribute divide do download drain draw drop dump emit empty enable encode encrypt end enforce enqueue
 ensure enter estimate evaluate evict exchange exclude execute exit expand expect expire explain
 export expose extend extract fail feed fetch fill filter find finish fire fit fix flatten flush fold
 follow force forget fork format forward free freeze gather generate get give go grant group grow
@@ -87,7 +87,7 @@ restart restore restrict resume retire retrieve retry return reuse reverse rever
 ring roll rotate round route run sample sanitize save scale scan schedule search seed select send
 separate serialize serve set settle share shift show shrink shut shuffle sign signal simulate skip
 sleep solve sort spawn split spread stage stamp start stop store stream strip submit subscribe
-subtract sum supervise supply suspend swap switch synchronize tag take tell terminate test throttle
+subtract sum supervise supply suspend swap switch sync synchronize tag take tell terminate test throttle
 time tokenize track train transfer transform translate transmit traverse treat trim truncate try
 turn type undo unflatten uninstall unlink unlock unpack unregister unwrap update upgrade upload use
 validate verify view visit vote wait wake walk warn watch weigh withdraw wrap write yield zero
@@ -167,7 +167,7 @@ def _docstring_findings(file: Path) -> Iterator[Finding]:
         for word in sorted(BANNED_WORDS.intersection(lowered)):
             yield Finding("banned word", place, f"{word}: {first}")
         for phrase in BANNED_PHRASES:
-            if phrase in " ".join(lowered):
+            if f" {phrase} " in f" {' '.join(lowered)} ":
                 yield Finding("banned phrase", place, f"{phrase}: {first}")
         for sentence in _sentences(text):
             if len(_words(sentence)) > MOST_WORDS:

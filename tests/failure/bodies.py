@@ -19,14 +19,14 @@ _groups: list[Any] = []
 
 
 def prepare() -> dict[str, Any]:
-    """Be ready to join: the backend is registered and the mover runs."""
-    from barnraise.collectives.client import current_mover
+    """Be ready to join: the backend is registered and the communication process runs."""
+    from barnraise.collectives.client import current_comm_process
     from barnraise.collectives.torch_patch.autoload import register
 
     register()
-    mover = current_mover()
-    member = mover.member
-    return {"mover": mover.pid, "worker": member.worker.hex(), "port": member.port}
+    comm_process = current_comm_process()
+    member = comm_process.member
+    return {"comm_process": comm_process.pid, "worker": member.worker.hex(), "port": member.port}
 
 
 def join(place: str, rank: int, world: int, timeout: float = 60.0) -> float:
@@ -151,7 +151,7 @@ def abort_after(seconds: float, elements: int) -> dict[str, Any]:
 
 def _backend(group: Any) -> Any:
     """Our object behind torch's handle, whichever of the two torch gave out."""
-    return group if hasattr(group, "_issuer") else group._get_backend(torch.device("cpu"))
+    return group if hasattr(group, "_submitter") else group._get_backend(torch.device("cpu"))
 
 
 def _calls() -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
@@ -227,7 +227,10 @@ def use_group(number: int = -1) -> dict[str, Any]:
 
 
 def spin(elements: int, seconds: float) -> dict[str, Any]:
-    """Issue, then hold Python's lock in pure Python; when the mover had the last byte, and when we looked."""
+    """Submit, then hold Python's GIL in pure Python.
+
+    Return when the communication process had the last byte, and when this thread looked.
+    """
     tensor = torch.ones(elements)
     work = dist.all_reduce(tensor, async_op=True)
     issued = time.monotonic_ns()
@@ -251,10 +254,10 @@ def spin(elements: int, seconds: float) -> dict[str, Any]:
 
 
 def held() -> dict[str, list[int]]:
-    from barnraise.collectives.client import current_mover
+    from barnraise.collectives.client import current_comm_process
 
     gc.collect()
-    return {"worker": _held_by(os.getpid()), "mover": _held_by(current_mover().pid)}
+    return {"worker": _held_by(os.getpid()), "comm_process": _held_by(current_comm_process().pid)}
 
 
 def _held_by(pid: int) -> list[int]:
@@ -299,7 +302,7 @@ def checked_loop(stop: str) -> dict[str, Any]:
 
 def group_tag() -> int:
     """The number that stands for the default group on the wire."""
-    return int(_backend(dist.group.WORLD)._issuer.group)
+    return int(_backend(dist.group.WORLD)._submitter.group)
 
 
 def links() -> list[str]:

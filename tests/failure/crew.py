@@ -48,7 +48,7 @@ class Worker:
     pid: int
     line: Line
     log: Path
-    mover: int = 0
+    comm_process: int = 0
     dead: bool = False
     quick: bool = False
 
@@ -80,7 +80,7 @@ class Worker:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL to the trainer alone; its mover must follow by itself."""
+        """SIGKILL to the trainer alone; its communication process must follow by itself."""
         self.dead = True
         try:
             os.kill(self.pid, signal.SIGKILL)
@@ -89,7 +89,7 @@ class Worker:
         self.line.close()
 
     def words(self) -> str:
-        """The end of what it and its mover printed."""
+        """The end of what it and its communication process printed."""
         try:
             return self.log.read_text(errors="replace")[-3000:]
         except OSError:
@@ -137,7 +137,7 @@ class Crew:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def take(self, count: int, quick: bool = False) -> list[Worker]:
-        """Workers without a group, on request with quick clocks; their movers run already."""
+        """Workers without a group, on request with quick clocks; communication processes included."""
         taken = [worker for worker in self._idle if worker.quick == quick][:count]
         self._idle = [worker for worker in self._idle if worker not in taken]
         while len(taken) < count:
@@ -146,7 +146,7 @@ class Crew:
         for worker in taken:
             worker.tell("prepare")
         for worker in taken:
-            worker.mover = int(worker.answer()["mover"])
+            worker.comm_process = int(worker.answer()["comm_process"])
         self._out += taken
         return taken
 
@@ -163,7 +163,7 @@ class Crew:
 
     def end(self, worker: Worker) -> None:
         """Whatever state it is in, stopped included."""
-        for pid in (worker.mover, worker.pid):
+        for pid in (worker.comm_process, worker.pid):
             try:
                 os.kill(pid or worker.pid, signal.SIGKILL)
             except ProcessLookupError:

@@ -95,7 +95,7 @@ def test_a_stale_generation_is_refused(crew: Crew, take: Callable[[int], list[Wo
         assert "generation 3 is over, this run is at 5" in end["text"], end
     assert time.monotonic() - started < NOTICE_S, "they waited for their group's time to run out"
     assert [end["value"] for end in ask_all(new, "use_group", number=1)] == [2.0, 2.0]
-    for worker in workers:  # its mover stays at generation 5, where other tests cannot use it
+    for worker in workers:  # its communication process stays at generation 5, where other tests cannot use it
         crew.end(worker)
 
 
@@ -103,11 +103,11 @@ def test_a_stale_generation_is_refused(crew: Crew, take: Callable[[int], list[Wo
 def test_a_spinning_trainer_does_not_hold_up_its_operation(
     crew: Crew, take: Callable[[int], list[Worker]]
 ) -> None:
-    """The mover ends it while the main thread holds Python's lock."""
+    """The communication process ends it while the main thread holds Python's lock."""
     workers = take(2)
     crew.join(workers)
     ask_all(workers, "checked")
-    for _ in range(6):  # two who spin may leave no core for the movers; then another time
+    for _ in range(6):  # two who spin may leave no core for the communication processes; then another time
         ends = ask_all(workers, "spin", elements=1_000_000, seconds=2.0)
         assert [end["v"] for end in ends] == [2.0, 2.0]
         if all(end["completed"] and end["issued"] < end["finished"] < end["ends"] - 0.5e9 for end in ends):

@@ -36,7 +36,9 @@ def test_a_killed_trainer_is_named_and_the_survivors_rebuild(
     ask_all(survivors, "leave")
     crew.join(survivors)
     assert all(ask_all(survivors, "checked", seed=3))
-    assert until(lambda: not is_running(four[victim].mover), 60.0), "the dead trainer's mover lives on"
+    assert until(lambda: not is_running(four[victim].comm_process), 60.0), (
+        "the dead trainer's communication process lives on"
+    )
 
 
 def test_a_killed_mover_is_a_lost_peer_elsewhere_and_a_lost_mover_here(
@@ -44,13 +46,13 @@ def test_a_killed_mover_is_a_lost_peer_elsewhere_and_a_lost_mover_here(
 ) -> None:
     crew.set_to_work(four, 1_000_000)
     since = time.monotonic_ns()
-    os.kill(four[1].mover, signal.SIGKILL)
+    os.kill(four[1].comm_process, signal.SIGKILL)
     ends = answers(four)
     check_named([end for rank, end in enumerate(ends) if rank != 1], 1, since)
-    assert ends[1]["error"] == "MoverLost"
+    assert ends[1]["error"] == "CommProcessLost"
     assert (ends[1]["at_ns"] - since) / 1e9 <= NOTICE_S
     ask_all(four, "leave")
-    crew.join(four)  # all four: the worker starts itself a new mover
+    crew.join(four)  # all four: the worker starts itself a new communication process
     assert all(ask_all(four, "checked", seed=4))
 
 

@@ -41,7 +41,7 @@ def besieged(crew: Crew) -> Iterator[Besieged]:
     workers = [crew.fork(settings, label="besieged") for _ in range(3)]
     members = ask_all(workers, "prepare")
     for worker, member in zip(workers, members, strict=True):
-        worker.mover = member["mover"]
+        worker.comm_process = member["comm_process"]
     crew.join(workers)
     assert all(ask_all(workers, "checked", count=100_000))
     standing = crew.standing()
@@ -56,7 +56,10 @@ def besieged(crew: Crew) -> Iterator[Besieged]:
         generation=_GENERATION,
         group=workers[0].ask("group_tag"),
     )
-    processes = {f"mover {rank}": psutil.Process(worker.mover) for rank, worker in enumerate(workers)}
+    processes = {
+        f"communication process {rank}": psutil.Process(worker.comm_process)
+        for rank, worker in enumerate(workers)
+    }
     processes["listener"] = psutil.Process(standing.pid)
     yield Besieged(workers, target, processes)
     for worker in workers:

@@ -70,7 +70,7 @@ def test_an_ordinary_exit_tells_the_others(crew: Crew, four: list[Worker]) -> No
     ends = answers(four[1:])
     assert max(end["at_ns"] - since for end in ends) / 1e9 <= 2 * NOTICE_S  # the interpreter has to end first
     assert {(end["error"], end["peer"]) for end in ends} == {("PeerLost", 0)}
-    assert until(lambda: not is_running(four[0].pid) and not is_running(four[0].mover), 60.0)
+    assert until(lambda: not is_running(four[0].pid) and not is_running(four[0].comm_process), 60.0)
     four[0].kill()
     assert four[0].words() == "", "it did not leave quietly"
 
@@ -105,14 +105,14 @@ def test_nothing_is_left_behind(crew: Crew, house: Path, how: str) -> None:
     workers = [crew.fork(_settings(house)) for _ in range(2)]
     crew.join(workers)
     assert all(ask_all(workers, "checked"))
-    movers = [worker.ask("prepare")["mover"] for worker in workers]
+    comm_processes = [worker.ask("prepare")["comm_process"] for worker in workers]
     with ListenerClient.connect(house / "state", timeout=60.0) as client:
         listener = client.standing().pid
     for worker in workers:
         if how == "exit":
             worker.ask("exit")
         worker.kill()
-    _check_nothing_is_left(house, [*movers, listener, *(worker.pid for worker in workers)])
+    _check_nothing_is_left(house, [*comm_processes, listener, *(worker.pid for worker in workers)])
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def _check_growth(held: list[dict[str, list[dict[str, list[int]]]]], times: int)
     """The first third warms up caches and allocators; a leak goes on after it."""
     for answer in held:
         assert answer["wrong"] == 0
-        for who in ("worker", "mover"):
+        for who in ("worker", "comm_process"):
             rows = [sample[who] for sample in answer["samples"]]
             settled = rows[len(rows) // 3 :]
             descriptors, threads, memory = zip(*settled, strict=True)

@@ -24,10 +24,14 @@ def four(crew: Crew) -> Iterator[list[Worker]]:
 
 
 def _pids(worker: Worker, what: str) -> list[int]:
-    return {"trainer": [worker.pid], "mover": [worker.mover], "both": [worker.pid, worker.mover]}[what]
+    return {
+        "trainer": [worker.pid],
+        "comm_process": [worker.comm_process],
+        "both": [worker.pid, worker.comm_process],
+    }[what]
 
 
-@pytest.mark.parametrize("what", ["trainer", "mover", "both"])
+@pytest.mark.parametrize("what", ["trainer", "comm_process", "both"])
 def test_a_stopped_rank_is_lost_when_the_clock_has_run_and_comes_back(
     crew: Crew, four: list[Worker], what: str
 ) -> None:
@@ -48,7 +52,7 @@ def test_a_stopped_rank_is_lost_when_the_clock_has_run_and_comes_back(
         assert SILENCE_S / 2 <= after <= SILENCE_S + NOTICE_S, f"after {after:.2f} s: {end}"
     # the sleeper hears of it too, by whatever name fits its side, and may come back
     awake = four[_VICTIM].answer()
-    assert awake["error"] in ("PeerLost", "MoverLost"), awake
+    assert awake["error"] in ("PeerLost", "CommProcessLost"), awake
     ask_all(four, "leave")
     crew.join(four)
     assert all(ask_all(four, "checked", seed=8))

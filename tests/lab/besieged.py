@@ -10,8 +10,8 @@ import socket
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import psutil
 
@@ -32,51 +32,27 @@ MOST_GROWTH = 8 << 20
 RETURNS_WHAT_IS_FREED = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
-class Trials(Protocol):
-    """What is under attack. A trial in which the machine took a core away for seconds proves nothing."""
-
-    excuses: int  # how often an attacker stood still, whom others may have thought dead
-
-    def stalls(self) -> int:
-        """How often agents have noticed that they were stopped."""
+class Place(Protocol):
+    """The machines under attack, shared by the tests of a module."""
 
     def settle_again(self) -> None:
-        """After a trial that went wrong; whoever was stopped says so only when it goes on."""
+        """Wait until the machines are as before, after a failed test."""
 
 
-def on_a_steady_machine(test: Callable[..., T]) -> Callable[..., T]:
-    """Its failure counts only if nobody was stopped meanwhile. Nor may an attack stop agents each time."""
+def settles_after_a_failure(test: Callable[..., T]) -> Callable[..., T]:
+    """A failed test must not disturb those after it, which use the same machines."""
 
     @functools.wraps(test)
     def tried(**named: Any) -> T:
-        place: Trials = named["house"] if "house" in named else named["yard"]
-        result, failure, seconds = None, None, 0.0
-        for _ in range(4):
-            stalls, excuses, begin = place.stalls(), place.excuses, time.monotonic()
-            try:
-                result, failure = test(**named), None
-            except Exception as error:  # raised again unless there was a reason
-                failure = error
+        place: Place = named["house"] if "house" in named else named["yard"]
+        try:
+            return test(**named)
+        except Exception:
+            with contextlib.suppress(Exception):  # the test's own failure is what counts
                 place.settle_again()
-            seconds = time.monotonic() - begin
-            if place.stalls() == stalls and (failure is None or place.excuses == excuses):
-                break
-        else:
-            stalls = place.stalls()
-            time.sleep(0.0 if failure else 2 * seconds)  # is it the machine that stops them, or the attack?
-            if failure is not None or place.stalls() == stalls:
-                words = "this machine stops the agents again and again, or the attack does"
-                raise AssertionError(words) from failure
-        if failure is not None:
-            raise failure
-        return cast(T, result)
+            raise
 
     return tried
-
-
-def stalls(machines: Machines, places: Iterable[int]) -> int:
-    """How often agents have noticed it."""
-    return sum(machines.words(place).count("asleep or stopped") for place in places)
 
 
 class Reading(NamedTuple):
@@ -134,7 +110,6 @@ class House:
         self.door = {"host": self.addresses[0], "port": PORT}
         self.doors = [(address, PORT) for address in self.addresses]
         self.most_descriptors = 0
-        self.excuses = 0
         self._names = 0
         self._tools: dict[str, str] = {}
         for host in (self.stranger, self.friend):
@@ -202,7 +177,6 @@ class House:
         while (result := running.result()) is None:
             found = [self.read(place).descriptors for place in OWNERS]
             self.most_descriptors = max(self.most_descriptors, *found)
-        self.excuses += result.get("stalled", 0)
         return result
 
     def attack(self, name: str, /, **arguments: Any) -> dict[str, Any]:
@@ -251,9 +225,6 @@ class House:
             assert len(said) <= MOST_LINES + changes, f"{len(said)} lines:\n{shown}"
             assert new.rss - old.rss < growth, f"{(new.rss - old.rss) / 2**20:.1f} MB more"
             assert "\x1b" not in shown, "what a stranger wrote commands a terminal"
-
-    def stalls(self) -> int:
-        return stalls(self.machines, OWNERS)
 
     def settle_again(self) -> None:
         self._settle()

@@ -28,7 +28,7 @@ from barnraise.runs.record import RunRecord, decode_record
 from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.runs import CommandLine, write_folder
 from lab import Lab
-from tests.lab.besieged import MOST_GROWTH, MOST_LINES, PORT, Running, stalls
+from tests.lab.besieged import MOST_GROWTH, MOST_LINES, PORT, Running
 
 OWNERS = (0, 1)
 GUEST = 2  # an honest one, with an agent
@@ -54,7 +54,6 @@ class Yard:
         self.room = machines.state(0).parent
         self.marks, self.canary = self.room / "marks", self.room / "canary"
         self.marks.mkdir()
-        self.excuses = 0
         self.tool = str(self.room / "tool")
         served = json.dumps({"path": self.tool, "seconds": 3600})
         command = [sys.executable, "-P", "-m", "benchmarks.run_attacks", "serve", served]
@@ -86,7 +85,6 @@ class Yard:
         while (result := running.result()) is None:
             for place in OWNERS:
                 self.machines.status(place)
-        self.excuses += result.get("stalled", 0)
         return result
 
     # what there is
@@ -176,9 +174,6 @@ class Yard:
         tops = [self.room, Path("/tmp"), Path("/"), *(self.machines.state(place) for place in EVERYBODY)]
         tops += [self.machines.state(place) / "runs" for place in EVERYBODY]
         return [path for top in tops for name in ("x", "C:", "..\\..\\x") if (path := top / name).exists()]
-
-    def stalls(self) -> int:
-        return stalls(self.machines, EVERYBODY)
 
     def settle_again(self) -> None:
         self._settle()

@@ -14,7 +14,14 @@ from barnraise.discovery import namespace_tag
 from benchmarks.insider import SELVES
 from benchmarks.machines import Machines
 from lab import Lab
-from tests.lab.besieged import MOST_GROWTH, OWNERS, RETURNS_WHAT_IS_FREED, House, members, on_a_steady_machine
+from tests.lab.besieged import (
+    MOST_GROWTH,
+    OWNERS,
+    RETURNS_WHAT_IS_FREED,
+    House,
+    members,
+    settles_after_a_failure,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
@@ -33,7 +40,7 @@ def house() -> Iterator[House]:
 # pairing
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_code_allows_one_guess(house: House) -> None:
     with house.undisturbed():
         code = house.code()
@@ -44,7 +51,7 @@ def test_a_code_allows_one_guess(house: House) -> None:
         assert not house.join(code, house.stranger)["joined"], "the right code, too late"
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_recorded_pairing_opens_nothing(house: House) -> None:
     record = house.new_path()
     with house.undisturbed(decisions=1):
@@ -63,7 +70,7 @@ def test_a_recorded_pairing_opens_nothing(house: House) -> None:
 
 
 @pytest.mark.parametrize(("way", "at"), [("up", 120), ("down", 50), ("up", 250)])
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_changed_byte_ends_a_pairing(house: House, way: str, at: int) -> None:
     """In the joiner's half of the exchange, in the offerer's half, and in the joiner's sealed proof."""
     with house.undisturbed():
@@ -80,7 +87,7 @@ def test_a_changed_byte_ends_a_pairing(house: House, way: str, at: int) -> None:
 
 
 @pytest.fixture(scope="module")
-@on_a_steady_machine
+@settles_after_a_failure
 def stolen(house: House) -> dict[str, Any]:
     """The stranger has advertised the cluster's tag, answered who came, and shown its preface to others."""
     with house.undisturbed():
@@ -99,7 +106,7 @@ def test_a_stolen_preface_opens_no_door(stolen: dict[str, Any]) -> None:
     assert stolen["answered"] == 0
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_key_of_ones_own_makes_no_member(house: House) -> None:
     """The stranger knows the discovery secret, and once also in whose name to come."""
     known = {"agents": house.doors, "trusted": house.nodes, "times": 10}
@@ -111,7 +118,7 @@ def test_a_key_of_ones_own_makes_no_member(house: House) -> None:
         assert house.attack("come_as_member", secrets=["00" * 32], **known)["entered"] == 0
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_who_fails_at_tls_is_named(house: House) -> None:
     secret = house.log().secret.hex()
     house.attack("come_as_member", secrets=[secret], agents=house.doors, trusted=house.nodes)
@@ -120,7 +127,7 @@ def test_who_fails_at_tls_is_named(house: House) -> None:
         assert 1 <= len(named) <= 5, "once for each way to fail"
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_removed_member_stays_out(house: House) -> None:
     keep = house.new_path()
     with house.undisturbed(decisions=1):
@@ -142,7 +149,7 @@ def test_a_removed_member_stays_out(house: House) -> None:
 # too much, too large, too slow
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_garbage_gets_no_answer(house: House) -> None:
     with house.undisturbed(descriptors=MOST_WAITING):
         found = house.attack("garbage", agents=house.doors, secret=house.log().secret.hex(), times=6)
@@ -152,7 +159,7 @@ def test_garbage_gets_no_answer(house: House) -> None:
         assert 1 <= len(named) <= 3, "once for each place that turns somebody away"
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_connections_that_say_nothing_keep_nobody_out(house: House) -> None:
     with house.undisturbed(decisions=1, descriptors=MOST_WAITING):
         code = house.code()
@@ -165,7 +172,7 @@ def test_connections_that_say_nothing_keep_nobody_out(house: House) -> None:
         assert found["open_still"] <= MOST_WAITING
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_crowd_at_the_pairing_desk_keeps_nobody_out(house: House) -> None:
     with house.undisturbed(decisions=1, descriptors=MOST_WAITING):
         code = house.code()
@@ -177,14 +184,14 @@ def test_a_crowd_at_the_pairing_desk_keeps_nobody_out(house: House) -> None:
         assert joined["joined"], joined["words"]
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_visits_to_the_pairing_desk_fill_no_log(house: House) -> None:
     with house.undisturbed(descriptors=MOST_WAITING):
         number = int(house.code().split("-")[0])
         house.attack("hasty", number=number, times=100, **house.door)
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_one_byte_a_second_is_not_borne_for_long(house: House) -> None:
     with house.undisturbed(descriptors=MOST_WAITING):
         number, secret = int(house.code().split("-")[0]), house.log().secret.hex()
@@ -192,7 +199,7 @@ def test_one_byte_a_second_is_not_borne_for_long(house: House) -> None:
         assert max(borne.values()) < 15.0, borne  # whoever bears all of it bears it for 20 s
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_datagrams_of_all_kinds(house: House) -> None:
     """Noise, and adverts with the cluster's tag: whom they name is dialled, within bounds."""
     tag = namespace_tag(house.log().secret)
@@ -225,7 +232,7 @@ def guests(house: House) -> Guests:
     return Guests(keeps, away["node"])
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guest_decides_nothing(house: House, guests: Guests) -> None:
     with house.undisturbed(views=2):
         house.attack("guest_decides", keep=guests.keeps[0], agents=house.agents, friend="ab" * 32, times=10)
@@ -254,64 +261,64 @@ def _while_guests_lie(house: House, guests: Guests, lie: str, *, views: int, dec
         assert in_time, "the cluster decided only when the guests had left"
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_guests_who_say_that_one_is_dead(house: House, guests: Guests) -> None:
     _while_guests_lie(house, guests, "one is dead", views=4)
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_guests_who_say_that_all_are_dead(house: House, guests: Guests) -> None:
     _while_guests_lie(house, guests, "all are dead", views=4, decides=True)
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_guests_who_say_that_others_have_come(house: House, guests: Guests) -> None:
     _while_guests_lie(house, guests, "visitors", views=4)
     assert not any("away" in members(line) for line in house.words(0))
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_guests_under_others_names(house: House, guests: Guests) -> None:
     _while_guests_lie(house, guests, "another name", views=4, decides=True)
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_guests_who_are_ever_somebody_else(house: House, guests: Guests) -> None:
     # As often as both change, however long we take: those, their first coming and their leaving.
     _while_guests_lie(house, guests, "another self", views=2 * SELVES + 4)
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_guests_with_another_history(house: House, guests: Guests) -> None:
     _while_guests_lie(house, guests, "another history", views=6)
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_guests_with_another_time(house: House, guests: Guests) -> None:
     _while_guests_lie(house, guests, "another time", views=6)
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guest_who_babbles_is_cut_off(house: House, guests: Guests) -> None:
     with house.undisturbed():
         found = house.attack("guest_babbles", keep=guests.keeps[0], agents=house.agents, times=2)
         assert found["left_open"] == 0
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guest_has_no_hundred_links(house: House, guests: Guests) -> None:
     with house.undisturbed(views=4):
         house.attack("guest_links", keep=guests.keeps[0], agents=house.agents, links=40)
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guest_measures_only_its_own(house: House, guests: Guests) -> None:
     with house.undisturbed(views=4):
         house.attack("guest_measures", keep=guests.keeps[0], agents=house.agents, crumbs=110_000)
     assert all(link.mbps != 0.1 for link in house.read(0).told.links)
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guest_has_one_name(house: House, guests: Guests) -> None:
     with house.undisturbed(views=4):
         house.attack("guest_greets", keep=guests.keeps[0], agents=house.agents, names=100)

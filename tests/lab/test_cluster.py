@@ -50,11 +50,10 @@ def test_a_coordinator_that_dies_or_stops_is_replaced_and_comes_back(four: tuple
     _, machines = four
     machines.kill(0)
     taken = machines.until(lambda: machines.agree([1, 2, 3]), 90.0, "h0 is replaced")
-    # Whoever was stopped by a busy machine has lost its place, and says so.
-    assert machines.status(1).coordinator == "h1" or _stalls(machines)
+    assert machines.status(1).coordinator == "h1"
     machines.start(0)
     machines.until(lambda: machines.agree(range(4)), 90.0, "h0 is back")
-    assert _members(machines, 2) == ["h1", "h2", "h3", "h0"] or _stalls(machines), "a returner goes last"
+    assert _members(machines, 2) == ["h1", "h2", "h3", "h0"], "a returner goes last"
     machines.freeze(1)
     taken = max(taken, machines.until(lambda: machines.agree([0, 2, 3]), 90.0, "h1 is replaced"))
     machines.thaw(1)
@@ -212,22 +211,9 @@ def test_a_saturated_slow_link_looks_like_no_death() -> None:
 
 
 def _nobody_is_evicted(machines: Machines, work: Callable[[], object]) -> None:
-    """While this goes on. A machine that takes an agent's core away for seconds spoils the trial, and the
-    agent says so; then it is made again."""
-    for _ in range(3):
-        view, stalls = machines.status(0).view, _stalls(machines)
-        work()
-        if machines.status(0).view == view:
-            return
-        # First: who was stopped says so only when it goes on.
-        machines.until(lambda: machines.agree(range(len(machines.hosts))), 90.0, "all are back")
-        assert _stalls(machines) > stalls, "somebody was evicted, and no agent had been stopped"
-    raise AssertionError("this machine stops the agents again and again")
-
-
-def _stalls(machines: Machines) -> int:
-    places = range(len(machines.hosts))
-    return sum(machines.words(place).count("asleep or stopped") for place in places)
+    view = machines.status(0).view
+    work()
+    assert machines.status(0).view == view, "a machine was evicted"
 
 
 _RECEIVE = """

@@ -33,7 +33,7 @@ from barnraise.runs.record import read_order
 from benchmarks.machines import Machines
 from benchmarks.runs import write_folder
 from lab import Lab
-from tests.lab.besieged import MOST_GROWTH, RETURNS_WHAT_IS_FREED, on_a_steady_machine
+from tests.lab.besieged import MOST_GROWTH, RETURNS_WHAT_IS_FREED, settles_after_a_failure
 from tests.lab.run_yard import EVERYBODY, GUEST, OWNERS, Yard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
@@ -58,7 +58,7 @@ def yard() -> Iterator[Yard]:
 # who may start and change a run
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guest_starts_no_run(yard: Yard, tmp_path: Path) -> None:
     """Neither by the command line nor by what any process of its user, such as a worker, can ask."""
     write_folder(tmp_path, f"open({str(yard.canary)!r}, 'w')\n")
@@ -66,7 +66,7 @@ def test_a_guest_starts_no_run(yard: Yard, tmp_path: Path) -> None:
         before = yard.runs(0)
         done = yard.line.run(GUEST, "run", "--on", "h0", "train.py", folder=tmp_path)
         assert done.returncode != 0
-        assert "this machine is a guest of its cluster and starts no run" in done.stderr
+        assert "guests cannot start runs" in done.stderr
         assert "Traceback" not in done.stderr
         asked = StartRunRequest(command=("-c", "pass"), folder=bytes(32), on=("h0",))
         with pytest.raises(BarnraiseError, match="starts no run"):
@@ -76,7 +76,7 @@ def test_a_guest_starts_no_run(yard: Yard, tmp_path: Path) -> None:
         assert yard.runs(0) == before
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guests_worker_starts_no_run(yard: Yard, tmp_path: Path) -> None:
     """It has all rights of the guest's user, and these are not enough."""
     tries = (
@@ -105,7 +105,7 @@ def test_a_guests_worker_starts_no_run(yard: Yard, tmp_path: Path) -> None:
         assert yard.runs(0) == before
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_nobody_runs_on_a_guest_unasked(yard: Yard, tmp_path: Path) -> None:
     write_folder(tmp_path, f"open({str(yard.canary)!r}, 'w')\n")
     with yard.undisturbed():
@@ -118,7 +118,7 @@ def test_nobody_runs_on_a_guest_unasked(yard: Yard, tmp_path: Path) -> None:
         yard.machines.until(lambda: yard.phase(run, GUEST) == "ended", 90.0, "it has ended")
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guest_gives_no_order_and_changes_none(yard: Yard) -> None:
     record = yard.record(yard.run)
     encoded = _encoded(yard, yard.run)
@@ -134,7 +134,7 @@ def test_a_guest_gives_no_order_and_changes_none(yard: Yard) -> None:
         assert len(named) == 1, "named, and once"
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_an_owner_gives_no_order_in_anothers_name(yard: Yard) -> None:
     record = yard.record(yard.run)
     with yard.undisturbed():
@@ -158,7 +158,7 @@ def _encoded(yard: Yard, run: str) -> str:
 # what a guest may know
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guest_gets_nothing_of_others_runs(yard: Yard) -> None:
     folder = read_order(yard.record(yard.run)).folder
     manifest = ArtifactStore(store_directory(yard.machines.state(0))).manifest(folder)
@@ -183,7 +183,7 @@ def test_a_guest_gets_nothing_of_others_runs(yard: Yard) -> None:
     assert (found["records"], found["reports"]) == (0, 0)
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guest_does_not_answer_for_others(yard: Yard) -> None:
     """What a worker on an owner's machine said is asked of that machine, and only its answer counts."""
     with yard.undisturbed():
@@ -203,7 +203,7 @@ def test_a_guest_does_not_answer_for_others(yard: Yard) -> None:
 # reports
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_reports_about_runs_of_others(yard: Yard) -> None:
     with yard.undisturbed():
         found = yard.attack(
@@ -233,13 +233,13 @@ def _work_with(yard: Yard, folder: Path, lie: str, seconds: float) -> dict[str, 
 
 
 @pytest.mark.parametrize("lie", ["others have ended", "others have failed", "no such rank"])
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guest_speaks_for_its_own_workers_only(yard: Yard, tmp_path: Path, lie: str) -> None:
     found = _work_with(yard, tmp_path, lie, 3.0)
     assert (found["phase"], found["generation"]) == ("running", 1), found
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guest_ends_a_run_that_it_is_part_of_only_with_its_name(yard: Yard, tmp_path: Path) -> None:
     """It may fail, and say so at any length that is allowed; the owners bear it."""
     found = _work_with(yard, tmp_path, "long words", 60.0)
@@ -247,26 +247,26 @@ def test_a_guest_ends_a_run_that_it_is_part_of_only_with_its_name(yard: Yard, tm
     assert found["sentence"].startswith("mallory: w")
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guests_words_command_no_terminal(yard: Yard, tmp_path: Path) -> None:
     found = _work_with(yard, tmp_path, "words that command", 60.0)
     assert found["sentence"].startswith("mallory: ")
     assert "\x1b" not in found["sentence"]
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_contradictory_reports(yard: Yard, tmp_path: Path) -> None:
     _work_with(yard, tmp_path, "contradictions", 3.0)
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guest_cannot_hold_up_the_files_of_others(yard: Yard, tmp_path: Path) -> None:
     begin = time.monotonic()
     _work_with(yard, tmp_path, "lists", 1.0)
     assert time.monotonic() - begin < 100.0, "less than the patience of who waits for files"
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guest_strains_the_board_of_its_run(yard: Yard, tmp_path: Path) -> None:
     found = _work_with(yard, tmp_path, "board", 4.0)
     assert found["answers"] > 0
@@ -311,7 +311,7 @@ def _ship(yard: Yard, kind: str, seconds: float = 80.0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", LISTS)
-@on_a_steady_machine
+@settles_after_a_failure
 def test_lists_of_files_that_nobody_may_send(yard: Yard, kind: str) -> None:
     with yard.undisturbed(growth=8 * MOST_GROWTH):
         found = _ship(yard, kind)
@@ -319,7 +319,7 @@ def test_lists_of_files_that_nobody_may_send(yard: Yard, kind: str) -> None:
         assert LISTS[kind] in found["sentence"], found
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_list_that_is_too_long_for_any_message(yard: Yard) -> None:
     """It does not come; the run waits for it, and whoever wants stops it."""
     with yard.undisturbed(growth=8 * MOST_GROWTH):
@@ -329,7 +329,7 @@ def test_a_list_that_is_too_long_for_any_message(yard: Yard) -> None:
         yard.machines.until(lambda: yard.phase(found["run"]) == "ended", 90.0, "it has ended")
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_source_that_sends_other_bytes(yard: Yard) -> None:
     with yard.undisturbed():
         found = _ship(yard, "wrong bytes")
@@ -360,7 +360,7 @@ def _put_checkpoint(yard: Yard, place: int, step: int) -> Path:
     return home
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guest_gets_no_checkpoint_of_others(yard: Yard) -> None:
     """Nor does it learn of any, have one kept, or answer in the place of others."""
     homes = [_put_checkpoint(yard, place, 40 + os.urandom(1)[0]) for place in OWNERS]
@@ -392,15 +392,15 @@ def test_a_guest_gets_no_checkpoint_of_others(yard: Yard) -> None:
 OFFERS = {
     "another run": "it belongs to run another-run",
     "another step": "it was changed after it was signed",
-    "another state": "it is another checkpoint than was asked for",
+    "another state": "the fetched files are another checkpoint than the requested one",
     "a stranger's signature": "it is signed by nobody of this cluster",
     "changed afterwards": "it was changed after it was signed",
     "a terabyte": "",
-    "the run's own folder": "it is no checkpoint",
+    "the run's own folder": "the fetched files are not a checkpoint",
 }
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_copies_that_are_not_what_they_say(yard: Yard) -> None:
     order = read_order(yard.record(yard.run))
     for lie, words in OFFERS.items():
@@ -461,7 +461,7 @@ dist.destroy_process_group()
 """
 
 
-@on_a_steady_machine
+@settles_after_a_failure
 def test_a_guests_pickles_are_not_read(yard: Yard, tmp_path: Path) -> None:
     """Owners among themselves may send objects; in a group with a guest all ranks are refused alike."""
     write_folder(tmp_path, PICKLES)
@@ -493,7 +493,7 @@ FLOODS = ["want", "want and hold", "lists", "output", "board", "reports", "check
 
 @pytest.mark.parametrize("deaf", [False, True])
 @pytest.mark.parametrize("kind", FLOODS)
-@on_a_steady_machine
+@settles_after_a_failure
 def test_floods_of_questions(yard: Yard, kind: str, deaf: bool) -> None:
     """The victim's memory is bounded while it goes on, and the others miss no heartbeat."""
     victim = psutil.Process(yard.machines.process(0).pid)

@@ -28,7 +28,6 @@ from benchmarks.commits import judge, read_commits
 from benchmarks.machines import REPOSITORY, Machines
 from benchmarks.runs import CommandLine
 from lab import Lab, LabProcess
-from tests.lab.besieged import stalls
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -237,7 +236,7 @@ def test_the_coordinators_machine_may_die(line: CommandLine, machines: Machines,
     starter, on = others[-1], ",".join(f"h{one}" for one in sorted([place, *others[:-1]]))
     running = start(line, tmp_path / "project", trace, on, place=starter, HOLD=str(hold), **options)
     machines.until(lambda: trace.exists() and trace.stat().st_size > 2000, 90.0, "training has begun")
-    assert coordinator(machines) == place or stalls(machines, range(4))
+    assert coordinator(machines) == place
     machines.hosts[place].kill_all()
     machines.agents[place] = None
     begin = time.time()

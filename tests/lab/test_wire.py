@@ -78,7 +78,7 @@ def wire() -> Iterator[Wire]:
             for number, host in enumerate(lab.hosts)
         ]
         for worker, ready in zip(workers, ask_all(workers, "prepare"), strict=True):
-            worker.mover = ready["mover"]
+            worker.comm_process = ready["comm_process"]
         yield Wire(lab, crew, workers)
         for worker in workers:
             crew.end(worker)

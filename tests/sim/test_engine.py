@@ -5,7 +5,7 @@ Always: a result is right or the operation fails; it is reported once; its memor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import pytest
@@ -19,13 +19,13 @@ Scenario = Callable[[int], None]
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest) -> Callable[[Scenario, int], None]:
+def run(
+    request: pytest.FixtureRequest, seeds: Callable[[int], Iterable[int]]
+) -> Callable[[Scenario, int], None]:
     """Run a scenario for many seeds; a failure says how to see it again."""
-    one = request.config.getoption("--seed", default=None)
-    count = request.config.getoption("--seeds", default=None)
 
     def run_all(scenario: Scenario, usual: int) -> None:
-        for seed in [one] if one is not None else range(count or usual):
+        for seed in seeds(usual):
             try:
                 scenario(seed)
             except BaseException as error:
@@ -123,8 +123,8 @@ def test_every_result_is_right(run: Callable[[Scenario, int], None]) -> None:
                 assert not group.running
                 assert not group.early
                 assert not any(group.early_bytes.values())
-                assert group.parcels.pending() == []
-                assert group.parcels.offers == []
+                assert group.point_to_point.pending() == []
+                assert group.point_to_point.offers == []
 
     run(scenario, 300)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from barnraise.collectives.algorithms.schedule import BufferLayout, StepKind
+from barnraise.collectives.algorithms.schedule import BufferLayout, OperationKind
 from barnraise.core.errors import ProtocolError, RunError
 from barnraise.planning import ModelSize, StepTimes
 from barnraise.runs.commit import CommitDecision, MemberState, conclude
@@ -85,7 +85,7 @@ def test_a_ring_takes_what_the_formula_says(world: int) -> None:
     network = Network(clock, lambda a, b: Way((out[a], into[b]), 0.01))
     ended: dict[int, float] = {}
     programs = compiled(
-        StepKind.ALL_REDUCE, "ring", world, BufferLayout(sizes=(size,), item=4, segment=1 << 18)
+        OperationKind.ALL_REDUCE, "ring", world, BufferLayout(sizes=(size,), item=4, segment=1 << 18)
     )
     operation = Operation(
         network, "test", range(world), programs, lambda rank: ended.setdefault(rank, clock.now)

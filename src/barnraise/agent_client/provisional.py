@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from barnraise.core.files import write_whole
+from barnraise.core.files import write_atomically
 
 _NOTE, _DROPPED = "provisional", "dropped"
 
@@ -23,7 +23,7 @@ class _Note(msgspec.Struct, frozen=True):
 
 def note_steps(home: Path, began: int, done: int) -> None:
     """After each step: ``began`` had been agreed upon."""
-    write_whole(home / _NOTE, msgspec.json.encode(_Note(began, done)))
+    write_atomically(home / _NOTE, msgspec.json.encode(_Note(began, done)))
 
 
 def settle_steps(home: Path, *, counts: bool) -> None:

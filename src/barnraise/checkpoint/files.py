@@ -21,12 +21,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from barnraise.artifacts.store.disk import remove_tree
 from barnraise.artifacts.store.linked_files import entry_of
 from barnraise.checkpoint.serialization import FlatState, digest
 from barnraise.checkpoint.signer import CheckpointSigner
 from barnraise.core.errors import BarnraiseError, RunError
-from barnraise.core.files import sync_path
+from barnraise.core.files import remove_tree, sync_path
 from barnraise.runs.checkpoint_manifest import (
     MANIFEST,
     SEAL,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from barnraise.core.files import write_whole
+from barnraise.core.files import write_atomically
 from barnraise.runs.checkpoint_manifest import Step
 from barnraise.runs.record import Node, Version
 
@@ -29,7 +29,7 @@ UNREADABLE = HolderNote(1)  # something was saved, but the holders are unknown
 def write_note(path: Path, step: int, holders: Sequence[bytes], generation: int) -> None:
     """Write the note atomically."""
     content = msgspec.msgpack.encode(HolderNote(step, tuple(holders), generation))
-    write_whole(path, content, synced=True)
+    write_atomically(path, content, synced=True)
 
 
 def read_note(path: Path) -> HolderNote:

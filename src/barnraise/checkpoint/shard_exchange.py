@@ -23,12 +23,11 @@ from msgspec import Meta
 from barnraise.agent_client.client import ListenerClient
 from barnraise.agent_client.cluster_requests import StatusRequest, StatusResponse, decode_told, encode
 from barnraise.agent_client.run_requests import WatchRequest, WatchResponse
-from barnraise.artifacts.store.disk import remove_tree
 from barnraise.checkpoint.shard_files import DRAFT, ShardFile, Start, TransferPlan, is_valid
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.decoding import decode
 from barnraise.core.errors import AgentError, BarnraiseError, ProtocolError, RunError
-from barnraise.core.files import sync_path
+from barnraise.core.files import remove_tree, sync_path
 from barnraise.core.units import format_size
 
 log = logging.getLogger("barnraise.checkpoint")

@@ -22,10 +22,9 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
-from barnraise.artifacts.store.disk import remove_tree
 from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError, RunError
-from barnraise.core.files import sync_path
+from barnraise.core.files import remove_tree, sync_path
 from barnraise.runs.checkpoint_manifest import Step, folder_name, step_of
 
 log = logging.getLogger("barnraise.checkpoint")

@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from barnraise.artifacts.store.disk import remove_tree
 from barnraise.checkpoint.dcp_io import FetchingReader, PathlessWriter, dcp_errors
 from barnraise.checkpoint.shard_exchange import MachineRing, run_on_all_ranks
 from barnraise.checkpoint.shard_files import (
@@ -45,6 +44,7 @@ from barnraise.checkpoint.shard_files import (
     verified_files,
 )
 from barnraise.core.errors import BarnraiseError, RunError
+from barnraise.core.files import remove_tree
 from barnraise.runs.checkpoint_manifest import MOST_STEP
 from barnraise.runs.record import MOST_MACHINES
 

@@ -38,7 +38,7 @@ class ChildProcess:
     def __init__(self, log: Path) -> None:
         self.ended: WorkerExited | None = None
         self._log, self._shown = log, 0
-        self._warden: SupervisorClient | None = None
+        self._supervisor: SupervisorClient | None = None
 
     @classmethod
     async def start(
@@ -54,7 +54,7 @@ class ChildProcess:
         kept = cls(room / f"{name}.output")
         worker = WorkerLaunch(0, 0, command, str(folder), dict(environment), str(kept._log))
         limits = QUIET if quiet else WorkerLimits()
-        kept._warden = await SupervisorClient.start(
+        kept._supervisor = await SupervisorClient.start(
             LaunchRequest(name, 0, (worker,), str(room), limits, grace_s=_GRACE_S), kept._hear
         )
         return kept
@@ -74,9 +74,9 @@ class ChildProcess:
             await asyncio.sleep(LOOK_S)
 
     async def stop(self) -> None:
-        if self._warden is not None:
-            await self._warden.stop()
-            await self._warden.ended()
+        if self._supervisor is not None:
+            await self._supervisor.stop()
+            await self._supervisor.wait()
         self.show()
 
     @property

@@ -1,4 +1,4 @@
-"""The last resort: UDP broadcast on the discovery port, for networks that swallow multicast."""
+"""Finder of last resort: UDP broadcast on the discovery port, for networks that drop multicast."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from collections.abc import Callable
 
 import psutil
 
-from barnraise.core.flow.rate_limit import Backoff, SearchSchedule, SourceRateLimit
-from barnraise.core.flow.wakeup import Wakeup, end_task
+from barnraise.core.flow.backoff import Backoff
+from barnraise.core.flow.events import Wakeup
+from barnraise.core.flow.rate_limit import RateLimit
+from barnraise.core.flow.supervised_task import cancel_task
 from barnraise.discovery.datagrams import Datagram, decode_datagram, encode_datagram
 from barnraise.discovery.finder import OnSighting, Sighting, is_dialable, only_loopback
+from barnraise.discovery.search_schedule import SearchSchedule
 from barnraise.transport.addresses import own_addresses, source_of
 
 _EVERYBODY = "255.255.255.255"
@@ -30,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def broadcast_addresses() -> list[str]:
-    """The broadcast address of each IPv4 network that this machine is on."""
+    """Return the broadcast address of each IPv4 network of this machine."""
     up = {name for name, facts in psutil.net_if_stats().items() if facts.isup}
     found = []
     for name, entries in psutil.net_if_addrs().items():
@@ -44,7 +47,10 @@ def broadcast_addresses() -> list[str]:
 
 
 class BroadcastFinder:
-    """Asks only for what nobody has seen for a while, and answers only for what we advertise."""
+    """Finder that sends queries by UDP broadcast, only for tags without a recent sighting.
+
+    It answers only for tags that this machine advertises.
+    """
 
     name = "broadcast"
     finds_strangers = True
@@ -61,8 +67,10 @@ class BroadcastFinder:
         self._targets = targets
         self._addresses = addresses
         self._searches = SearchSchedule(_BACKOFF, patience_s=patience_s, forget_s=_FORGET_S)
-        self._answers = SourceRateLimit(_ANSWERS_PER_SOURCE, _ANSWERS_IN_TOTAL)
-        self._alarm = Wakeup()
+        self._answers = RateLimit(
+            _ANSWERS_PER_SOURCE, 4.0, in_total=_ANSWERS_IN_TOTAL, total_burst=16.0, max_sources=256
+        )
+        self._wakeup = Wakeup()
         self._task: asyncio.Task[None] | None = None
         self._on_sighting: OnSighting | None = None
         self._transport: asyncio.DatagramTransport | None = None
@@ -84,17 +92,17 @@ class BroadcastFinder:
     def watch(self, tags: frozenset[str]) -> None:
         self._watched = tags
         self._searches.want(tags, time.monotonic())
-        self._alarm.ring()
+        self._wakeup.wake()
 
     def refresh(self) -> None:
         self._searches.restart(time.monotonic())
-        self._alarm.ring()
+        self._wakeup.wake()
 
     def seen(self, tag: str) -> None:
         self._searches.seen(tag, time.monotonic())
 
     async def stop(self) -> None:
-        await end_task(self._task)
+        await cancel_task(self._task)
         self._task = None
         self._close()
 
@@ -107,7 +115,7 @@ class BroadcastFinder:
             if self._transport is None or self._transport.is_closing():
                 await self._open()
             if self._transport is None:
-                await self._alarm.sleep(_RETRY_S)
+                await self._wakeup.sleep(_RETRY_S)
                 continue
             if due := self._searches.due(now):
                 try:
@@ -115,7 +123,7 @@ class BroadcastFinder:
                 except Exception as error:  # noqa: BLE001 - a strange interface must not end the search
                     self._trouble = f"the networks of this machine cannot be listed: {error}"
             next_at = self._searches.next_at()
-            await self._alarm.sleep(_RETRY_S if next_at is None else max(0.05, next_at - now))
+            await self._wakeup.sleep(_RETRY_S if next_at is None else max(0.05, next_at - now))
 
     async def _open(self) -> None:
         try:
@@ -168,7 +176,7 @@ class BroadcastFinder:
             self._on_sighting(Sighting(host, datagram.port, datagram.tag, self.name))
 
     def _answer(self, tag: str, sender: tuple[str, int]) -> None:
-        if not self._answers.take(source_of(sender[0]), time.monotonic()):
+        if not self._answers.allows(source_of(sender[0]), time.monotonic()):
             return
         try:
             self._send(encode_datagram(Datagram("answer", tag, self._port)), sender)
@@ -189,7 +197,7 @@ class _Protocol(asyncio.DatagramProtocol):
         self._received(data, addr)
 
     def error_received(self, exc: Exception) -> None:
-        """Somebody was not there; broadcasts have no receiver to miss."""
+        """Ignore errors of single receivers, which a broadcast cannot miss."""
 
 
 def _open_socket(port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Gives out the addresses at which known machines were met before, while those machines are away."""
+"""Finder that reports earlier addresses of known machines while these are offline."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from barnraise.core.flow.rate_limit import Backoff, SearchSchedule
-from barnraise.core.flow.wakeup import Wakeup, end_task
+from barnraise.core.flow.backoff import Backoff
+from barnraise.core.flow.events import Wakeup
+from barnraise.core.flow.supervised_task import cancel_task
 from barnraise.discovery.finder import UNTAGGED, OnSighting, Sighting
+from barnraise.discovery.search_schedule import SearchSchedule
 
 _BACKOFF = Backoff(2.0, 60.0)
 _MOST_NODES = 256
@@ -19,7 +21,7 @@ _IDLE_S = 3600.0
 
 @dataclass(frozen=True)
 class KnownAddress:
-    """Where a node was met before."""
+    """Address at which a node was reached before."""
 
     node: str
     addresses: tuple[str, ...]
@@ -27,7 +29,7 @@ class KnownAddress:
 
 
 class RememberedFinder:
-    """At the start, and with a back-off for each node that is away."""
+    """Finder that reports remembered addresses at the start, then with a backoff for each absent node."""
 
     name = "remembered"
     finds_strangers = False
@@ -37,13 +39,13 @@ class RememberedFinder:
         self._present: frozenset[str] = frozenset()
         self._watching = False
         self._searches = SearchSchedule(_BACKOFF)
-        self._alarm = Wakeup()
+        self._wakeup = Wakeup()
         self._task: asyncio.Task[None] | None = None
         self._on_sighting: OnSighting | None = None
         self.remember(places)
 
     def remember(self, places: Iterable[KnownAddress]) -> None:
-        """All that is known from now on, the most useful first; what is beyond the bound is not kept."""
+        """Replace all remembered addresses, most useful first; drop those beyond the limit."""
         self._places = {}
         for place in places:
             if len(self._places) < _MOST_NODES:
@@ -53,7 +55,7 @@ class RememberedFinder:
         self._look()
 
     def present(self, nodes: frozenset[str]) -> None:
-        """Who is here now; the others are looked for."""
+        """Set the nodes that are online now; the others are searched."""
         self._present = nodes
         self._look()
 
@@ -62,7 +64,7 @@ class RememberedFinder:
         self._task = asyncio.create_task(self._keep(), name="discovery remembered")
 
     def advertise(self, tags: frozenset[str], port: int) -> None:
-        """Nobody is told: the others have memories of their own."""
+        """Do nothing: other machines remember addresses themselves."""
 
     def watch(self, tags: frozenset[str]) -> None:
         self._watching = bool(tags)
@@ -70,13 +72,13 @@ class RememberedFinder:
 
     def refresh(self) -> None:
         self._searches.restart(time.monotonic())
-        self._alarm.ring()
+        self._wakeup.wake()
 
     def seen(self, tag: str) -> None:
-        """Somebody was seen, but not who: `present` says that."""
+        """Do nothing: a tag does not say which node it is. `present` does."""
 
     async def stop(self) -> None:
-        await end_task(self._task)
+        await cancel_task(self._task)
         self._task = None
 
     def health(self) -> str | None:
@@ -85,7 +87,7 @@ class RememberedFinder:
     def _look(self) -> None:
         away = frozenset(self._places) - self._present if self._watching else frozenset()
         self._searches.want(away, time.monotonic())
-        self._alarm.ring()
+        self._wakeup.wake()
 
     async def _keep(self) -> None:
         while True:
@@ -95,4 +97,4 @@ class RememberedFinder:
                     if self._on_sighting is not None:
                         self._on_sighting(Sighting(address, place.port, UNTAGGED, self.name))
             next_at = self._searches.next_at()
-            await self._alarm.sleep(_IDLE_S if next_at is None else next_at - time.monotonic())
+            await self._wakeup.sleep(_IDLE_S if next_at is None else next_at - time.monotonic())

@@ -1,4 +1,4 @@
-"""Finds the machines that a person named in the settings, for networks where nothing else gets through."""
+"""Finder of machines that the settings name, for networks where nothing else works."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from barnraise.core.errors import ConfigError
-from barnraise.core.flow.rate_limit import Backoff, SearchSchedule
-from barnraise.core.flow.wakeup import Wakeup, end_task
+from barnraise.core.flow.backoff import Backoff
+from barnraise.core.flow.events import Wakeup
+from barnraise.core.flow.supervised_task import cancel_task
 from barnraise.discovery.finder import UNTAGGED, OnSighting, Sighting
+from barnraise.discovery.search_schedule import SearchSchedule
 
 _BACKOFF = Backoff(5.0, 60.0)
 _RESOLVE_S = 5.0
@@ -28,14 +30,14 @@ Resolve = Callable[[str], list[str]]
 
 @dataclass(frozen=True)
 class StaticPeer:
-    """A host name or address, and a port."""
+    """Host name or address, and a port."""
 
     host: str
     port: int
 
     @property
     def literal(self) -> bool:
-        """Whether the host is an address already."""
+        """Return True if the host is an address already."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:
@@ -44,7 +46,7 @@ class StaticPeer:
 
 
 def parse_peer(text: str, default_port: int) -> StaticPeer:
-    """``host``, ``host:port``, ``192.0.2.7``, ``2001:db8::7`` or ``[2001:db8::7]:52416``."""
+    """Parse ``host``, ``host:port``, ``192.0.2.7``, ``2001:db8::7`` or ``[2001:db8::7]:52416``."""
     host, port = text.strip(), ""
     if host.startswith("["):
         host, bracket, rest = host[1:].partition("]")
@@ -73,7 +75,7 @@ def parse_peer(text: str, default_port: int) -> StaticPeer:
 
 
 class StaticFinder:
-    """Gives out the named places, names resolved anew each time, with a back-off between."""
+    """Finder that reports the configured peers, with backoff, and resolves their names each time."""
 
     name = "static"
     finds_strangers = False
@@ -84,7 +86,7 @@ class StaticFinder:
         self._peers = tuple(dict.fromkeys(parse_peer(peer, default_port) for peer in peers))
         self._resolve = resolve or _resolve
         self._searches = SearchSchedule(_BACKOFF)
-        self._alarm = Wakeup()
+        self._wakeup = Wakeup()
         self._task: asyncio.Task[None] | None = None
         self._on_sighting: OnSighting | None = None
         self._unresolved: dict[str, str] = {}
@@ -96,22 +98,22 @@ class StaticFinder:
             self._task = asyncio.create_task(self._keep(), name="discovery static")
 
     def advertise(self, tags: frozenset[str], port: int) -> None:
-        """Nobody is told: the others have lists of their own."""
+        """Do nothing: other machines have settings of their own."""
 
     def watch(self, tags: frozenset[str]) -> None:
         # All peers are one search: any of them may belong to whoever is looked for.
         self._searches.want(frozenset({UNTAGGED}) if tags else frozenset(), time.monotonic())
-        self._alarm.ring()
+        self._wakeup.wake()
 
     def refresh(self) -> None:
         self._searches.restart(time.monotonic())
-        self._alarm.ring()
+        self._wakeup.wake()
 
     def seen(self, tag: str) -> None:
-        """The list is given out all the same: each entry may be another machine."""
+        """Do nothing: each configured peer may be another machine."""
 
     async def stop(self) -> None:
-        await end_task(self._task)
+        await cancel_task(self._task)
         self._task = None
 
     def health(self) -> str | None:
@@ -125,7 +127,7 @@ class StaticFinder:
             if self._searches.due(time.monotonic()):
                 await asyncio.gather(*(self._give_out(peer) for peer in self._peers))
             next_at = self._searches.next_at()
-            await self._alarm.sleep(_IDLE_S if next_at is None else next_at - time.monotonic())
+            await self._wakeup.sleep(_IDLE_S if next_at is None else next_at - time.monotonic())
 
     async def _give_out(self, peer: StaticPeer) -> None:
         addresses = [peer.host] if peer.literal else await self._lookup(peer.host)
@@ -134,7 +136,10 @@ class StaticFinder:
                 self._on_sighting(Sighting(address, peer.port, UNTAGGED, self.name))
 
     async def _lookup(self, host: str) -> list[str]:
-        """A thread of our own: the shared ones would keep this process alive while a resolver hangs."""
+        """Resolve a name on a daemon thread.
+
+        A shared thread would keep this process alive while a resolver hangs.
+        """
         if host in self._pending:
             return []
         loop = asyncio.get_running_loop()

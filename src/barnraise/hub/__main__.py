@@ -3,10 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import logging
 import sys
 from pathlib import Path
 
 from barnraise.core.errors import BarnraiseError
+from barnraise.hub.mirror.server import serve_mirror
+from barnraise.hub.object_store.s3 import BucketUrl, read_place
+from barnraise.hub.protocol.invites import Invite, read_invite
+from barnraise.hub.region.server import MemberSeats, serve_region
+from barnraise.hub.server.server import ListenOptions, check_plain, serve
+from barnraise.hub.storage.directory_lock import held
+
+
+def run(
+    directory: Path,
+    listening: ListenOptions,
+    *,
+    follow: Invite | None = None,
+    parent: Invite | None = None,
+    seats: MemberSeats | None = None,
+    store: BucketUrl | None = None,
+    held_out: Path | None = None,
+) -> None:
+    """Serve a hub, a mirror (``follow``) or a regional hub (``parent``) until SIGINT or SIGTERM.
+
+    Raise HubError if another process uses the directory, or the port is taken; nothing is changed then.
+    """
+    check_plain(listening)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    with held(directory):  # until its last thread has ended
+        if follow is not None:
+            asyncio.run(serve_mirror(directory, follow, listening))
+        elif parent is not None:
+            asyncio.run(serve_region(directory, parent, listening, seats, store))
+        else:
+            asyncio.run(serve(directory, listening, store, held_out))
 
 
 def main(arguments: list[str]) -> int:
@@ -25,10 +58,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--held-out", metavar="FILE", type=Path, help="tries updates before they count")
     given = parser.parse_args(arguments)
     try:
-        from barnraise.hub.object_store.s3 import read_place
-        from barnraise.hub.protocol.invites import read_invite
-        from barnraise.hub.server.server import ListenOptions, MemberSeats, run
-
         host = given.host or ("127.0.0.1" if given.plain else "0.0.0.0")
         run(
             given.directory,

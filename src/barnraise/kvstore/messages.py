@@ -1,4 +1,4 @@
-"""What the copies of the board say to each other, and what a copy wants done. Pure."""
+"""Messages between the replicas of the key-value store, and the effects that a replica returns. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError
 
 CHUNK_BYTES = 256 << 10
-LARGEST_MESSAGE = 1 << 20  # of an encoded message: what a link between agents carries
-MOST_MEMBERS = 1024
-LARGEST_IMAGE = 5 << 30
+MAX_MESSAGE_BYTES = 1 << 20  # limit of a link between two agents
+MAX_MEMBERS = 1024
+MAX_SNAPSHOT_BYTES = 5 << 30
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 NodeName = Annotated[bytes, Meta(min_length=1, max_length=64)]
@@ -23,20 +23,20 @@ Nonce = Annotated[bytes, Meta(max_length=16)]
 
 
 class ReplicaView(msgspec.Struct, frozen=True, array_like=True):
-    """The members, most senior first, and who of them votes.
+    """Members of the cluster, most senior first, and which of them vote.
 
-    Numbers grow by one; each view was decided by a quorum of the one before. One that was decided by a
-    person's word instead is ``forced``: its number may leap, and the members' newest copy counts.
+    View numbers grow by one, and a quorum of each view decides the next one. A ``forced`` view was decided
+    by a person instead: its number may leap, and it keeps the newest log of its members.
     """
 
     number: Count
-    members: Annotated[tuple[NodeName, ...], Meta(max_length=MOST_MEMBERS)]
-    voters: Annotated[frozenset[NodeName], Meta(max_length=MOST_MEMBERS)]
+    members: Annotated[tuple[NodeName, ...], Meta(max_length=MAX_MEMBERS)]
+    voters: Annotated[frozenset[NodeName], Meta(max_length=MAX_MEMBERS)]
     forced: bool = False
 
     @property
     def primary(self) -> bytes | None:
-        """The most senior voter."""
+        """Return the most senior voter, or None if there is no voter."""
         return next((node for node in self.members if node in self.voters), None)
 
 
@@ -44,7 +44,10 @@ IsQuorum = Callable[[ReplicaView, set[bytes]], bool]
 
 
 class ViewBallot(msgspec.Struct, frozen=True, array_like=True):
-    """One reign of a view's primary. ``nonce`` tells two lives of the same machine apart."""
+    """Ballot of one attempt to be primary of a view.
+
+    ``nonce`` tells two incarnations of the same machine apart.
+    """
 
     view: Count
     attempt: Count
@@ -55,92 +58,112 @@ class ViewBallot(msgspec.Struct, frozen=True, array_like=True):
         return self.view, self.attempt
 
 
-NOBODY = ViewBallot(0, 0, b"")
+NO_BALLOT = ViewBallot(0, 0, b"")
 
 
 class PrepareView(msgspec.Struct, frozen=True, array_like=True, tag="gather"):
-    """The new primary: what do you hold? Follow nobody older. ``known``: views not to be told."""
+    """New primary asks for the state of a log, and that older ballots are rejected from now on.
+
+    ``known``: numbers of the views that the reply need not contain.
+    """
 
     ballot: ViewBallot
     known: Annotated[tuple[Count, ...], Meta(max_length=64)]
 
 
 class ViewPromise(msgspec.Struct, frozen=True, array_like=True, tag="promise"):
-    """I hold ``number`` operations of the reign ``held``. I may have forgotten views up to ``blind``."""
+    """Reply to `PrepareView`: last ballot and operation number of the sender's log.
+
+    ``forgotten_until``: the sender may have lost its state of the views up to this number.
+    """
 
     ballot: ViewBallot
-    held: ViewBallot
-    number: Count
-    blind: Count
+    log_ballot: ViewBallot
+    op_number: Count
+    forgotten_until: Count
     views: Annotated[tuple[ReplicaView, ...], Meta(max_length=64)]
 
 
 class BallotRejected(msgspec.Struct, frozen=True, array_like=True, tag="outbid"):
-    """I have promised this one already."""
+    """Reply to a ballot that is older than the promised one."""
 
     ballot: ViewBallot
     promised: ViewBallot
 
 
 class AppendEntry(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
-    """Hold these operations, the first of which is number ``first``.
+    """Primary sends operations to append to the log; the first one has number ``first_op``.
 
-    The reign began with ``base_number`` operations of ``base``; ``oldest`` is the first that the primary
-    could still send.
+    The primary started from ``base_op_number`` operations of ``base_ballot``. ``oldest_op`` is the first
+    operation that the primary can still send.
     """
 
     ballot: ViewBallot
-    base: ViewBallot
-    base_number: Count
-    oldest: Count
-    first: Count
+    base_ballot: ViewBallot
+    base_op_number: Count
+    oldest_op: Count
+    first_op: Count
     operations: tuple[Operation, ...]
 
 
 class AppendAck(msgspec.Struct, frozen=True, array_like=True, tag="held"):
-    """I hold this many operations; ``follows``: of this reign. ``fetching``: send me none now."""
+    """Backup acknowledges the operations up to ``op_number``.
+
+    ``follows``: its log belongs to this ballot. ``is_fetching``: it receives a snapshot and needs no
+    operations now.
+    """
 
     ballot: ViewBallot
-    number: Count
+    op_number: Count
     follows: bool
-    fetching: bool = False
+    is_fetching: bool = False
 
 
 class ResendRequest(msgspec.Struct, frozen=True, array_like=True, tag="knock"):
-    """I am in your view and have no board of it: send me something."""
+    """Backup without state of the current view asks the primary to send some."""
 
     view: Count
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
-    """Send me your board from ``offset`` on. A copy that is under way names what it is a copy of."""
+    """Request for a snapshot of the store from ``offset`` on.
+
+    A transfer in progress names the log position that its snapshot was taken at.
+    """
 
     ballot: ViewBallot
-    ticket: Nonce
+    transfer: Nonce
     offset: Count
-    held: ViewBallot
-    number: Count
+    log_ballot: ViewBallot
+    op_number: Count
 
 
 class SnapshotChunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
-    ticket: Nonce
-    held: ViewBallot
-    number: Count
-    total: Annotated[int, Meta(ge=0, le=LARGEST_IMAGE)]
+    """Part of a snapshot that was taken at one log position."""
+
+    transfer: Nonce
+    log_ballot: ViewBallot
+    op_number: Count
+    total: Annotated[int, Meta(ge=0, le=MAX_SNAPSHOT_BYTES)]
     offset: Count
     data: Annotated[bytes, Meta(max_length=CHUNK_BYTES)]
 
 
 class ForwardedRequest(msgspec.Struct, frozen=True, array_like=True, tag="forward"):
-    """An operation of a client of mine. ``life`` and ``request`` come back with the answer."""
+    """Operation of a client that a backup forwards to the primary.
 
-    life: Nonce
+    ``incarnation`` and ``request`` come back in the reply.
+    """
+
+    incarnation: Nonce
     request: Count
     operation: Operation
 
 
 class ClientReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    life: Nonce
+    """Result of a forwarded operation, for the client's machine."""
+
+    incarnation: Nonce
     request: Count
     result: Result
 
@@ -160,17 +183,21 @@ Message = (
 
 
 class ReplicaSend(NamedTuple):
+    """Effect: send a message to another replica."""
+
     to: bytes
     message: Message
 
 
 class ReplicaAnswer(NamedTuple):
+    """Effect: answer the local client that holds this ticket."""
+
     ticket: object
     result: Result
 
 
 class ReplicaNote(NamedTuple):
-    """For the log."""
+    """Effect: write a line to the log file."""
 
     text: str
 
@@ -182,11 +209,12 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 def encode_message(message: Message) -> bytes:
+    """Encode a message for the link between two agents."""
     return _encoder.encode(message)
 
 
 def decode_message(data: bytes) -> Message:
-    """ProtocolError unless it is one of ours and within its bounds."""
-    if len(data) > LARGEST_MESSAGE:
-        raise ProtocolError("a message about the board cannot be read: too long")
-    return decode(_decoder, data, "a message about the board cannot be read")
+    """Decode a message of another replica; raise ProtocolError if it is malformed or too large."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ProtocolError("a message of the key-value store cannot be read: it is too long")
+    return decode(_decoder, data, "a message of the key-value store cannot be read")

@@ -1,9 +1,11 @@
-"""One agent's copy of the board, kept equal to the others'. Pure: messages and time in, effects out.
+"""One replica of the key-value store. Pure: messages and time in, effects out.
 
-In every view the most senior voter is the primary. It first learns from the others what was held before
-(see ``gathering``), then numbers the operations and answers those that a quorum holds; reads too, so that
-a primary that was replaced without knowing it can answer nothing. Copies live in memory: workers die with
-their agent, so nobody needs what a whole house forgot. Whoever still does is told that it is lost.
+In every view the most senior voter is the primary. It first runs a view change (see ``view_change``). Then
+it numbers the operations and answers those that a quorum has acknowledged. Reads take the same path, so a
+replaced primary cannot answer from stale state.
+
+Replicas live in memory. Workers stop with their agent, so no client needs keys after a restart of all
+agents. A client that still asks gets the error that the keys are lost.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterator
 from barnraise.agent_client.kv_messages import WRITES, Operation, WatchKey
 from barnraise.core.errors import ProtocolError
 from barnraise.kvstore.messages import (
-    NOBODY,
+    NO_BALLOT,
     AppendAck,
     AppendEntry,
     BallotRejected,
@@ -36,20 +38,24 @@ from barnraise.kvstore.pending import PendingRequests, ToSubmit
 from barnraise.kvstore.primary import Primary, RequestOrigin
 from barnraise.kvstore.snapshot import ReceivedSnapshot, ReplicaLog, SnapshotReceiver, SnapshotSender
 from barnraise.kvstore.store import KeyValueStore
-from barnraise.kvstore.view_change import StartEmpty, ViewChange, WaitFor, founding_name, judge
+from barnraise.kvstore.view_change import StartEmpty, ViewChange, WaitFor, choose_log, founding_id
 
 TICK_S = 0.1
-PATIENCE_S = 30.0
+REQUEST_TIMEOUT_S = 30.0
 _RETRY_S = 0.25
-_LEFT_S = 5.0  # how long those who are no longer members may take to say what they hold
+_FORMER_MEMBERS_S = 5.0  # how long former members may take to answer
 _STALLED_S = 3.0
-_MOST_VIEWS = 64
-_MOST_EARLY = 1000
+_MAX_VIEWS = 64
+_MAX_EARLY_REQUESTS = 1000
 
 
 class KvReplica:
-    """``nonce``: 16 random bytes of this start. ``last_view``: the newest view on disk that was there before
-    this start (not one that lists this incarnation), 0 if none: in those it reigns over nobody."""
+    """Replica of the store on one machine.
+
+    ``nonce``: 16 random bytes of this incarnation. ``last_view``: number of the newest view on disk from
+    before this start, not one that lists this incarnation; 0 if there is none. The replica does not become
+    primary in a view up to ``last_view``.
+    """
 
     def __init__(
         self,
@@ -64,383 +70,424 @@ class KvReplica:
         self._is_quorum = is_quorum
         self._nonce = nonce
         self._name = name
-        self._blind = last_view  # until this one has got a board
+        self._forgotten_until = last_view  # until this replica has the store again
         self._view: ReplicaView | None = None
         self.primary: bytes | None = None
-        self._known: dict[int, ReplicaView] = {}
-        self._promised = NOBODY
-        self._copy = ReplicaLog()
-        self._donor = SnapshotSender(self._copy)
-        self._requests = PendingRequests()
-        self._reign: Primary | None = None
-        self._gathering: ViewChange | None = None
-        self._fetching: SnapshotReceiver | None = None
-        self._fetches = 0
-        self._early: dict[RequestOrigin, Operation] = {}
-        self._knocked = self._now = -1e9
-        self._out: list[Effect] = []
+        self._known_views: dict[int, ReplicaView] = {}
+        self._promised = NO_BALLOT
+        self._log = ReplicaLog()
+        self._snapshot_sender = SnapshotSender(self._log)
+        self._pending = PendingRequests()
+        self._primary: Primary | None = None
+        self._view_change: ViewChange | None = None
+        self._snapshot_receiver: SnapshotReceiver | None = None
+        self._transfers = 0
+        self._early_requests: dict[RequestOrigin, Operation] = {}
+        self._resend_requested_at = self._now = -1e9
+        self._effects: list[Effect] = []
 
-    # what others want to know
-
-    @property
-    def serves(self) -> bool:
-        """Whether this is the primary and a quorum follows it."""
-        return self._reign is not None and self._reign.committed >= 0
+    # state
 
     @property
-    def number(self) -> int:
-        """How many operations the copy here has seen."""
-        return self._copy.number
+    def is_serving(self) -> bool:
+        """Return True if this replica is the primary and a quorum follows it."""
+        return self._primary is not None and self._primary.commit_number >= 0
 
-    def waiting(self) -> str | None:
-        """For whom the requests wait, and why; None if there are none, or nothing is in their way."""
-        if self._gathering is None and not self._requests.linger(self._now):
+    @property
+    def op_number(self) -> int:
+        """Return the number of operations that the local log has seen."""
+        return self._log.op_number
+
+    def wait_reason(self) -> str | None:
+        """Return a sentence that says what the requests wait for; None if nothing blocks them."""
+        if self._view_change is None and not self._pending.has_slow(self._now):
             return None
         view = self._view
         if view is None:
             return "this machine is in no view of the cluster yet"
         if self._me not in view.members:
             return f"this machine is not in view {view.number} of the cluster"
-        if self._gathering is not None:
-            missing = self._gathering.waits_for
-            names = ", ".join(map(self._name, missing)) or "a member that knows who was there"
-            return f"the board waits for {names}: they may hold what was written before view {view.number}"
-        if self._reign is not None:
-            names = ", ".join(map(self._name, self._reign.missing()))
-            return f"too few of view {view.number} hold it; the board waits for {names}" if names else None
+        if self._view_change is not None:
+            missing = self._view_change.waiting_for
+            names = ", ".join(map(self._name, missing)) or "a machine that knows the members of that time"
+            return f"the store waits for {names}, which may hold writes from before view {view.number}"
+        if self._primary is not None:
+            names = ", ".join(map(self._name, self._primary.lagging_voters()))
+            return (
+                f"too few voters of view {view.number} have acknowledged; the store waits for {names}"
+                if names
+                else None
+            )
         if self.primary == self._me:
-            return f"this machine was started again and waits for a view after {view.number}"
+            return f"this machine was restarted and waits for a view after {view.number}"
         primary = "a voter" if self.primary is None else self._name(self.primary)
-        return f"the board waits for {primary}, which keeps it in view {view.number}"
+        return f"the store waits for {primary}, its primary in view {view.number}"
 
     # events
 
-    def view_changed(self, view: ReplicaView, now: float) -> list[Effect]:
-        """A newer view was decided and is on disk. Tell a member that leaves of it too: it may be asked."""
+    def on_view_change(self, view: ReplicaView, now: float) -> list[Effect]:
+        """Handle a newer view that was decided and is on disk.
+
+        Call it on leaving members as well: the new primary may ask them for their log.
+        """
         if self._view is not None and view.number <= self._view.number:
             return []
         self._view, self.primary = view, view.primary
-        self._learn(view)
-        self._reign = self._gathering = self._fetching = None
-        self._early.clear()
-        if self.primary == self._me and view.number > self._blind:
-            self._gather(1, now)
-        self._submit(self._requests.unanswered(now, 0.0), now)
-        return self._done(now)
+        self._remember_view(view)
+        self._primary = self._view_change = self._snapshot_receiver = None
+        self._early_requests.clear()
+        if self.primary == self._me and view.number > self._forgotten_until:
+            self._start_view_change(1, now)
+        self._send_requests(self._pending.unanswered(now, 0.0), now)
+        return self._drain_effects(now)
 
     def request(
-        self, operation: Operation | WatchKey, ticket: object, now: float, patience_s: float = PATIENCE_S
+        self,
+        operation: Operation | WatchKey,
+        ticket: object,
+        now: float,
+        timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> list[Effect]:
-        """An operation of a client of this machine; its answer comes as an effect, at the latest when the
-        patience has ended."""
-        refused = self._requests.add(operation, ticket, now + patience_s, now)
-        if refused is not None:
-            self._out.append(refused)
-        return self._done(now)
+        """Submit an operation of a local client; its answer follows as an effect, at the latest after the
+        timeout.
+        """
+        rejection = self._pending.add(operation, ticket, now + timeout_s, now)
+        if rejection is not None:
+            self._effects.append(rejection)
+        return self._drain_effects(now)
 
-    def forget(self, ticket: object) -> None:
-        """The client has gone: no answer is wanted any more."""
-        self._requests.forget(ticket)
+    def cancel(self, ticket: object) -> None:
+        """Drop the request of a client that has gone."""
+        self._pending.cancel(ticket)
 
     def tick(self, now: float) -> list[Effect]:
-        """Call every TICK_S."""
+        """Handle timeouts and retries; call it every ``TICK_S`` seconds."""
         self._now = now
-        self._donor.tick(now)
-        why = self.waiting() or "the cluster was too slow to answer"
-        self._out += self._requests.tick(now, why)
-        if self._gathering is not None:
-            self._keep_gathering(now)
-        if self._reign is not None:
-            self._out += self._reign.tick(now)
-        if self._fetching is not None and self._fetching.is_overdue(now):
-            self._out.append(ReplicaSend(self._fetching.donor, self._fetching.request(now)))
-        self._knock(now)
-        self._submit(self._requests.unanswered(now), now)
-        return self._done(now)
+        self._snapshot_sender.tick(now)
+        why = self.wait_reason() or "the cluster did not answer in time"
+        self._effects += self._pending.tick(now, why)
+        if self._view_change is not None:
+            self._continue_view_change(now)
+        if self._primary is not None:
+            self._effects += self._primary.tick(now)
+        if self._snapshot_receiver is not None and self._snapshot_receiver.is_overdue(now):
+            self._effects.append(
+                ReplicaSend(self._snapshot_receiver.source, self._snapshot_receiver.request(now))
+            )
+        self._request_resend(now)
+        self._send_requests(self._pending.unanswered(now), now)
+        return self._drain_effects(now)
 
     def receive(self, sender: bytes, message: Message, now: float) -> list[Effect]:
-        """From a node whose link has proved who it is."""
+        """Handle a message from an authenticated node."""
         match message:
             case PrepareView():
-                self._on_gather(sender, message)
+                self._on_prepare_view(sender, message)
             case ViewPromise():
                 self._on_promise(sender, message, now)
             case BallotRejected():
-                self._on_outbid(message, now)
+                self._on_ballot_rejected(message, now)
             case AppendEntry():
-                self._on_prepare(sender, message, now)
+                self._on_append(sender, message, now)
             case AppendAck():
-                if self._reign is not None:
-                    self._out += self._reign.held(sender, message, now)
+                if self._primary is not None:
+                    self._effects += self._primary.on_ack(sender, message, now)
             case ResendRequest():
-                if self._reign is not None and self._view is not None and message.view == self._view.number:
-                    self._out += self._reign.knocked(sender, now)
+                if self._primary is not None and self._view is not None and message.view == self._view.number:
+                    self._effects += self._primary.on_resend_request(sender, now)
             case SnapshotRequest():
-                self._on_fetch(sender, message, now)
+                self._on_snapshot_request(sender, message, now)
             case SnapshotChunk():
-                self._on_chunk(sender, message, now)
+                self._on_snapshot_chunk(sender, message, now)
             case ForwardedRequest():
-                self._on_forward(sender, message, now)
+                self._on_forwarded_request(sender, message, now)
             case ClientReply():
-                if message.life == self._nonce:
-                    answer = self._requests.answered(message.request, message.result)
-                    self._out += [] if answer is None else [answer]
-        return self._done(now)
+                if message.incarnation == self._nonce:
+                    answer = self._pending.on_result(message.request, message.result)
+                    self._effects += [] if answer is None else [answer]
+        return self._drain_effects(now)
 
-    def _learn(self, view: ReplicaView) -> None:
-        self._known.setdefault(view.number, view)
-        while len(self._known) > _MOST_VIEWS:
-            del self._known[min(self._known)]
+    def _remember_view(self, view: ReplicaView) -> None:
+        self._known_views.setdefault(view.number, view)
+        while len(self._known_views) > _MAX_VIEWS:
+            del self._known_views[min(self._known_views)]
 
-    # becoming the primary
+    # view change: becoming the primary
 
-    def _gather(self, attempt: int, now: float) -> None:
+    def _start_view_change(self, attempt: int, now: float) -> None:
+        """Promise a new ballot to itself, and ask the others for their logs."""
         assert self._view is not None
-        began = now if self._gathering is None else self._gathering.began
+        started_at = now if self._view_change is None else self._view_change.started_at
         self._promised = ViewBallot(self._view.number, attempt, self._nonce)
-        self._fetching = None
-        self._gathering = ViewChange(self._promised, began)
-        self._gathering.replies[self._me] = self._promise(())
-        self._ask_around(now)
-        self._consider(now)
+        self._snapshot_receiver = None
+        self._view_change = ViewChange(self._promised, started_at)
+        self._view_change.replies[self._me] = self._make_promise(())
+        self._send_prepare_view(now)
+        self._try_finish_view_change(now)
 
-    def _ask_around(self, now: float) -> None:
-        """Ask everyone who may hold something: members, and voters of the views before."""
+    def _send_prepare_view(self, now: float) -> None:
+        """Ask all nodes that may hold state: members, and voters of earlier views."""
         assert self._view is not None
-        assert self._gathering is not None
-        self._gathering.asked = now
-        question = PrepareView(self._gathering.ballot, tuple(self._known))
-        nodes = self._gathering.unheard(self._view, self._known)
-        self._out += [ReplicaSend(node, question) for node in nodes]
+        assert self._view_change is not None
+        self._view_change.asked_at = now
+        prepare = PrepareView(self._view_change.ballot, tuple(self._known_views))
+        nodes = self._view_change.nodes_to_ask(self._view, self._known_views)
+        self._effects += [ReplicaSend(node, prepare) for node in nodes]
 
-    def _keep_gathering(self, now: float) -> None:
-        assert self._gathering is not None
-        if self._fetching is not None:
-            if now - self._fetching.progress > _STALLED_S:
-                self._gather(self._promised.attempt + 1, now)
+    def _continue_view_change(self, now: float) -> None:
+        """Repeat what was not answered; start another attempt if the snapshot transfer has stalled."""
+        assert self._view_change is not None
+        if self._snapshot_receiver is not None:
+            if now - self._snapshot_receiver.progress_at > _STALLED_S:
+                self._start_view_change(self._promised.attempt + 1, now)
             return
-        if now - self._gathering.asked > _RETRY_S:
-            self._ask_around(now)
-        self._consider(now)
+        if now - self._view_change.asked_at > _RETRY_S:
+            self._send_prepare_view(now)
+        self._try_finish_view_change(now)
 
     def _on_promise(self, sender: bytes, message: ViewPromise, now: float) -> None:
-        gathering = self._gathering
-        if gathering is None or message.ballot != gathering.ballot or self._fetching is not None:
+        change = self._view_change
+        if change is None or message.ballot != change.ballot or self._snapshot_receiver is not None:
             return
-        gathering.replies[sender] = message
+        change.replies[sender] = message
         for view in message.views:
-            self._learn(view)
-        self._consider(now)
+            self._remember_view(view)
+        self._try_finish_view_change(now)
 
-    def _on_outbid(self, message: BallotRejected, now: float) -> None:
-        gathering = self._gathering
-        if gathering is None or message.ballot != gathering.ballot:
+    def _on_ballot_rejected(self, message: BallotRejected, now: float) -> None:
+        change = self._view_change
+        if change is None or message.ballot != change.ballot:
             return
-        if message.promised.view == gathering.ballot.view:
-            self._gather(max(message.promised.attempt, gathering.ballot.attempt) + 1, now)
+        if message.promised.view == change.ballot.view:
+            self._start_view_change(max(message.promised.attempt, change.ballot.attempt) + 1, now)
 
-    def _consider(self, now: float) -> None:
-        """Reign if it is known what was held before; fetch it if another one holds it."""
-        view, gathering = self._view, self._gathering
-        if view is None or gathering is None or self._fetching is not None:
+    def _try_finish_view_change(self, now: float) -> None:
+        """Start as primary once the newest log is known; fetch it first if another node holds it."""
+        view, change = self._view, self._view_change
+        if view is None or change is None or self._snapshot_receiver is not None:
             return
-        impatient = now - gathering.began > _LEFT_S
-        verdict = judge(view, gathering.replies, self._known, self._is_quorum, impatient=impatient)
-        if isinstance(verdict, WaitFor):
-            gathering.waits_for = verdict.missing
+        is_overdue = now - change.started_at > _FORMER_MEMBERS_S
+        choice = choose_log(view, change.replies, self._known_views, self._is_quorum, is_overdue=is_overdue)
+        if isinstance(choice, WaitFor):
+            change.waiting_for = choice.missing
             return
-        if isinstance(verdict, StartEmpty):
-            self._found(verdict.lost, now)
+        if isinstance(choice, StartEmpty):
+            self._start_empty(choice.lost, now)
             return
-        best = gathering.replies[verdict.node]
-        if (best.held, best.number) == (self._copy.held, self._copy.number):
-            self._begin_reign(now, anew=False)
+        best = change.replies[choice.node]
+        if (best.log_ballot, best.op_number) == (self._log.log_ballot, self._log.op_number):
+            self._become_primary(now, is_empty=False)
         else:
-            gathering.wanted = best
-            gathering.waits_for = (verdict.node,)
-            self._fetch(verdict.node, gathering.ballot, now)
+            change.wanted = best
+            change.waiting_for = (choice.node,)
+            self._request_snapshot(choice.node, change.ballot, now)
 
-    def _found(self, lost: str, now: float) -> None:
-        assert self._gathering is not None
-        ballot, replies = self._gathering.ballot, self._gathering.replies
-        number = max(reply.number for reply in replies.values())
-        if lost and any(reply.held != NOBODY for reply in replies.values()):
-            self._out.append(ReplicaNote(f"the board lost its memory and begins anew: {lost}"))
-        self._copy.replace(KeyValueStore(founding_name(ballot)), NOBODY, number + 1)
-        self._begin_reign(now, anew=True)
+    def _start_empty(self, lost: str, now: float) -> None:
+        """Start as primary of an empty store, under a new history id."""
+        assert self._view_change is not None
+        ballot, replies = self._view_change.ballot, self._view_change.replies
+        number = max(reply.op_number for reply in replies.values())
+        if lost and any(reply.log_ballot != NO_BALLOT for reply in replies.values()):
+            self._effects.append(ReplicaNote(f"the store lost its contents and starts empty: {lost}"))
+        self._log.replace(KeyValueStore(founding_id(ballot)), NO_BALLOT, number + 1)
+        self._become_primary(now, is_empty=True)
 
-    def _begin_reign(self, now: float, *, anew: bool) -> None:
+    def _become_primary(self, now: float, *, is_empty: bool) -> None:
+        """Start as primary and submit the requests that arrived early."""
         assert self._view is not None
-        assert self._gathering is not None
-        self._reign = Primary(self._me, self._view, self._gathering.ballot, self._copy, now)
-        self._gathering = None
-        self._blind = 0
-        self._out += self._reign.begin(now, anew=anew)
-        self._requests.changed(self._copy.board, None, now)
-        early, self._early = self._early, {}
-        for origin, operation in early.items():
-            self._take(operation, origin, now)
+        assert self._view_change is not None
+        self._primary = Primary(self._me, self._view, self._view_change.ballot, self._log, now)
+        self._view_change = None
+        self._forgotten_until = 0
+        self._effects += self._primary.start(now, is_empty=is_empty)
+        self._pending.recheck_watches(self._log.store, None, now)
+        requests, self._early_requests = self._early_requests, {}
+        for origin, operation in requests.items():
+            self._submit_as_primary(operation, origin, now)
 
-    # following
+    # the backup's side
 
-    def _promise(self, known: tuple[int, ...]) -> ViewPromise:
+    def _make_promise(self, known: tuple[int, ...]) -> ViewPromise:
+        """Return the reply to `PrepareView`, with the views that its sender does not know."""
         views = tuple(
             view
-            for number, view in self._known.items()
-            if self._copy.held.view <= number < self._promised.view and number not in known
+            for number, view in self._known_views.items()
+            if self._log.log_ballot.view <= number < self._promised.view and number not in known
         )
-        return ViewPromise(self._promised, self._copy.held, self._copy.number, self._blind, views)
+        return ViewPromise(
+            self._promised, self._log.log_ballot, self._log.op_number, self._forgotten_until, views
+        )
 
-    def _on_gather(self, sender: bytes, message: PrepareView) -> None:
+    def _on_prepare_view(self, sender: bytes, message: PrepareView) -> None:
         if not self._is_from_primary(sender, message.ballot):
             return
-        if self._outbids(message.ballot):
-            self._out.append(ReplicaSend(sender, BallotRejected(message.ballot, self._promised)))
+        if self._is_superseded(message.ballot):
+            self._effects.append(ReplicaSend(sender, BallotRejected(message.ballot, self._promised)))
             return
         self._promised = message.ballot
-        self._out.append(ReplicaSend(sender, self._promise(message.known)))
+        self._effects.append(ReplicaSend(sender, self._make_promise(message.known)))
 
-    def _on_prepare(self, sender: bytes, message: AppendEntry, now: float) -> None:
-        if not self._is_from_primary(sender, message.ballot) or self._outbids(message.ballot):
+    def _on_append(self, sender: bytes, message: AppendEntry, now: float) -> None:
+        if not self._is_from_primary(sender, message.ballot) or self._is_superseded(message.ballot):
             return
         self._promised = message.ballot
-        copy = self._copy
-        if copy.held == message.ballot or (copy.held == message.base and copy.number <= message.base_number):
-            self._follow(message, now)
-            lacking = copy.number + 1 < message.oldest
+        log = self._log
+        if log.log_ballot == message.ballot or (
+            log.log_ballot == message.base_ballot and log.op_number <= message.base_op_number
+        ):
+            self._append(message, now)
+            needs_snapshot = log.op_number + 1 < message.oldest_op
         else:
-            lacking = True
-        if not lacking:
-            self._fetching = None
-        elif self._fetching is None or self._fetching.ballot != message.ballot:
-            self._fetch(sender, message.ballot, now)
-        self._say_held(sender)
+            needs_snapshot = True
+        if not needs_snapshot:
+            self._snapshot_receiver = None
+        elif self._snapshot_receiver is None or self._snapshot_receiver.ballot != message.ballot:
+            self._request_snapshot(sender, message.ballot, now)
+        self._send_ack(sender)
 
-    def _follow(self, message: AppendEntry, now: float) -> None:
-        copy = self._copy
-        for number, operation in enumerate(message.operations, message.first):
-            self._adopt(message)
-            if number == copy.number + 1:
-                copy.apply(operation)
-                self._notice(operation, now)
-        self._adopt(message)
+    def _append(self, message: AppendEntry, now: float) -> None:
+        """Append the operations that the log does not have yet."""
+        log = self._log
+        for number, operation in enumerate(message.operations, message.first_op):
+            self._adopt_ballot(message)
+            if number == log.op_number + 1:
+                log.apply(operation)
+                self._notify_watches(operation, now)
+        self._adopt_ballot(message)
 
-    def _adopt(self, message: AppendEntry) -> None:
-        """The copy belongs to the new reign once it has all that the reign began with."""
-        if self._copy.number >= message.base_number and self._copy.held != message.ballot:
-            self._copy.held = message.ballot
-            self._blind = 0
+    def _adopt_ballot(self, message: AppendEntry) -> None:
+        """Mark the log as following the new primary once it has all that the primary started from."""
+        if self._log.op_number >= message.base_op_number and self._log.log_ballot != message.ballot:
+            self._log.log_ballot = message.ballot
+            self._forgotten_until = 0
 
-    def _say_held(self, primary: bytes) -> None:
-        copy, fetching = self._copy, self._fetching is not None
-        follows = copy.held == self._promised
-        self._out.append(ReplicaSend(primary, AppendAck(self._promised, copy.number, follows, fetching)))
+    def _send_ack(self, primary: bytes) -> None:
+        log, is_fetching = self._log, self._snapshot_receiver is not None
+        follows = log.log_ballot == self._promised
+        self._effects.append(
+            ReplicaSend(primary, AppendAck(self._promised, log.op_number, follows, is_fetching))
+        )
 
     def _is_from_primary(self, sender: bytes, ballot: ViewBallot) -> bool:
         view = self._view
         return view is not None and ballot.view == view.number and sender == self.primary != self._me
 
-    def _outbids(self, ballot: ViewBallot) -> bool:
-        """Whether this one has promised not to follow that ballot."""
+    def _is_superseded(self, ballot: ViewBallot) -> bool:
+        """Return True if this replica has promised a ballot that is at least as new."""
         promised = self._promised
         return ballot != promised and ballot.rank <= promised.rank
 
-    def _knock(self, now: float) -> None:
-        """Without a board of this view, after a start or lost messages, ask for one."""
+    def _request_resend(self, now: float) -> None:
+        """Ask the primary for state if this replica has none of the current view."""
         view = self._view
         if view is None or self._me not in view.members or self.primary is None or self.primary == self._me:
             return
-        has_one = self._copy.held.view == view.number or self._fetching is not None
-        if not has_one and now - self._knocked > 2 * _RETRY_S:
-            self._knocked = now
-            self._out.append(ReplicaSend(self.primary, ResendRequest(view.number)))
+        has_state = self._log.log_ballot.view == view.number or self._snapshot_receiver is not None
+        if not has_state and now - self._resend_requested_at > 2 * _RETRY_S:
+            self._resend_requested_at = now
+            self._effects.append(ReplicaSend(self.primary, ResendRequest(view.number)))
 
-    # copies on their way
+    # snapshots
 
-    def _fetch(self, donor: bytes, ballot: ViewBallot, now: float) -> None:
-        self._fetches += 1
-        ticket = self._nonce[:8] + self._fetches.to_bytes(8, "big")
-        self._fetching = SnapshotReceiver(donor, ballot, ticket, now)
-        self._out.append(ReplicaSend(donor, self._fetching.request(now)))
+    def _request_snapshot(self, source: bytes, ballot: ViewBallot, now: float) -> None:
+        self._transfers += 1
+        transfer = self._nonce[:8] + self._transfers.to_bytes(8, "big")
+        self._snapshot_receiver = SnapshotReceiver(source, ballot, transfer, now)
+        self._effects.append(ReplicaSend(source, self._snapshot_receiver.request(now)))
 
-    def _on_fetch(self, sender: bytes, message: SnapshotRequest, now: float) -> None:
+    def _on_snapshot_request(self, sender: bytes, message: SnapshotRequest, now: float) -> None:
         view = self._view
-        if view is None or message.ballot != self._promised or self._copy.held == NOBODY:
+        if view is None or message.ballot != self._promised or self._log.log_ballot == NO_BALLOT:
             return
-        reigns = self._reign is not None and sender in view.members
-        if reigns or sender == self.primary:
-            self._out.append(ReplicaSend(sender, self._donor.answer(message, now)))
+        is_primary = self._primary is not None and sender in view.members
+        if is_primary or sender == self.primary:
+            self._effects.append(ReplicaSend(sender, self._snapshot_sender.answer(message, now)))
 
-    def _on_chunk(self, sender: bytes, message: SnapshotChunk, now: float) -> None:
-        fetching = self._fetching
-        if fetching is None or sender != fetching.donor:
+    def _on_snapshot_chunk(self, sender: bytes, message: SnapshotChunk, now: float) -> None:
+        receiver = self._snapshot_receiver
+        if receiver is None or sender != receiver.source:
             return
         try:
-            got = fetching.receive(message, now)
+            received = receiver.receive(message, now)
         except ProtocolError as error:
-            self._out.append(ReplicaNote(f"the board of {self._name(sender)} was not taken: {error.message}"))
-            self._fetching = None
+            self._effects.append(
+                ReplicaNote(f"the snapshot of {self._name(sender)} was rejected: {error.message}")
+            )
+            self._snapshot_receiver = None
             return
-        if isinstance(got, ReceivedSnapshot):
-            self._fetching = None
-            self._install(sender, fetching.ballot, got, now)
-        elif got:
-            self._out.append(ReplicaSend(sender, fetching.request(now)))
+        if isinstance(received, ReceivedSnapshot):
+            self._snapshot_receiver = None
+            self._install_snapshot(sender, receiver.ballot, received, now)
+        elif received:
+            self._effects.append(ReplicaSend(sender, receiver.request(now)))
 
-    def _install(self, donor: bytes, ballot: ViewBallot, got: ReceivedSnapshot, now: float) -> None:
-        if self._gathering is not None:
-            wanted = self._gathering.wanted
-            if wanted is None or (got.held, got.number) != (wanted.held, wanted.number):
-                self._gather(self._promised.attempt + 1, now)
+    def _install_snapshot(
+        self, source: bytes, ballot: ViewBallot, received: ReceivedSnapshot, now: float
+    ) -> None:
+        """Replace the log by a received snapshot, and go on as primary or as backup."""
+        if self._view_change is not None:
+            wanted = self._view_change.wanted
+            if wanted is None or (received.log_ballot, received.op_number) != (
+                wanted.log_ballot,
+                wanted.op_number,
+            ):
+                self._start_view_change(self._promised.attempt + 1, now)
                 return
-            self._copy.replace(got.board, got.held, got.number)
-            self._begin_reign(now, anew=False)
-        elif got.held == ballot == self._promised and (self._copy.held != ballot or got.number > self.number):
-            self._copy.replace(got.board, got.held, got.number)
-            self._blind = 0
-            self._requests.changed(got.board, None, now)
-            self._say_held(donor)
+            self._log.replace(received.store, received.log_ballot, received.op_number)
+            self._become_primary(now, is_empty=False)
+        elif received.log_ballot == ballot == self._promised and (
+            self._log.log_ballot != ballot or received.op_number > self.op_number
+        ):
+            self._log.replace(received.store, received.log_ballot, received.op_number)
+            self._forgotten_until = 0
+            self._pending.recheck_watches(received.store, None, now)
+            self._send_ack(source)
 
     # requests
 
-    def _on_forward(self, sender: bytes, message: ForwardedRequest, now: float) -> None:
+    def _on_forwarded_request(self, sender: bytes, message: ForwardedRequest, now: float) -> None:
         if self._view is not None and self.primary == self._me and sender in self._view.members:
-            self._take(message.operation, RequestOrigin(sender, message.life, message.request), now)
+            self._submit_as_primary(
+                message.operation, RequestOrigin(sender, message.incarnation, message.request), now
+            )
 
-    def _take(self, operation: Operation, origin: RequestOrigin, now: float) -> None:
-        """As the primary; one that does not reign yet keeps it until then."""
-        if self._reign is not None:
-            self._out += self._reign.take(operation, origin, now)
-            self._notice(operation, now)
-        elif self._gathering is not None and len(self._early) < _MOST_EARLY:
-            self._early[origin] = operation
+    def _submit_as_primary(self, operation: Operation, origin: RequestOrigin, now: float) -> None:
+        """Submit an operation to the log; keep it until the view change has finished."""
+        if self._primary is not None:
+            self._effects += self._primary.submit(operation, origin, now)
+            self._notify_watches(operation, now)
+        elif self._view_change is not None and len(self._early_requests) < _MAX_EARLY_REQUESTS:
+            self._early_requests[origin] = operation
 
-    def _notice(self, operation: Operation, now: float) -> None:
+    def _notify_watches(self, operation: Operation, now: float) -> None:
         if isinstance(operation, WRITES):
-            self._requests.changed(self._copy.board, operation.scope, now)
+            self._pending.recheck_watches(self._log.store, operation.scope, now)
 
-    def _submit(self, requests: Iterator[ToSubmit], now: float) -> None:
+    def _send_requests(self, requests: Iterator[ToSubmit], now: float) -> None:
+        """Submit requests of local clients, or forward them to the primary."""
         view = self._view
         if view is None or self.primary is None or self._me not in view.members:
             return
         for request, operation in list(requests):
             if self.primary == self._me:
-                self._take(operation, RequestOrigin(self._me, self._nonce, request), now)
+                self._submit_as_primary(operation, RequestOrigin(self._me, self._nonce, request), now)
             else:
-                self._out.append(ReplicaSend(self.primary, ForwardedRequest(self._nonce, request, operation)))
+                self._effects.append(
+                    ReplicaSend(self.primary, ForwardedRequest(self._nonce, request, operation))
+                )
 
-    def _done(self, now: float) -> list[Effect]:
-        """Answers go last: whoever gets one over the same link has got the operation before."""
-        self._submit(self._requests.unsent(), now)
-        while self._reign is not None and (due := self._reign.due(self._is_quorum)):
-            for origin, result in due:
+    def _drain_effects(self, now: float) -> list[Effect]:
+        """Return all effects, with answers last: an append then reaches a machine before the reply does."""
+        self._send_requests(self._pending.unsent(), now)
+        while self._primary is not None and (committed := self._primary.take_committed(self._is_quorum)):
+            for origin, result in committed:
                 if origin.node != self._me:
-                    self._out.append(
-                        ReplicaSend(origin.node, ClientReply(origin.life, origin.request, result))
+                    self._effects.append(
+                        ReplicaSend(origin.node, ClientReply(origin.incarnation, origin.request, result))
                     )
                     continue
-                answer = self._requests.answered(origin.request, result)
-                self._out += [] if answer is None else [answer]
-            self._submit(self._requests.unsent(), now)
-        out, self._out = self._out, []
-        return out
+                answer = self._pending.on_result(origin.request, result)
+                self._effects += [] if answer is None else [answer]
+            self._send_requests(self._pending.unsent(), now)
+        effects, self._effects = self._effects, []
+        return effects

@@ -1,4 +1,4 @@
-"""A copy of the board with the newest operations that made it, and its way from machine to machine. Pure."""
+"""Log and state of one replica, and the transfer of snapshots between replicas. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from barnraise.agent_client.kv_messages import Operation, Result, weight
 from barnraise.core.errors import ProtocolError
 from barnraise.kvstore.messages import (
     CHUNK_BYTES,
-    LARGEST_IMAGE,
-    NOBODY,
+    MAX_SNAPSHOT_BYTES,
+    NO_BALLOT,
     SnapshotChunk,
     SnapshotRequest,
     ViewBallot,
@@ -20,46 +20,51 @@ from barnraise.kvstore.store import KeyValueStore
 _LOG_BYTES = 8 << 20
 _LOG_LENGTH = 4096
 _PIN_S = 10.0
-_MOST_PINS = 4
+_MAX_PINS = 4
 RETRY_S = 0.5
 
 
 class ReplicaLog:
-    """The board after ``number`` operations, the last of them in the reign ``held``."""
+    """State of the store after ``op_number`` operations, with the newest operations for backups that lag.
+
+    ``log_ballot``: the ballot of the last operation.
+    """
 
     def __init__(self) -> None:
-        self.board = KeyValueStore(b"")
-        self.held = NOBODY
-        self.number = 0
-        self._log: deque[tuple[Operation, int]] = deque()
-        self._weight = 0
+        self.store = KeyValueStore(b"")
+        self.log_ballot = NO_BALLOT
+        self.op_number = 0
+        self._entries: deque[tuple[Operation, int]] = deque()
+        self._nbytes = 0
 
     @property
-    def oldest(self) -> int:
-        """The number of the first operation that is still at hand; one above `number` if none is."""
-        return self.number - len(self._log) + 1
+    def oldest_op(self) -> int:
+        """Return the number of the first operation in the log; ``op_number`` plus one if it is empty."""
+        return self.op_number - len(self._entries) + 1
 
     def apply(self, operation: Operation) -> Result:
-        self.number += 1
-        heavy = weight(operation)
-        self._log.append((operation, heavy))
-        self._weight += heavy
-        while len(self._log) > _LOG_LENGTH or (self._weight > _LOG_BYTES and len(self._log) > 1):
-            self._weight -= self._log.popleft()[1]
-        return self.board.apply(operation, self.number)
+        """Append an operation to the log, apply it to the store, and return its result."""
+        self.op_number += 1
+        nbytes = weight(operation)
+        self._entries.append((operation, nbytes))
+        self._nbytes += nbytes
+        while len(self._entries) > _LOG_LENGTH or (self._nbytes > _LOG_BYTES and len(self._entries) > 1):
+            self._nbytes -= self._entries.popleft()[1]
+        return self.store.apply(operation, self.op_number)
 
-    def replace(self, board: KeyValueStore, held: ViewBallot, number: int) -> None:
-        self.board, self.held, self.number = board, held, number
-        self._log.clear()
-        self._weight = 0
+    def replace(self, store: KeyValueStore, ballot: ViewBallot, op_number: int) -> None:
+        """Replace state and log by a snapshot."""
+        self.store, self.log_ballot, self.op_number = store, ballot, op_number
+        self._entries.clear()
+        self._nbytes = 0
 
     def since(self, first: int) -> tuple[Operation, ...]:
-        """The operations from number ``first`` on, as many as fit into one message."""
+        """Return the operations from number ``first`` on, as many as fit into one message."""
         taken: list[Operation] = []
         size = 0
-        for place in range(max(first - self.oldest, 0), len(self._log)):
-            operation, heavy = self._log[place]
-            size += heavy
+        for index in range(max(first - self.oldest_op, 0), len(self._entries)):
+            operation, nbytes = self._entries[index]
+            size += nbytes
             if taken and size > CHUNK_BYTES:
                 break
             taken.append(operation)
@@ -67,94 +72,105 @@ class ReplicaLog:
 
 
 class _Pin:
-    """Keeps one state of the board while others fetch it piece by piece."""
+    """Snapshot that is kept while other replicas fetch it chunk by chunk."""
 
-    __slots__ = ("data", "used")
+    __slots__ = ("data", "used_at")
 
     def __init__(self, data: bytes, now: float) -> None:
         self.data = data
-        self.used = now
+        self.used_at = now
 
 
 class SnapshotSender:
-    """Serves pieces of the board; what it began to serve does not change under the one who fetches."""
+    """Server of snapshot chunks; a snapshot does not change during its transfer."""
 
-    def __init__(self, copy: ReplicaLog) -> None:
-        self._copy = copy
+    def __init__(self, log: ReplicaLog) -> None:
+        self._log = log
         self._pins: dict[tuple[ViewBallot, int], _Pin] = {}
 
     def answer(self, request: SnapshotRequest, now: float) -> SnapshotChunk:
-        wanted = (request.held, request.number)
+        """Return the requested chunk, or the first chunk of a new snapshot."""
+        wanted = (request.log_ballot, request.op_number)
         pin = self._pins.get(wanted) if request.offset else None
-        if pin is None:  # the first piece, or what was asked for is gone: from the beginning
-            wanted, pin = self._fresh(now)
+        if pin is None:  # the first chunk, or the pinned state has expired: start at offset 0
+            wanted, pin = self._pin_current(now)
             offset = 0
         else:
             offset = request.offset
-        pin.used = now
+        pin.used_at = now
         data = pin.data[offset : offset + CHUNK_BYTES]
-        return SnapshotChunk(request.ticket, wanted[0], wanted[1], len(pin.data), offset, data)
+        return SnapshotChunk(request.transfer, wanted[0], wanted[1], len(pin.data), offset, data)
 
     def tick(self, now: float) -> None:
-        for key in [key for key, pin in self._pins.items() if now - pin.used > _PIN_S]:
+        """Drop snapshots that were not requested for a while."""
+        for key in [key for key, pin in self._pins.items() if now - pin.used_at > _PIN_S]:
             del self._pins[key]
 
-    def _fresh(self, now: float) -> tuple[tuple[ViewBallot, int], _Pin]:
-        """The board as it is now. An older one would not do: who fetches may have forgotten what it held
-        already, and must not end up with less."""
-        key = (self._copy.held, self._copy.number)
+    def _pin_current(self, now: float) -> tuple[tuple[ViewBallot, int], _Pin]:
+        """Return a snapshot of the current state.
+
+        An older snapshot would not do: the receiver may have lost operations that it acknowledged, and needs
+        them back.
+        """
+        key = (self._log.log_ballot, self._log.op_number)
         pin = self._pins.get(key)
         if pin is None:
-            pin = self._pins[key] = _Pin(self._copy.board.image(), now)
-        if len(self._pins) > _MOST_PINS:
-            del self._pins[min((other for other in self._pins if other != key), key=self._used)]
+            pin = self._pins[key] = _Pin(self._log.store.to_snapshot(), now)
+        if len(self._pins) > _MAX_PINS:
+            del self._pins[min((other for other in self._pins if other != key), key=self._used_at)]
         return key, pin
 
-    def _used(self, key: tuple[ViewBallot, int]) -> float:
-        return self._pins[key].used
+    def _used_at(self, key: tuple[ViewBallot, int]) -> float:
+        return self._pins[key].used_at
 
 
 class ReceivedSnapshot(NamedTuple):
-    board: KeyValueStore
-    held: ViewBallot
-    number: int
+    """Complete snapshot, and the log position that it was taken at."""
+
+    store: KeyValueStore
+    log_ballot: ViewBallot
+    op_number: int
 
 
 class SnapshotReceiver:
-    """One board on its way here, asked for piece by piece."""
+    """Transfer of one snapshot from another replica, chunk by chunk."""
 
-    def __init__(self, donor: bytes, ballot: ViewBallot, ticket: bytes, now: float) -> None:
-        self.donor = donor
+    def __init__(self, source: bytes, ballot: ViewBallot, transfer: bytes, now: float) -> None:
+        self.source = source
         self.ballot = ballot
-        self._ticket = ticket
-        self._source = (NOBODY, 0)
+        self._transfer = transfer
+        self._version = (NO_BALLOT, 0)
         self._data = bytearray()
-        self._asked = now
-        self.progress = now
+        self._requested_at = now
+        self.progress_at = now
 
     def request(self, now: float) -> SnapshotRequest:
-        self._asked = now
-        return SnapshotRequest(self.ballot, self._ticket, len(self._data), *self._source)
+        """Return the request for the next chunk."""
+        self._requested_at = now
+        return SnapshotRequest(self.ballot, self._transfer, len(self._data), *self._version)
 
     def is_overdue(self, now: float) -> bool:
-        return now - self._asked > RETRY_S
+        """Return True if the last request should be sent again."""
+        return now - self._requested_at > RETRY_S
 
     def receive(self, chunk: SnapshotChunk, now: float) -> ReceivedSnapshot | bool:
-        """The board once it is whole; True if the next piece should be asked for, False to go on waiting.
+        """Return the snapshot once it is complete; True to request the next chunk, False to keep waiting.
 
-        ProtocolError if what came cannot be a board.
+        Raise ProtocolError if the data cannot be a snapshot.
         """
-        if chunk.ticket != self._ticket or chunk.total > LARGEST_IMAGE:
+        if chunk.transfer != self._transfer or chunk.total > MAX_SNAPSHOT_BYTES:
             return False
-        source = (chunk.held, chunk.number)
-        if chunk.offset == 0 and source != self._source:
-            self._source, self._data = source, bytearray()
-        if source != self._source or chunk.offset != len(self._data) or not chunk.data:
+        version = (chunk.log_ballot, chunk.op_number)
+        if chunk.offset == 0 and version != self._version:
+            self._version, self._data = version, bytearray()
+        if version != self._version or chunk.offset != len(self._data) or not chunk.data:
             return False
         if len(self._data) + len(chunk.data) > chunk.total:
-            raise ProtocolError("a copy of the board is longer than it was said to be")
+            raise ProtocolError("a snapshot of the store is longer than announced")
         self._data += chunk.data
-        self.progress = now
+        self.progress_at = now
         if len(self._data) < chunk.total:
             return True
-        return ReceivedSnapshot(KeyValueStore.of_image(bytes(self._data)), chunk.held, chunk.number)
+        return ReceivedSnapshot(
+            KeyValueStore.from_snapshot(bytes(self._data)), chunk.log_ballot, chunk.op_number
+        )

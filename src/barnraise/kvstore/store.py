@@ -1,7 +1,7 @@
-"""The board: a bounded key-value store, changed only by numbered operations, the same everywhere. Pure.
+"""Bounded key-value store: a deterministic state machine that numbered operations change. Pure.
 
-Every copy that applies the same operations in the same order is the same board. Nothing here may depend on
-a clock, on chance or on the order of a set.
+Replicas that apply the same operations in the same order hold the same state. So nothing here may depend on
+a clock, on random numbers or on the iteration order of a set.
 """
 
 from __future__ import annotations
@@ -44,339 +44,356 @@ from barnraise.core.decoding import decode
 from barnraise.core.errors import ProtocolError
 from barnraise.core.units import format_size
 
-MOST_SCOPES = 64
-MOST_KEYS = 100_000
-MOST_CLIENTS = 10_000
-SCOPE_BYTES = 64 << 20
-_MOST_FENCES = 4096
-_MOST_TOLD_MISSING = 512
-_LIMIT = 2**63
-_LONGEST_NUMBER = 64
+MAX_NAMESPACES = 64
+MAX_KEYS = 100_000
+MAX_CLIENTS = 10_000
+MAX_NAMESPACE_BYTES = 64 << 20
+_MAX_FENCES = 4096
+_MAX_MISSING_REPORTED = 512
+_INT64_LIMIT = 2**63
+_MAX_DIGITS = 64
 
-_USE_ANOTHER_RUN = "Let the runs that have ended drop their scopes, or wait until idle ones are dropped."
-_TOO_LATE = "End this process: a newer generation of the run has taken over."
+_FREE_NAMESPACES = "Stop runs that are no longer needed, or wait until idle namespaces are dropped."
+_TOO_LATE = "Stop this process: a newer generation of the run has taken over."
 
 
-class _Memory(msgspec.Struct, frozen=True, array_like=True):
-    """The last write of a client, and what it was told."""
+class _LastWrite(msgspec.Struct, frozen=True, array_like=True):
+    """Last write of a client and its result, kept to recognise a retry."""
 
     serial: int
     result: Result
 
 
-class _Image(msgspec.Struct, frozen=True, array_like=True):
-    """A scope as it travels."""
+class _NamespaceSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """One namespace as a snapshot encodes it."""
 
     scope: Namespace
     values: dict[str, bytes]
     queues: dict[str, list[bytes]]
-    clients: dict[bytes, _Memory]
+    clients: dict[bytes, _LastWrite]
 
 
-class _StoreImage(msgspec.Struct, frozen=True, array_like=True):
+class _StoreSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """The whole store as a snapshot encodes it."""
+
     founding: bytes
-    fences: Annotated[dict[str, int], Meta(max_length=_MOST_FENCES)]
-    scopes: Annotated[list[_Image], Meta(max_length=MOST_SCOPES)]
+    fences: Annotated[dict[str, int], Meta(max_length=_MAX_FENCES)]
+    scopes: Annotated[list[_NamespaceSnapshot], Meta(max_length=MAX_NAMESPACES)]
 
 
 class _Namespace:
-    """The contents of one scope."""
+    """Keys, queues and clients of one namespace."""
 
     __slots__ = ("clients", "queues", "size", "values")
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.queues: dict[str, deque[bytes]] = {}
-        self.clients: dict[bytes, _Memory] = {}
+        self.clients: dict[bytes, _LastWrite] = {}
         self.size = 0
 
     def has(self, key: str) -> bool:
         return key in self.values or key in self.queues
 
     def put(self, key: str, value: bytes) -> None:
+        """Set a key and account for its size."""
         old = self.values.get(key)
         self.size += len(value) + (_length(key) if old is None else -len(old))
         self.values[key] = value
 
-    def remember(self, client: bytes, memory: _Memory) -> None:
+    def remember(self, client: bytes, last_write: _LastWrite) -> None:
+        """Keep the last write of a client."""
         old = self.clients.get(client)
-        self.size += _told(memory.result) - (0 if old is None else _told(old.result))
-        self.clients[client] = memory
+        self.size += _result_bytes(last_write.result) - (0 if old is None else _result_bytes(old.result))
+        self.clients[client] = last_write
 
 
 class KeyValueStore:
-    """``founding`` names the history that it belongs to; a board that lost its memory begins a new one."""
+    """Key-value store with one namespace for each generation of a run.
+
+    ``founding`` identifies the history of the store. A store that lost its contents starts a new history.
+    """
 
     def __init__(self, founding: bytes) -> None:
         self.founding = founding
-        self._rooms: dict[Namespace, _Namespace] = {}
-        # The oldest generation of a run that is not stale. What is older is never let in again.
+        self._namespaces: dict[Namespace, _Namespace] = {}
+        # Fencing: the oldest generation of each run that is still accepted.
         self._fences: dict[str, int] = {}
 
     @property
-    def scopes(self) -> tuple[Namespace, ...]:
-        return tuple(self._rooms)
+    def namespaces(self) -> tuple[Namespace, ...]:
+        return tuple(self._namespaces)
 
-    def has_room_for(self, scope: Namespace) -> bool:
-        """Whether a write to it would find a place among the scopes."""
-        return scope in self._rooms or len(self._rooms) - len(self._older(scope)) < MOST_SCOPES
+    def can_open(self, scope: Namespace) -> bool:
+        """Return True if a write to this namespace would not exceed the number of namespaces."""
+        return (
+            scope in self._namespaces
+            or len(self._namespaces) - len(self._older_generations(scope)) < MAX_NAMESPACES
+        )
 
     def has(self, scope: Namespace, key: str) -> bool:
-        room = self._rooms.get(scope)
-        return room is not None and room.has(key)
+        """Return True if the namespace has a value or a queue of this key."""
+        space = self._namespaces.get(scope)
+        return space is not None and space.has(key)
 
     def has_value(self, scope: Namespace, key: str) -> bool:
-        """Not only a queue."""
-        room = self._rooms.get(scope)
-        return room is not None and key in room.values
+        """Return True if the namespace has a value of this key; queues do not count."""
+        space = self._namespaces.get(scope)
+        return space is not None and key in space.values
 
     def apply(self, operation: Operation, number: int) -> Result:
-        """Do it, once however often it is repeated, and say what came of it."""
-        denied = self._fence(operation)
+        """Apply an operation and return its result; a repeated write takes effect once."""
+        denied = self._check_fence(operation)
         if denied is not None:
             return denied
         if not isinstance(operation, WRITES):
             return self._read(operation, number)
-        room = self._rooms.get(operation.scope)
-        memory = None if room is None else room.clients.get(operation.client)
-        if memory is not None and operation.serial <= memory.serial:
-            if operation.serial == memory.serial:
-                return memory.result
-            return KvDenied("invalid", "this write comes after a later one of the same client", "Write anew.")
+        space = self._namespaces.get(operation.scope)
+        last_write = None if space is None else space.clients.get(operation.client)
+        if last_write is not None and operation.serial <= last_write.serial:
+            if operation.serial == last_write.serial:
+                return last_write.result
+            return KvDenied(
+                "invalid", "this write is older than the last one of the same client", "Send a new write."
+            )
         if isinstance(operation, DropNamespace):
             return self._drop(operation, number)
-        if room is None:
-            found = self._open(operation.scope)
-            if isinstance(found, KvDenied):
-                return found
-            room = found
-        if operation.client not in room.clients and len(room.clients) >= MOST_CLIENTS:
-            return _full(f"{operation.scope} has {MOST_CLIENTS} clients already")
-        result = self._write(room, operation, number)
-        room.remember(operation.client, _Memory(operation.serial, result))
+        if space is None:
+            opened = self._open(operation.scope)
+            if isinstance(opened, KvDenied):
+                return opened
+            space = opened
+        if operation.client not in space.clients and len(space.clients) >= MAX_CLIENTS:
+            return _full(f"{operation.scope} has {MAX_CLIENTS} clients already")
+        result = self._write(space, operation, number)
+        space.remember(operation.client, _LastWrite(operation.serial, result))
         return result
 
     # snapshots
 
-    def image(self) -> bytes:
-        """The whole board as bytes."""
+    def to_snapshot(self) -> bytes:
+        """Encode the whole store as bytes."""
         scopes = [
-            _Image(scope, room.values, {key: list(items) for key, items in room.queues.items()}, room.clients)
-            for scope, room in self._rooms.items()
+            _NamespaceSnapshot(
+                scope, space.values, {key: list(items) for key, items in space.queues.items()}, space.clients
+            )
+            for scope, space in self._namespaces.items()
         ]
-        return msgspec.msgpack.encode(_StoreImage(self.founding, self._fences, scopes))
+        return msgspec.msgpack.encode(_StoreSnapshot(self.founding, self._fences, scopes))
 
     @classmethod
-    def of_image(cls, data: bytes) -> KeyValueStore:
-        """The board that `image` was made of; ProtocolError if it cannot be."""
-        image = decode(_image_decoder, data, "a copy of the board cannot be read")
-        board = cls(image.founding)
-        board._fences = image.fences
-        for one in image.scopes:
-            room = _Namespace()
-            for key, value in one.values.items():
-                room.put(key, value)
-            for key, items in one.queues.items():
-                room.queues[key] = deque(items)
-                room.size += _length(key) + sum(map(len, items))
-            for client, memory in one.clients.items():
-                room.remember(client, memory)
-            if room.size > 2 * SCOPE_BYTES or len(room.values) + len(room.queues) > MOST_KEYS:
-                raise ProtocolError(f"a copy of the board has too much in {one.scope}")
-            board._rooms[one.scope] = room
-        return board
+    def from_snapshot(cls, data: bytes) -> KeyValueStore:
+        """Decode the bytes of `to_snapshot`; raise ProtocolError if they are malformed."""
+        snapshot = decode(_snapshot_decoder, data, "a snapshot of the store cannot be read")
+        store = cls(snapshot.founding)
+        store._fences = snapshot.fences
+        for saved in snapshot.scopes:
+            space = _Namespace()
+            for key, value in saved.values.items():
+                space.put(key, value)
+            for key, items in saved.queues.items():
+                space.queues[key] = deque(items)
+                space.size += _length(key) + sum(map(len, items))
+            for client, last_write in saved.clients.items():
+                space.remember(client, last_write)
+            if space.size > 2 * MAX_NAMESPACE_BYTES or len(space.values) + len(space.queues) > MAX_KEYS:
+                raise ProtocolError(f"a snapshot of the store exceeds the limit of {saved.scope}")
+            store._namespaces[saved.scope] = space
+        return store
 
-    # scopes
+    # namespaces
 
-    def _fence(self, operation: Operation) -> KvDenied | None:
+    def _check_fence(self, operation: Operation) -> KvDenied | None:
         if operation.founding and operation.founding != self.founding:
             return KvDenied(
                 "lost",
-                "the board lost its memory, because too many machines that held it ended at once",
-                "Start the run again; what it had on the board before is gone.",
+                "the store lost its contents, because too many machines that held it stopped at once",
+                "Start the run again; its earlier keys are gone.",
             )
         scope = operation.scope
         newest = self._fences.get(scope.run, 0)
         if LOBBY < scope.generation < newest:
             return KvDenied(
-                "stale", f"{scope} has ended; the run is at generation {newest} or after it", _TOO_LATE
+                "stale", f"{scope} has ended; the run is at generation {newest} or later", _TOO_LATE
             )
         return None
 
-    def _older(self, scope: Namespace) -> list[Namespace]:
+    def _older_generations(self, scope: Namespace) -> list[Namespace]:
         if scope.generation == LOBBY:
             return []
         return [
             other
-            for other in self._rooms
+            for other in self._namespaces
             if other.run == scope.run and LOBBY < other.generation < scope.generation
         ]
 
     def _open(self, scope: Namespace) -> _Namespace | KvDenied:
-        if not self.has_room_for(scope):
-            return _full(f"the board has {MOST_SCOPES} scopes already, none is left for {scope}")
-        for other in self._older(scope):
-            del self._rooms[other]
+        if not self.can_open(scope):
+            return _full(f"the store has {MAX_NAMESPACES} namespaces already; cannot add {scope}")
+        for other in self._older_generations(scope):
+            del self._namespaces[other]
         if scope.generation > self._fences.get(scope.run, 0):
             self._raise_fence(scope.run, scope.generation)
-        room = self._rooms[scope] = _Namespace()
-        return room
+        space = self._namespaces[scope] = _Namespace()
+        return space
 
     def _drop(self, operation: DropNamespace, number: int) -> KvDone:
         scope = operation.scope
-        existed = self._rooms.pop(scope, None) is not None
+        existed = self._namespaces.pop(scope, None) is not None
         if scope.generation != LOBBY:
             self._raise_fence(scope.run, scope.generation + 1)
         return KvDone(number, self.founding, count=int(existed))
 
     def _raise_fence(self, run: str, generation: int) -> None:
-        self._fences.pop(run, None)  # the newest fence goes last, so that the first is the one to forget
+        self._fences.pop(run, None)  # the newest fence goes last; the first is dropped first
         self._fences[run] = generation
-        while len(self._fences) > _MOST_FENCES:
+        while len(self._fences) > _MAX_FENCES:
             del self._fences[next(iter(self._fences))]
 
     # operations
 
-    def _write(self, room: _Namespace, operation: Write, number: int) -> Result:
+    def _write(self, space: _Namespace, operation: Write, number: int) -> Result:
         match operation:
             case SetKey(key=key, value=value):
-                denied = _no_room(room, operation.scope, [(key, value)])
+                denied = _check_limits(space, operation.scope, [(key, value)])
                 if denied is None:
-                    room.put(key, value)
+                    space.put(key, value)
             case SetKeys(keys=keys, values=values):
                 if len(keys) != len(values):
-                    return _invalid(f"{len(keys)} keys come with {len(values)} values")
-                denied = _no_room(room, operation.scope, zip(keys, values, strict=True))
+                    return _invalid(f"{len(keys)} keys were given with {len(values)} values")
+                denied = _check_limits(space, operation.scope, zip(keys, values, strict=True))
                 if denied is None:
                     for key, value in zip(keys, values, strict=True):
-                        room.put(key, value)
+                        space.put(key, value)
             case AppendToKey(key=key, value=value):
-                whole = room.values.get(key, b"") + value
-                denied = _no_room(room, operation.scope, [(key, whole)])
+                whole = space.values.get(key, b"") + value
+                denied = _check_limits(space, operation.scope, [(key, whole)])
                 if denied is None:
-                    room.put(key, whole)
+                    space.put(key, whole)
             case AddToKey():
-                return self._add(room, operation, number)
+                return self._add(space, operation, number)
             case CompareAndSet():
-                return self._compare_set(room, operation, number)
+                return self._compare_set(space, operation, number)
             case DeleteKey(key=key):
-                old = room.values.pop(key, None)
-                room.size -= 0 if old is None else _length(key) + len(old)
+                old = space.values.pop(key, None)
+                space.size -= 0 if old is None else _length(key) + len(old)
                 return KvDone(number, self.founding, count=int(old is not None))
             case PushToQueue(key=key, value=value):
-                denied = _no_room(room, operation.scope, [(key, value)], queue=True)
+                denied = _check_limits(space, operation.scope, [(key, value)], queue=True)
                 if denied is None:
-                    room.size += len(value) + (0 if key in room.queues else _length(key))
-                    room.queues.setdefault(key, deque()).append(value)
+                    space.size += len(value) + (0 if key in space.queues else _length(key))
+                    space.queues.setdefault(key, deque()).append(value)
             case PopFromQueue(key=key):
-                return self._pop(room, key, number)
+                return self._pop(space, key, number)
             case DropNamespace():
-                raise AssertionError("a drop opens no scope")
+                raise AssertionError("a drop does not open a namespace")
             case _:
                 assert_never(operation)
         return KvDone(number, self.founding) if denied is None else denied
 
-    def _add(self, room: _Namespace, operation: AddToKey, number: int) -> Result:
-        text = room.values.get(operation.key) or b"0"
+    def _add(self, space: _Namespace, operation: AddToKey, number: int) -> Result:
+        text = space.values.get(operation.key) or b"0"
         try:
-            total = int(text[:_LONGEST_NUMBER]) + operation.amount
+            total = int(text[:_MAX_DIGITS]) + operation.amount
         except ValueError:
-            return _invalid(f"key {operation.key!r} has {text[:40]!r}, which is no number to add to")
-        if len(text) > _LONGEST_NUMBER or not -_LIMIT <= total < _LIMIT:
-            return _invalid(f"key {operation.key!r} would leave the range of 64 bits")
+            return _invalid(f"key {operation.key!r} holds {text[:40]!r}, which is not a number")
+        if len(text) > _MAX_DIGITS or not -_INT64_LIMIT <= total < _INT64_LIMIT:
+            return _invalid(f"key {operation.key!r} would exceed 64 bits")
         value = str(total).encode()
-        denied = _no_room(room, operation.scope, [(operation.key, value)])
+        denied = _check_limits(space, operation.scope, [(operation.key, value)])
         if denied is not None:
             return denied
-        room.put(operation.key, value)
+        space.put(operation.key, value)
         return KvDone(number, self.founding, count=total)
 
-    def _compare_set(self, room: _Namespace, operation: CompareAndSet, number: int) -> Result:
-        key, current = operation.key, room.values.get(operation.key)
+    def _compare_set(self, space: _Namespace, operation: CompareAndSet, number: int) -> Result:
+        key, current = operation.key, space.values.get(operation.key)
         equal = (current or b"") == operation.expected
         seen = operation.desired if equal else operation.expected if current is None else current
-        # The answer is remembered, so it takes room even if nothing is written.
-        if seen and room.size + len(seen) > SCOPE_BYTES:
-            return _full_scope(operation.scope)
+        # The answer is kept for retries, so it needs space even if nothing is written.
+        if seen and space.size + len(seen) > MAX_NAMESPACE_BYTES:
+            return _full_namespace(operation.scope)
         if not equal:
             return KvDone(number, self.founding, value=seen)
-        denied = _no_room(room, operation.scope, [(key, operation.desired)])
+        denied = _check_limits(space, operation.scope, [(key, operation.desired)])
         if denied is not None:
             return denied
-        room.put(key, operation.desired)
+        space.put(key, operation.desired)
         return KvDone(number, self.founding, value=operation.desired)
 
-    def _pop(self, room: _Namespace, key: str, number: int) -> KvDone:
-        queue = room.queues.get(key)
+    def _pop(self, space: _Namespace, key: str, number: int) -> KvDone:
+        queue = space.queues.get(key)
         if queue is None:
             return KvDone(number, self.founding, missing=(key,))
         value = queue.popleft()
-        room.size -= len(value)
+        space.size -= len(value)
         if not queue:
-            del room.queues[key]
-            room.size -= _length(key)
+            del space.queues[key]
+            space.size -= _length(key)
         return KvDone(number, self.founding, value=value)
 
     def _read(self, operation: Read, number: int) -> Result:
-        room = self._rooms.get(operation.scope) or _Namespace()
+        space = self._namespaces.get(operation.scope) or _Namespace()
         match operation:
             case GetKey(key=key):
-                value = room.values.get(key)
+                value = space.values.get(key)
                 missing = (key,) if value is None else ()
                 return KvDone(number, self.founding, value=value, missing=missing)
             case GetKeys(keys=keys):
-                lacking = _first_few(key for key in keys if key not in room.values)
+                lacking = _first_missing(key for key in keys if key not in space.values)
                 if lacking:
                     return KvDone(number, self.founding, missing=lacking)
-                return KvDone(number, self.founding, values=_that_fit(room.values[key] for key in keys))
+                return KvDone(
+                    number, self.founding, values=_fit_into_reply(space.values[key] for key in keys)
+                )
             case CheckKeys(keys=keys):
-                lacking = _first_few(key for key in keys if not room.has(key))
+                lacking = _first_missing(key for key in keys if not space.has(key))
                 return KvDone(number, self.founding, missing=lacking)
             case CountResult():
-                return KvDone(number, self.founding, count=len(room.values))
+                return KvDone(number, self.founding, count=len(space.values))
             case QueueLength(key=key):
-                return KvDone(number, self.founding, count=len(room.queues.get(key, ())))
+                return KvDone(number, self.founding, count=len(space.queues.get(key, ())))
             case _:
                 assert_never(operation)
 
 
-_image_decoder = msgspec.msgpack.Decoder(_StoreImage)
+_snapshot_decoder = msgspec.msgpack.Decoder(_StoreSnapshot)
 
 
 def _length(key: str) -> int:
     return len(key.encode())
 
 
-def _told(result: Result) -> int:
+def _result_bytes(result: Result) -> int:
     return len(result.value or b"") if isinstance(result, KvDone) else 0
 
 
-def _first_few(keys: Iterable[str]) -> tuple[str, ...]:
-    few = []
+def _first_missing(keys: Iterable[str]) -> tuple[str, ...]:
+    missing = []
     for key in keys:
-        few.append(key)
-        if len(few) >= _MOST_TOLD_MISSING:
+        missing.append(key)
+        if len(missing) >= _MAX_MISSING_REPORTED:
             break
-    return tuple(few)
+    return tuple(missing)
 
 
-def _that_fit(values: Iterable[bytes]) -> tuple[bytes, ...]:
-    """As many as one answer can carry, but at least one."""
-    taken: list[bytes] = []
+def _fit_into_reply(values: Iterable[bytes]) -> tuple[bytes, ...]:
+    """Return as many values as one reply can carry, but at least one."""
+    included: list[bytes] = []
     size = 0
     for value in values:
         size += len(value) + 8
-        if taken and size > LARGEST_VALUE:
+        if included and size > LARGEST_VALUE:
             break
-        taken.append(value)
-    return tuple(taken)
+        included.append(value)
+    return tuple(included)
 
 
-def _no_room(
-    room: _Namespace, scope: Namespace, pairs: Iterable[tuple[str, bytes]], *, queue: bool = False
+def _check_limits(
+    space: _Namespace, scope: Namespace, pairs: Iterable[tuple[str, bytes]], *, queue: bool = False
 ) -> KvDenied | None:
-    """Why these cannot be written, all or none."""
-    size, count = room.size, len(room.values) + len(room.queues)
+    """Return the limit that these writes would exceed; None if all of them fit."""
+    size, count = space.size, len(space.values) + len(space.queues)
     for key, value in pairs:
         length = _length(key)
         if length > LARGEST_KEY:
@@ -384,26 +401,28 @@ def _no_room(
         if len(value) > LARGEST_VALUE:
             return _invalid(f"key {key!r} would have {format_size(len(value))}; it may have 1 MiB")
         if queue:
-            new = key not in room.queues
+            new = key not in space.queues
             size += len(value) + (length if new else 0)
         else:
-            old = room.values.get(key)
+            old = space.values.get(key)
             new = old is None
             size += len(value) + (length if old is None else -len(old))
         count += new
-    if count > MOST_KEYS:
-        return _full(f"{scope} has {MOST_KEYS} keys already")
-    return _full_scope(scope) if size > SCOPE_BYTES and size > room.size else None
+    if count > MAX_KEYS:
+        return _full(f"{scope} has {MAX_KEYS} keys already")
+    return _full_namespace(scope) if size > MAX_NAMESPACE_BYTES and size > space.size else None
 
 
-def _full_scope(scope: Namespace) -> KvDenied:
+def _full_namespace(scope: Namespace) -> KvDenied:
     return KvDenied(
-        "full", f"{scope} holds {format_size(SCOPE_BYTES)} already", "Delete keys that nobody needs."
+        "full",
+        f"{scope} already holds {format_size(MAX_NAMESPACE_BYTES)}",
+        "Delete keys that are no longer needed.",
     )
 
 
 def _full(message: str) -> KvDenied:
-    return KvDenied("full", message, _USE_ANOTHER_RUN)
+    return KvDenied("full", message, _FREE_NAMESPACES)
 
 
 def _invalid(message: str) -> KvDenied:

@@ -1,8 +1,8 @@
-"""What a new primary may conclude from the copies that have answered it. Pure.
+"""View-change recovery: choose the log that a new primary starts from. Pure.
 
-What was ever answered to a client is held by a quorum of the voters of its view. So a quorum of the voters
-of the last view that served, and of each view after it, knows all of it: the newest copy among them has
-everything. A copy that has been started anew may have forgotten, and does not count for the views before.
+Every operation that was answered to a client is held by a quorum of the voters of its view. A new primary
+hears a quorum of the last view that served, and of each view after it. The newest log among the replies is
+therefore complete. A restarted replica may have lost its state, so it does not count for earlier views.
 """
 
 from __future__ import annotations
@@ -11,110 +11,119 @@ import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from barnraise.kvstore.messages import NOBODY, IsQuorum, ReplicaView, ViewBallot, ViewPromise
+from barnraise.kvstore.messages import NO_BALLOT, IsQuorum, ReplicaView, ViewBallot, ViewPromise
 
 
 class UseOwnLog(NamedTuple):
-    """The copy of this node is the newest, and complete."""
+    """Start from the log of this node, which is the newest and complete."""
 
     node: bytes
 
 
 class StartEmpty(NamedTuple):
-    """Begin an empty board: there never was one (``lost`` is empty), or it is lost, for this reason."""
+    """Start with an empty store.
+
+    ``lost``: the reason why earlier contents are lost; empty if there were none.
+    """
 
     lost: str
 
 
 class WaitFor(NamedTuple):
-    """For any of these to answer."""
+    """Wait until one of these nodes replies."""
 
     missing: tuple[bytes, ...]
     view: int
 
 
-Verdict = UseOwnLog | StartEmpty | WaitFor
+LogChoice = UseOwnLog | StartEmpty | WaitFor
 
 
-def judge(
+def choose_log(
     view: ReplicaView,
     replies: Mapping[bytes, ViewPromise],
     known: Mapping[int, ReplicaView],
     is_quorum: IsQuorum,
     *,
-    impatient: bool,
-) -> Verdict:
-    """``replies`` has the primary's own. ``impatient``: those who left have had their time to answer."""
+    is_overdue: bool,
+) -> LogChoice:
+    """Return the log that the new primary starts from.
+
+    ``replies`` includes the primary's own. ``is_overdue``: former members have had their time to reply.
+    """
     if view.forced:
         missing = tuple(node for node in view.members if node not in replies)
-        if missing and not impatient:
+        if missing and not is_overdue:
             return WaitFor(missing, view.number)
-        return _newest(replies)
-    top = max(reply.held.view for reply in replies.values())
-    began = view.number if top >= view.number else view.number - 1
-    for number in range(began, max(top, 1) - 1, -1):
+        return _newest_log(replies)
+    last_active = max(reply.log_ballot.view for reply in replies.values())
+    newest = view.number if last_active >= view.number else view.number - 1
+    for number in range(newest, max(last_active, 1) - 1, -1):
         past = known.get(number)
         if past is None:
-            if impatient:
-                return StartEmpty(f"nobody here knows who was in view {number}")
+            if is_overdue:
+                return StartEmpty(f"no machine here knows the members of view {number}")
             return WaitFor(tuple(node for node in view.members if node not in replies), number)
-        verdict = _of_view(view, past, replies, is_quorum, impatient=impatient)
-        if verdict is not None:
-            return verdict
+        choice = _check_view(view, past, replies, is_quorum, is_overdue=is_overdue)
+        if choice is not None:
+            return choice
         if past.forced:
             break
-    return _newest(replies)
+    return _newest_log(replies)
 
 
-def _of_view(
+def _check_view(
     view: ReplicaView,
     past: ReplicaView,
     replies: Mapping[bytes, ViewPromise],
     is_quorum: IsQuorum,
     *,
-    impatient: bool,
+    is_overdue: bool,
 ) -> WaitFor | StartEmpty | None:
-    """None if enough of its voters have answered and remember it."""
-    remember = {node for node in past.voters if node in replies and replies[node].blind < past.number}
+    """Return None if enough voters of a past view have replied and still have its state."""
+    remember = {
+        node for node in past.voters if node in replies and replies[node].forgotten_until < past.number
+    }
     if is_quorum(past, remember):
         return None
     may_answer = {
-        node for node in past.voters if node not in replies and (node in view.members or not impatient)
+        node for node in past.voters if node not in replies and (node in view.members or not is_overdue)
     }
     if is_quorum(past, remember | may_answer):
         return WaitFor(tuple(sorted(may_answer)), past.number)
     return StartEmpty(f"too few of the {len(past.voters)} voters of view {past.number} still have it")
 
 
-def _newest(replies: Mapping[bytes, ViewPromise]) -> UseOwnLog | StartEmpty:
-    node, best = max(replies.items(), key=lambda item: (item[1].held.rank, item[1].number, item[0]))
-    return StartEmpty("") if best.held == NOBODY else UseOwnLog(node)
+def _newest_log(replies: Mapping[bytes, ViewPromise]) -> UseOwnLog | StartEmpty:
+    """Return the newest log among the replies."""
+    node, best = max(replies.items(), key=lambda item: (item[1].log_ballot.rank, item[1].op_number, item[0]))
+    return StartEmpty("") if best.log_ballot == NO_BALLOT else UseOwnLog(node)
 
 
-def founding_name(ballot: ViewBallot) -> bytes:
-    """Another one for every board that was ever begun."""
+def founding_id(ballot: ViewBallot) -> bytes:
+    """Return the id of the history that starts empty under this ballot."""
     seed = ballot.nonce + ballot.view.to_bytes(8, "big") + ballot.attempt.to_bytes(8, "big")
     return hashlib.blake2b(seed, digest_size=8).digest()
 
 
 class ViewChange:
-    """What a primary has been told so far under this ballot."""
+    """Replies that a new primary has received under its ballot."""
 
-    __slots__ = ("asked", "ballot", "began", "replies", "waits_for", "wanted")
+    __slots__ = ("asked_at", "ballot", "replies", "started_at", "waiting_for", "wanted")
 
-    def __init__(self, ballot: ViewBallot, began: float) -> None:
+    def __init__(self, ballot: ViewBallot, started_at: float) -> None:
         self.ballot = ballot
-        self.began = began
-        self.asked = began
+        self.started_at = started_at
+        self.asked_at = started_at
         self.replies: dict[bytes, ViewPromise] = {}
         self.wanted: ViewPromise | None = None
-        self.waits_for: tuple[bytes, ...] = ()
+        self.waiting_for: tuple[bytes, ...] = ()
 
-    def unheard(self, view: ReplicaView, known: Mapping[int, ReplicaView]) -> list[bytes]:
-        """Who may hold something and has not said so: members, and voters of the views before."""
-        top = max(reply.held.view for reply in self.replies.values())
+    def nodes_to_ask(self, view: ReplicaView, known: Mapping[int, ReplicaView]) -> list[bytes]:
+        """Return the nodes that may hold state and have not replied: members, and voters of earlier views."""
+        last_active = max(reply.log_ballot.view for reply in self.replies.values())
         nodes = dict.fromkeys(view.members)
         for number, past in known.items():
-            if number >= top:
+            if number >= last_active:
                 nodes |= dict.fromkeys(sorted(past.voters))
         return [node for node in nodes if node not in self.replies]

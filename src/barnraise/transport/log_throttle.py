@@ -1,4 +1,4 @@
-"""Tells of strangers' failures without letting them fill the log: once a source and reason, few in all."""
+"""Log throttle for failures of unknown peers, so that they cannot fill the log."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import logging
 
 from barnraise.transport.addresses import source_of
 
-_MOST = 64
+_MAX_LINES = 64
 
 
+# Not core.flow.rate_limit: a line appears once per source and reason, however much later it repeats.
 class ThrottledLog:
-    """One for each kind of failure."""
+    """Log that writes each reason once per source address, and at most 64 lines in all."""
 
     def __init__(self, log: logging.Logger, words: str) -> None:
         self._log = log
         self._words = words
-        self._said: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def about(self, address: str, why: str) -> None:
+        """Log the failure of a peer at this address, unless it was logged before."""
         host = address.rpartition(":")[0].strip("[]")
         reason = why.removeprefix(f"{address}: ")
-        said = (source_of(host), reason)
-        if said in self._said or len(self._said) >= _MOST:
+        line = (source_of(host), reason)
+        if line in self._logged or len(self._logged) >= _MAX_LINES:
             return
-        self._said.add(said)
+        self._logged.add(line)
         self._log.warning("%s %s: %s (said once for this source)", self._words, host, reason)

@@ -28,7 +28,7 @@ from barnraise.collectives.messages import GroupMember
 from barnraise.collectives.rendezvous import exchange_members
 from barnraise.collectives.torch_patch.autoload import register
 from barnraise.core.errors import ConfigError, ListenerError, OperationTimeout
-from tests.unit.runs.board_server import BoardServers
+from tests.unit.kvstore.kv_servers import KvServers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
 
@@ -36,17 +36,17 @@ SHORT = timedelta(milliseconds=300)
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[BoardServers]:
-    with tempfile.TemporaryDirectory(prefix="by-") as directory, BoardServers(Path(directory)) as servers:
+def servers() -> Iterator[KvServers]:
+    with tempfile.TemporaryDirectory(prefix="by-") as directory, KvServers(Path(directory)) as servers:
         yield servers
 
 
 @pytest.fixture
-def store(servers: BoardServers, request: pytest.FixtureRequest) -> ClusterStore:
+def store(servers: KvServers, request: pytest.FixtureRequest) -> ClusterStore:
     return make(servers, request.node.name)
 
 
-def make(servers: BoardServers, run: str, timeout: timedelta = timedelta(seconds=60)) -> ClusterStore:
+def make(servers: KvServers, run: str, timeout: timedelta = timedelta(seconds=60)) -> ClusterStore:
     return ClusterStore(KvClient(agent_at(servers.directories[0]), Namespace(run[:100], 1)), timeout)
 
 
@@ -102,7 +102,7 @@ def test_errors_are_those_of_torch(store: ClusterStore) -> None:
                 wait(one)
             assert isinstance(caught.value, RuntimeError)
         one.set("text", "abc")
-        with pytest.raises(dist.DistStoreError, match="no number"):
+        with pytest.raises(dist.DistStoreError, match="not a number"):
             one.add("text", 1)
         with pytest.raises(dist.DistStoreError, match="would have"):
             one.set("big", "x" * (1 << 20))
@@ -110,7 +110,7 @@ def test_errors_are_those_of_torch(store: ClusterStore) -> None:
         store.queue_pop("empty")
 
 
-def test_it_lives_as_long_as_torch_holds_it(servers: BoardServers) -> None:
+def test_it_lives_as_long_as_torch_holds_it(servers: KvServers) -> None:
     prefixed = dist.PrefixStore("p", make(servers, "lives"))
     copy = prefixed.clone()  # type: ignore[attr-defined]
     gc.collect()
@@ -140,7 +140,7 @@ names = iter(range(1_000_000))
 
 @given(steps)
 @settings(max_examples=40, deadline=None)
-def test_it_does_what_torchs_own_does(servers: BoardServers, calls: list[tuple[object, ...]]) -> None:
+def test_it_does_what_torchs_own_does(servers: KvServers, calls: list[tuple[object, ...]]) -> None:
     ours, theirs = make(servers, f"same {next(names)}"), dist.HashStore()
     for name, *fields in calls:
         outcomes = []
@@ -154,7 +154,7 @@ def test_it_does_what_torchs_own_does(servers: BoardServers, calls: list[tuple[o
     cluster_store._alive.remove(ours)
 
 
-def test_gloo_and_our_members_meet_through_it(servers: BoardServers) -> None:
+def test_gloo_and_our_members_meet_through_it(servers: KvServers) -> None:
     results: dict[int, float] = {}
     members: dict[int, object] = {}
 
@@ -178,7 +178,7 @@ def test_gloo_and_our_members_meet_through_it(servers: BoardServers) -> None:
 
 
 def test_the_missing_ranks_are_named(store: ClusterStore) -> None:
-    with pytest.raises(OperationTimeout, match="rank 1 did not come"):
+    with pytest.raises(OperationTimeout, match="rank 1 did not join"):
         exchange_members(store, 0, 2, GroupMember(bytes(16), 1, ()), 0.5)
 
 
@@ -226,7 +226,7 @@ def test_without_an_agent_torch_says_what_it_always_said(clean: pytest.MonkeyPat
         next(rendezvous("barnraise://"))
 
 
-def test_with_an_address_nothing_of_ours_is_asked(clean: pytest.MonkeyPatch, servers: BoardServers) -> None:
+def test_with_an_address_nothing_of_ours_is_asked(clean: pytest.MonkeyPatch, servers: KvServers) -> None:
     clean.setenv("BARNRAISE_STATE_DIRECTORY", str(servers.directories[0]))
     clean.setattr(cluster_store, "ask_cluster", lambda *_: pytest.fail("it was asked"))
     clean.setenv("MASTER_ADDR", "127.0.0.1")
@@ -238,7 +238,7 @@ def test_with_an_address_nothing_of_ours_is_asked(clean: pytest.MonkeyPatch, ser
 
 
 def test_ranks_of_a_launcher_are_kept_and_only_the_address_is_ours(
-    clean: pytest.MonkeyPatch, servers: BoardServers
+    clean: pytest.MonkeyPatch, servers: KvServers
 ) -> None:
     clean.setenv("BARNRAISE_STATE_DIRECTORY", str(servers.directories[0]))
     clean.setenv("BARNRAISE_GENERATION", "6")
@@ -289,7 +289,7 @@ for again in range(2):
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_two_processes_become_a_group_with_no_address_rank_or_port(
-    servers: BoardServers, tmp_path: Path
+    servers: KvServers, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     source = str(Path(barnraise.__file__).parents[1])

@@ -1,4 +1,4 @@
-"""The channel between a worker and its mover: whole messages however the bytes arrive, and nothing else."""
+"""Channel between a worker and its communication process: whole messages, however the bytes arrive."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_every_rank_learns_the_same() -> None:
 
 def test_the_missing_are_named() -> None:
     store = dist.HashStore()
-    with pytest.raises(OperationTimeout, match="rank 0, rank 2 did not come") as caught:
+    with pytest.raises(OperationTimeout, match="rank 0, rank 2 did not join") as caught:
         exchange_members(store, 1, 3, MEMBERS[1], 0.2)
     assert caught.value.late == (0, 2)
 

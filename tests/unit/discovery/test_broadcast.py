@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
-from barnraise.core.flow.rate_limit import SourceRateLimit
+from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.discovery import namespace_tag
 from barnraise.discovery.broadcast import BroadcastFinder, broadcast_addresses
 from barnraise.discovery.datagrams import Datagram, decode_datagram, encode_datagram
@@ -131,7 +131,7 @@ def test_it_answers_only_for_what_it_advertises_and_not_too_often() -> None:
                 assert set(answers) == {Datagram("answer", OURS, 4001)}
                 assert len(answers) <= 5 + (time.monotonic() - began), "four at once, then one in a second"
                 finder.advertise(frozenset(), 4001)
-                finder._answers = SourceRateLimit(1.0, 1.0)
+                finder._answers = RateLimit(1.0, 4.0, in_total=1.0, total_burst=16.0)
                 other.sendto(encode_datagram(Datagram("question", OURS, 0)), target)
                 await asyncio.sleep(0.1)
                 assert _receive(other) == []

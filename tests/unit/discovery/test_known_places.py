@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.core.errors import ConfigError
-from barnraise.core.flow.rate_limit import Backoff
+from barnraise.core.flow.backoff import Backoff
 from barnraise.discovery import UNTAGGED, remembered, static
 from barnraise.discovery.remembered import KnownAddress, RememberedFinder
 from barnraise.discovery.static import StaticFinder, StaticPeer, parse_peer

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.core.flow.rate_limit import Backoff, SearchSchedule, SourceRateLimit
+from barnraise.core.flow.backoff import Backoff
 from barnraise.discovery import UNTAGGED, Sighting, namespace_tag
 from barnraise.discovery.datagrams import DATAGRAM_BYTES, Datagram, decode_datagram, encode_datagram
 from barnraise.discovery.finder import is_dialable, only_loopback
 from barnraise.discovery.namespace import is_tag
+from barnraise.discovery.search_schedule import SearchSchedule
 from barnraise.discovery.sightings import SightingFilter
 
 TAG = namespace_tag(b"s" * 32)
@@ -56,24 +57,6 @@ def test_a_wrong_head_is_nothing(place: int) -> None:
     data[place] ^= 0x40
     assert decode_datagram(bytes(data)) is None
     assert decode_datagram(bytes(data) + b"x") is None
-
-
-def test_waits_double_up_to_the_last() -> None:
-    backoff = Backoff(5.0, 60.0)
-    assert [backoff.wait(attempt) for attempt in range(6)] == [5, 10, 20, 40, 60, 60]
-    assert backoff.wait(10**6) == 60
-
-
-def test_answers_are_limited_per_source_and_in_total() -> None:
-    allowance = SourceRateLimit(1.0, 20.0, burst=4, sources=8)
-    assert [allowance.take("a", 0.0) for _ in range(6)] == [True] * 4 + [False] * 2
-    assert allowance.take("b", 0.0)
-    assert not allowance.take("a", 0.9)
-    assert allowance.take("a", 1.1)
-    # A flood from ever new sources is held by the total, and leaves nothing behind.
-    taken = sum(allowance.take(f"s{number}", 10.0 + number / 10_000) for number in range(10_000))
-    assert taken <= 16 + 20
-    assert len(allowance._buckets) <= 8
 
 
 def test_a_search_waits_then_asks_with_back_off_and_rests_when_seen() -> None:

@@ -1,4 +1,4 @@
-"""Copies of the board in single steps: who answers, who counts, and what is said when nobody can."""
+"""Replicas of the key-value store in single steps: quorum, view change, snapshots and watches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from barnraise.core.errors import ProtocolError
 from barnraise.kvstore import primary
 from barnraise.kvstore.messages import (
     CHUNK_BYTES,
-    NOBODY,
+    NO_BALLOT,
     AppendAck,
     AppendEntry,
     Effect,
@@ -42,38 +42,38 @@ from barnraise.kvstore.messages import (
 )
 from barnraise.kvstore.replica import KvReplica
 from barnraise.kvstore.snapshot import ReplicaLog
-from barnraise.kvstore.view_change import StartEmpty, UseOwnLog, WaitFor, judge
-from tests.unit.runs.board_server import is_quorum
+from barnraise.kvstore.view_change import StartEmpty, UseOwnLog, WaitFor, choose_log
+from tests.unit.kvstore.kv_servers import is_quorum
 
 A, B, C, D = b"A", b"B", b"C", b"D"
 SCOPE = Namespace("run", 1)
 
 
 def view(number: int, members: bytes, *, forced: bool = False) -> ReplicaView:
-    nodes = tuple(bytes([one]) for one in members)
+    nodes = tuple(bytes([letter]) for letter in members)
     return ReplicaView(number, nodes, frozenset(nodes), forced)
 
 
-class House:
-    """Copies that hear each other at once, unless they are cut off."""
+class Replicas:
+    """Replicas that receive messages at once, unless they are cut off."""
 
     def __init__(self, names: bytes) -> None:
         self.now = 0.0
-        self.copies = {bytes([one]): self.start(bytes([one])) for one in names}
+        self.replicas = {bytes([letter]): self.start(bytes([letter])) for letter in names}
         self.cut: set[bytes] = set()
         self.answers: dict[object, Result] = {}
         self.mail: deque[tuple[bytes, ReplicaSend]] = deque()
         self.sent: list[Message] = []
         self.serial = 0
 
-    def start(self, name: bytes, last_view: int = 0, life: int = 0) -> KvReplica:
+    def start(self, name: bytes, last_view: int = 0, incarnation: int = 0) -> KvReplica:
         return KvReplica(
-            name, is_quorum, name * 8 + bytes([life]) * 8, last_view=last_view, name=bytes.decode
+            name, is_quorum, name * 8 + bytes([incarnation]) * 8, last_view=last_view, name=bytes.decode
         )
 
     def restart(self, name: bytes, last: ReplicaView) -> None:
-        self.copies[name] = self.start(name, last.number, life=last.number)
-        self.perform(name, self.copies[name].view_changed(last, self.now))
+        self.replicas[name] = self.start(name, last.number, incarnation=last.number)
+        self.perform(name, self.replicas[name].on_view_change(last, self.now))
 
     def perform(self, name: bytes, effects: list[Effect]) -> None:
         for effect in effects:
@@ -88,27 +88,27 @@ class House:
             sender, send = self.mail.popleft()
             if not {sender, send.to} & self.cut:
                 self.sent.append(send.message)
-                self.perform(send.to, self.copies[send.to].receive(sender, send.message, self.now))
+                self.perform(send.to, self.replicas[send.to].receive(sender, send.message, self.now))
 
-    def tell(self, new: ReplicaView, *names: bytes) -> None:
+    def change_view(self, new: ReplicaView, *names: bytes) -> None:
         for name in names or new.members:
-            self.perform(name, self.copies[name].view_changed(new, self.now))
+            self.perform(name, self.replicas[name].on_view_change(new, self.now))
         self.settle()
 
     def wait(self, seconds: float) -> None:
         for _ in range(round(seconds * 10)):
             self.now += 0.1
-            for name, copy in self.copies.items():
+            for name, replica in self.replicas.items():
                 if name not in self.cut:
-                    self.perform(name, copy.tick(self.now))
+                    self.perform(name, replica.tick(self.now))
             self.settle()
 
     def ask(
-        self, at: bytes, kind: type, *fields: object, patience: float = 30.0, founding: bytes = b""
+        self, at: bytes, kind: type, *fields: object, timeout: float = 30.0, founding: bytes = b""
     ) -> object:
         self.serial += 1
         operation: Operation = kind(SCOPE, at * 16, self.serial, founding, *fields)
-        self.perform(at, self.copies[at].request(operation, self.serial, self.now, patience))
+        self.perform(at, self.replicas[at].request(operation, self.serial, self.now, timeout))
         self.settle()
         return self.serial
 
@@ -118,273 +118,282 @@ class House:
         return result
 
 
-def test_one_machine_alone_serves_at_once() -> None:
-    house = House(b"A")
-    house.tell(view(1, b"A"))
-    assert house.copies[A].serves
-    assert house.done(house.ask(A, AddToKey, "n", 1)).count == 1
+def test_single_replica_serves_at_once() -> None:
+    cluster = Replicas(b"A")
+    cluster.change_view(view(1, b"A"))
+    assert cluster.replicas[A].is_serving
+    assert cluster.done(cluster.ask(A, AddToKey, "n", 1)).count == 1
 
 
-def test_everyone_holds_what_was_answered() -> None:
-    house = House(b"ABC")
-    house.tell(view(1, b"ABC"))
+def test_answered_operation_is_held_by_all_replicas() -> None:
+    cluster = Replicas(b"ABC")
+    cluster.change_view(view(1, b"ABC"))
     for name in (A, B, C):
-        house.ask(name, SetKey, f"by {name.decode()}", b"")
-    assert len({copy.number for copy in house.copies.values()}) == 1
-    assert all(copy._copy.board.has(SCOPE, "by A") for copy in house.copies.values())
+        cluster.ask(name, SetKey, f"by {name.decode()}", b"")
+    assert len({replica.op_number for replica in cluster.replicas.values()}) == 1
+    assert all(replica._log.store.has(SCOPE, "by A") for replica in cluster.replicas.values())
 
 
-def test_no_quorum_no_answer_and_the_missing_are_named() -> None:
-    house = House(b"ABC")
-    house.tell(view(1, b"ABC"))
-    house.cut = {B, C}
+def test_request_without_quorum_times_out_and_names_missing_voters() -> None:
+    cluster = Replicas(b"ABC")
+    cluster.change_view(view(1, b"ABC"))
+    cluster.cut = {B, C}
     for kind, fields in ((SetKey, ("k", b"")), (GetKey, ("k",))):
-        ticket = house.ask(A, kind, *fields, patience=3.0)
-        assert ticket not in house.answers, "not even a read"
-        house.wait(2.0)
-        assert house.copies[A].waiting() == "too few of view 1 hold it; the board waits for B, C"
-        house.wait(1.5)
-        late = house.answers[ticket]
+        ticket = cluster.ask(A, kind, *fields, timeout=3.0)
+        assert ticket not in cluster.answers, "not even a read"
+        cluster.wait(2.0)
+        assert (
+            cluster.replicas[A].wait_reason()
+            == "too few voters of view 1 have acknowledged; the store waits for B, C"
+        )
+        cluster.wait(1.5)
+        late = cluster.answers[ticket]
         assert isinstance(late, KvDenied)
         assert (late.reason, "waits for B, C" in late.message) == ("late", True)
-    ticket = house.ask(B, GetKey, "k", patience=3.0)
-    house.cut = {A}
-    house.wait(4.0)
-    assert "waits for A, which keeps it in view 1" in str(house.answers[ticket])
+    ticket = cluster.ask(B, GetKey, "k", timeout=3.0)
+    cluster.cut = {A}
+    cluster.wait(4.0)
+    assert "waits for A, its primary in view 1" in str(cluster.answers[ticket])
 
 
-def test_half_with_the_most_senior_is_enough() -> None:
-    house = House(b"AB")
-    house.tell(view(1, b"AB"))
-    house.cut = {B}
-    assert house.done(house.ask(A, AddToKey, "n", 1)).count == 1
+def test_half_of_voters_with_most_senior_is_a_quorum() -> None:
+    cluster = Replicas(b"AB")
+    cluster.change_view(view(1, b"AB"))
+    cluster.cut = {B}
+    assert cluster.done(cluster.ask(A, AddToKey, "n", 1)).count == 1
 
 
-def test_a_primary_that_was_replaced_answers_nothing() -> None:
-    house = House(b"ABC")
-    house.tell(view(1, b"ABC"))
-    house.ask(A, SetKey, "k", b"old")
-    house.cut = {A}
-    house.tell(view(2, b"BC"), B, C)
-    house.ask(B, SetKey, "k", b"new")
-    house.cut = set()
-    reading = house.ask(A, GetKey, "k")
-    house.wait(1.0)
-    assert reading not in house.answers
-    house.tell(view(3, b"BCA"))
-    assert house.done(reading).value == b"new"
+def test_replaced_primary_answers_nothing() -> None:
+    cluster = Replicas(b"ABC")
+    cluster.change_view(view(1, b"ABC"))
+    cluster.ask(A, SetKey, "k", b"old")
+    cluster.cut = {A}
+    cluster.change_view(view(2, b"BC"), B, C)
+    cluster.ask(B, SetKey, "k", b"new")
+    cluster.cut = set()
+    reading = cluster.ask(A, GetKey, "k")
+    cluster.wait(1.0)
+    assert reading not in cluster.answers
+    cluster.change_view(view(3, b"BCA"))
+    assert cluster.done(reading).value == b"new"
 
 
-def test_what_was_under_way_is_done_once_in_the_next_view() -> None:
-    house = House(b"ABC")
-    house.tell(view(1, b"ABC"))
-    ticket = house.ask(C, AddToKey, "n", 1)
-    assert house.done(ticket).count == 1
-    house.cut = {A}
-    ticket = house.ask(C, AddToKey, "n", 1)
-    assert ticket not in house.answers
-    house.tell(view(2, b"BC"), B, C)
-    assert house.done(ticket).count == 2
-    assert house.copies[B].serves
+def test_operation_in_flight_is_applied_once_in_next_view() -> None:
+    cluster = Replicas(b"ABC")
+    cluster.change_view(view(1, b"ABC"))
+    ticket = cluster.ask(C, AddToKey, "n", 1)
+    assert cluster.done(ticket).count == 1
+    cluster.cut = {A}
+    ticket = cluster.ask(C, AddToKey, "n", 1)
+    assert ticket not in cluster.answers
+    cluster.change_view(view(2, b"BC"), B, C)
+    assert cluster.done(ticket).count == 2
+    assert cluster.replicas[B].is_serving
 
 
-def test_a_copy_that_lags_does_not_pass_for_a_newer_one() -> None:
-    """It belongs to the new reign only once it has all that the reign began with."""
-    house = House(b"ABC")
-    house.tell(view(1, b"ABC"))
-    house.ask(A, SetKey, "k", b"1")
-    copy = house.copies[C]
-    held, number = copy._copy.held, copy.number
-    copy.view_changed(view(2, b"BC"), 0.0)
-    ballot = ViewBallot(2, 1, b"nonce of B")
-    (said,) = copy.receive(B, AppendEntry(ballot, held, number + 2, 1, number + 1, ()), 0.0)
-    assert said == ReplicaSend(B, AppendAck(ballot, number, follows=False))
-    copy.view_changed(view(3, b"BC"), 0.0)
-    replies = copy.receive(B, PrepareView(ViewBallot(3, 1, b"nonce of B"), ()), 0.0)
+def test_lagging_log_keeps_its_old_ballot() -> None:
+    """A log follows a new primary only once it has all that the primary started from."""
+    cluster = Replicas(b"ABC")
+    cluster.change_view(view(1, b"ABC"))
+    cluster.ask(A, SetKey, "k", b"1")
+    replica = cluster.replicas[C]
+    ballot, number = replica._log.log_ballot, replica.op_number
+    replica.on_view_change(view(2, b"BC"), 0.0)
+    new_ballot = ViewBallot(2, 1, b"nonce of B")
+    (reply,) = replica.receive(B, AppendEntry(new_ballot, ballot, number + 2, 1, number + 1, ()), 0.0)
+    assert reply == ReplicaSend(B, AppendAck(new_ballot, number, follows=False))
+    replica.on_view_change(view(3, b"BC"), 0.0)
+    replies = replica.receive(B, PrepareView(ViewBallot(3, 1, b"nonce of B"), ()), 0.0)
     promise = replies[0].message  # type: ignore[union-attr]
     assert isinstance(promise, ViewPromise)
-    assert (promise.held, promise.number) == (held, number)
+    assert (promise.log_ballot, promise.op_number) == (ballot, number)
 
 
-def test_who_came_back_with_nothing_does_not_count_until_it_has_the_board() -> None:
-    house = House(b"ABC")
-    one = view(1, b"ABC")
-    house.tell(one)
-    house.ask(A, SetKey, "k", b"v")
-    house.cut = {A, C}
-    house.restart(B, one)
-    house.cut = {A}
-    house.tell(view(2, b"CB"), B, C)
-    assert not house.copies[C].serves
-    assert house.copies[C].waiting() == "the board waits for A: they may hold what was written before view 2"
-    house.cut = set()
-    house.tell(view(3, b"CBA"))
-    assert house.done(house.ask(B, GetKey, "k")).value == b"v", "A had it"
+def test_restarted_replica_without_state_does_not_count_for_quorum() -> None:
+    cluster = Replicas(b"ABC")
+    first_view = view(1, b"ABC")
+    cluster.change_view(first_view)
+    cluster.ask(A, SetKey, "k", b"v")
+    cluster.cut = {A, C}
+    cluster.restart(B, first_view)
+    cluster.cut = {A}
+    cluster.change_view(view(2, b"CB"), B, C)
+    assert not cluster.replicas[C].is_serving
+    assert (
+        cluster.replicas[C].wait_reason() == "the store waits for A, which may hold writes from before view 2"
+    )
+    cluster.cut = set()
+    cluster.change_view(view(3, b"CBA"))
+    assert cluster.done(cluster.ask(B, GetKey, "k")).value == b"v", "A had it"
 
 
-def test_lost_memory_is_said_and_never_hidden() -> None:
-    house = House(b"ABC")
-    one = view(1, b"ABC")
-    house.tell(one)
-    founding = house.done(house.ask(A, SetKey, "k", b"v")).founding
+def test_lost_contents_are_reported_to_old_clients() -> None:
+    cluster = Replicas(b"ABC")
+    first_view = view(1, b"ABC")
+    cluster.change_view(first_view)
+    founding = cluster.done(cluster.ask(A, SetKey, "k", b"v")).founding
     for name in (A, B):
-        house.restart(name, one)
-    house.settle()
-    house.tell(view(2, b"CAB"))
-    denied = house.answers[house.ask(C, GetKey, "k", founding=founding)]
+        cluster.restart(name, first_view)
+    cluster.settle()
+    cluster.change_view(view(2, b"CAB"))
+    denied = cluster.answers[cluster.ask(C, GetKey, "k", founding=founding)]
     assert isinstance(denied, KvDenied)
     assert denied.reason == "lost"
-    assert house.done(house.ask(C, GetKey, "k")).missing == ("k",), "who knew nothing of it begins anew"
+    assert cluster.done(cluster.ask(C, GetKey, "k")).missing == ("k",), "a new client has no history"
 
 
-def test_those_who_left_are_not_waited_for_for_ever() -> None:
-    house = House(b"ABC")
-    one = view(1, b"ABC")
-    house.tell(one)
-    house.ask(A, SetKey, "k", b"v")
-    house.cut = {A}
-    house.restart(B, one)
-    house.tell(view(2, b"CB"), B, C)
-    house.wait(3.0)
-    assert not house.copies[C].serves
-    house.wait(3.0)
-    assert house.copies[C].serves
-    assert house.done(house.ask(B, GetKey, "k")).missing == ("k",)
+def test_former_members_are_waited_for_only_a_while() -> None:
+    cluster = Replicas(b"ABC")
+    first_view = view(1, b"ABC")
+    cluster.change_view(first_view)
+    cluster.ask(A, SetKey, "k", b"v")
+    cluster.cut = {A}
+    cluster.restart(B, first_view)
+    cluster.change_view(view(2, b"CB"), B, C)
+    cluster.wait(3.0)
+    assert not cluster.replicas[C].is_serving
+    cluster.wait(3.0)
+    assert cluster.replicas[C].is_serving
+    assert cluster.done(cluster.ask(B, GetKey, "k")).missing == ("k",)
 
 
-def test_a_whole_house_that_was_restarted_begins_anew_at_once() -> None:
-    house = House(b"ABC")
-    one = view(1, b"ABC")
-    house.tell(one)
-    house.ask(A, SetKey, "k", b"v")
+def test_restart_of_all_replicas_starts_empty_in_next_view() -> None:
+    cluster = Replicas(b"ABC")
+    first_view = view(1, b"ABC")
+    cluster.change_view(first_view)
+    cluster.ask(A, SetKey, "k", b"v")
     for name in (A, B, C):
-        house.restart(name, one)
-    house.settle()
-    assert not any(copy.serves for copy in house.copies.values()), "nobody reigns in a view of its past life"
-    house.tell(view(2, b"ABC"))
-    assert house.copies[A].serves
+        cluster.restart(name, first_view)
+    cluster.settle()
+    assert not any(replica.is_serving for replica in cluster.replicas.values()), (
+        "not in a view from before the restart"
+    )
+    cluster.change_view(view(2, b"ABC"))
+    assert cluster.replicas[A].is_serving
 
 
-def test_by_a_persons_word_the_rest_goes_on_with_what_it_has() -> None:
-    house = House(b"AB")
-    house.tell(view(1, b"AB"))
-    founding = house.done(house.ask(B, SetKey, "k", b"v")).founding
-    house.cut = {A}
-    house.tell(view((1 << 40) + 2, b"B", forced=True), B)
-    assert house.done(house.ask(B, GetKey, "k", founding=founding)).value == b"v"
+def test_forced_view_keeps_the_newest_log_of_its_members() -> None:
+    cluster = Replicas(b"AB")
+    cluster.change_view(view(1, b"AB"))
+    founding = cluster.done(cluster.ask(B, SetKey, "k", b"v")).founding
+    cluster.cut = {A}
+    cluster.change_view(view((1 << 40) + 2, b"B", forced=True), B)
+    assert cluster.done(cluster.ask(B, GetKey, "k", founding=founding)).value == b"v"
 
 
-def test_a_newcomer_fetches_a_large_board_in_pieces() -> None:
-    house = House(b"ABC")
-    house.tell(view(1, b"AB"))
+def test_joining_replica_fetches_large_snapshot_in_chunks() -> None:
+    cluster = Replicas(b"ABC")
+    cluster.change_view(view(1, b"AB"))
     for number in range(8):
-        house.ask(A, SetKey, f"k{number}", bytes([number]) * 100_000)
-    house.sent.clear()
-    house.tell(view(2, b"ABC"))
-    chunks = [message for message in house.sent if isinstance(message, SnapshotChunk)]
+        cluster.ask(A, SetKey, f"k{number}", bytes([number]) * 100_000)
+    cluster.sent.clear()
+    cluster.change_view(view(2, b"ABC"))
+    chunks = [message for message in cluster.sent if isinstance(message, SnapshotChunk)]
     assert len(chunks) == 4
     assert all(len(chunk.data) <= CHUNK_BYTES for chunk in chunks)
-    assert house.copies[C]._copy.board.image() == house.copies[A]._copy.board.image()
-    house.sent.clear()
-    house.tell(view(3, b"ABC"))
-    assert not [message for message in house.sent if isinstance(message, SnapshotChunk | SnapshotRequest)], (
-        "all have it already"
-    )
+    assert cluster.replicas[C]._log.store.to_snapshot() == cluster.replicas[A]._log.store.to_snapshot()
+    cluster.sent.clear()
+    cluster.change_view(view(3, b"ABC"))
+    assert not [
+        message for message in cluster.sent if isinstance(message, SnapshotChunk | SnapshotRequest)
+    ], "all have it already"
 
 
-def test_a_lagging_copy_gets_the_operations_or_the_board(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lagging_replica_gets_operations_or_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("barnraise.kvstore.snapshot._LOG_LENGTH", 10)
-    house = House(b"ABC")
-    house.tell(view(1, b"ABC"))
+    cluster = Replicas(b"ABC")
+    cluster.change_view(view(1, b"ABC"))
     for many, kind in ((5, AppendEntry), (30, SnapshotChunk)):
-        house.cut = {C}
+        cluster.cut = {C}
         for _ in range(many):
-            house.ask(A, AddToKey, "n", 1)
-        house.cut = set()
-        house.sent.clear()
-        house.wait(1.0)
-        assert house.copies[C].number == house.copies[A].number
-        assert any(isinstance(message, kind) for message in house.sent)
-        assert (kind is SnapshotChunk) == any(isinstance(message, SnapshotChunk) for message in house.sent)
+            cluster.ask(A, AddToKey, "n", 1)
+        cluster.cut = set()
+        cluster.sent.clear()
+        cluster.wait(1.0)
+        assert cluster.replicas[C].op_number == cluster.replicas[A].op_number
+        assert any(isinstance(message, kind) for message in cluster.sent)
+        assert (kind is SnapshotChunk) == any(isinstance(message, SnapshotChunk) for message in cluster.sent)
 
 
-def test_a_watch_ends_when_the_key_comes_and_says_what_did_not() -> None:
-    house = House(b"ABC")
-    house.tell(view(1, b"ABC"))
-    watch = house.ask(C, WatchKey, ("k", "l"), True)
-    house.ask(A, SetKey, "l", b"2")
-    assert watch not in house.answers
-    house.ask(B, SetKey, "k", b"1")
-    assert house.done(watch).values == (b"1", b"2"), "at once, not at the next look"
-    late = house.ask(C, WatchKey, ("k", "never"), False, patience=2.0)
-    house.wait(2.5)
-    assert house.done(late).missing == ("never",)
-    assert house.copies[C].waiting() is None
-    forgotten = house.ask(C, WatchKey, ("other",), True)
-    house.copies[C].forget(forgotten)
-    house.ask(A, SetKey, "other", b"")
-    house.wait(1.5)
-    assert forgotten not in house.answers
+def test_watch_ends_when_keys_exist_or_names_missing_keys() -> None:
+    cluster = Replicas(b"ABC")
+    cluster.change_view(view(1, b"ABC"))
+    watch = cluster.ask(C, WatchKey, ("k", "l"), True)
+    cluster.ask(A, SetKey, "l", b"2")
+    assert watch not in cluster.answers
+    cluster.ask(B, SetKey, "k", b"1")
+    assert cluster.done(watch).values == (b"1", b"2"), "at once, not at the next look"
+    late = cluster.ask(C, WatchKey, ("k", "never"), False, timeout=2.0)
+    cluster.wait(2.5)
+    assert cluster.done(late).missing == ("never",)
+    assert cluster.replicas[C].wait_reason() is None
+    forgotten = cluster.ask(C, WatchKey, ("other",), True)
+    cluster.replicas[C].cancel(forgotten)
+    cluster.ask(A, SetKey, "other", b"")
+    cluster.wait(1.5)
+    assert forgotten not in cluster.answers
 
 
-def test_a_watch_outlives_the_primary() -> None:
-    house = House(b"ABC")
-    house.tell(view(1, b"ABC"))
-    watch = house.ask(C, WatchKey, ("k",), True)
-    house.cut = {A}
-    house.tell(view(2, b"BC"), B, C)
-    house.ask(B, SetKey, "k", b"v")
-    assert house.done(watch).values == (b"v",)
+def test_watch_survives_change_of_primary() -> None:
+    cluster = Replicas(b"ABC")
+    cluster.change_view(view(1, b"ABC"))
+    watch = cluster.ask(C, WatchKey, ("k",), True)
+    cluster.cut = {A}
+    cluster.change_view(view(2, b"BC"), B, C)
+    cluster.ask(B, SetKey, "k", b"v")
+    assert cluster.done(watch).values == (b"v",)
 
 
-def test_who_is_not_a_member_is_not_served() -> None:
-    house = House(b"AB")
-    house.tell(view(1, b"A"), A, B)
-    ticket = house.ask(B, GetKey, "k", patience=2.0)
-    house.wait(1.5)
-    assert house.copies[B].waiting() == "this machine is not in view 1 of the cluster"
+def test_non_member_is_not_served() -> None:
+    cluster = Replicas(b"AB")
+    cluster.change_view(view(1, b"A"), A, B)
+    ticket = cluster.ask(B, GetKey, "k", timeout=2.0)
+    cluster.wait(1.5)
+    assert cluster.replicas[B].wait_reason() == "this machine is not in view 1 of the cluster"
     forward = ForwardedRequest(b"", 1, GetKey(SCOPE, bytes(16), 1, b"", "k"))
-    assert house.copies[A].receive(B, forward, house.now) == []
-    house.tell(view(2, b"AB"))
-    assert house.done(ticket).missing == ("k",)
+    assert cluster.replicas[A].receive(B, forward, cluster.now) == []
+    cluster.change_view(view(2, b"AB"))
+    assert cluster.done(ticket).missing == ("k",)
 
 
-def test_an_idle_scope_makes_room_after_hours(monkeypatch: pytest.MonkeyPatch) -> None:
-    house = House(b"AB")
-    house.tell(view(1, b"AB"))
+def test_idle_namespace_is_dropped_after_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Replicas(b"AB")
+    cluster.change_view(view(1, b"AB"))
 
     def write(run: str) -> Result:
-        house.serial += 1
-        operation = SetKey(Namespace(run, 1), bytes(16), house.serial, b"", "k", b"")
-        house.perform(A, house.copies[A].request(operation, house.serial, house.now))
-        house.settle()
-        return house.answers[house.serial]
+        cluster.serial += 1
+        operation = SetKey(Namespace(run, 1), bytes(16), cluster.serial, b"", "k", b"")
+        cluster.perform(A, cluster.replicas[A].request(operation, cluster.serial, cluster.now))
+        cluster.settle()
+        return cluster.answers[cluster.serial]
 
     for number in range(64):
         write(f"run {number}")
-        house.now += 1.0
+        cluster.now += 1.0
     assert isinstance(write("another"), KvDenied)
-    house.now += primary.IDLE_S - 62
+    cluster.now += primary.IDLE_NAMESPACE_S - 62
     assert isinstance(write("another"), KvDone)
-    boards = [house.copies[name]._copy.board for name in (A, B)]
-    assert [Namespace("run 0", 1) in board.scopes for board in boards] == [False, False]
+    stores = [cluster.replicas[name]._log.store for name in (A, B)]
+    assert [Namespace("run 0", 1) in store.namespaces for store in stores] == [False, False]
     assert isinstance(write("yet another"), KvDone), "run 1 has been idle for long, too"
 
 
-def promise(held: int = 0, number: int = 0, blind: int = 0) -> ViewPromise:
-    return ViewPromise(NOBODY, ViewBallot(held, 1, b"") if held else NOBODY, number, blind, ())
+def promise(view: int = 0, number: int = 0, forgotten_until: int = 0) -> ViewPromise:
+    return ViewPromise(
+        NO_BALLOT, ViewBallot(view, 1, b"") if view else NO_BALLOT, number, forgotten_until, ()
+    )
 
 
 @pytest.mark.parametrize(
-    ("replies", "impatient", "expected"),
+    ("replies", "is_overdue", "expected"),
     [
         ({A: promise(4, 7), B: promise(4, 9)}, False, UseOwnLog(B)),
         ({A: promise(4, 7), B: promise(3, 9)}, False, UseOwnLog(A)),
         ({A: promise(4, 7)}, False, WaitFor((B, C), 4)),
         ({A: promise(4, 7)}, True, WaitFor((B,), 4)),  # B is still a member and may have it
-        ({A: promise(4, 7), B: promise(blind=4)}, False, WaitFor((C,), 4)),
-        ({A: promise(4, 7), B: promise(blind=4)}, True, StartEmpty),
-        ({A: promise(blind=4), B: promise(blind=4)}, False, StartEmpty),
+        ({A: promise(4, 7), B: promise(forgotten_until=4)}, False, WaitFor((C,), 4)),
+        ({A: promise(4, 7), B: promise(forgotten_until=4)}, True, StartEmpty),
+        ({A: promise(forgotten_until=4), B: promise(forgotten_until=4)}, False, StartEmpty),
         (
             {A: promise(2, 7), B: promise(2, 7)},
             False,
@@ -393,44 +402,44 @@ def promise(held: int = 0, number: int = 0, blind: int = 0) -> ViewPromise:
         ({A: promise(2, 7), B: promise(2, 7), D: promise(2, 8)}, False, UseOwnLog(D)),
     ],
 )
-def test_what_a_new_primary_concludes(
-    replies: dict[bytes, ViewPromise], impatient: bool, expected: object
+def test_choose_log_from_replies_of_past_views(
+    replies: dict[bytes, ViewPromise], is_overdue: bool, expected: object
 ) -> None:
     known = {2: view(2, b"CABD"), 3: view(3, b"ABC"), 4: view(4, b"ABC"), 5: view(5, b"AB")}
-    verdict = judge(known[5], replies, known, is_quorum, impatient=impatient)
+    verdict = choose_log(known[5], replies, known, is_quorum, is_overdue=is_overdue)
     assert isinstance(verdict, StartEmpty) if expected is StartEmpty else verdict == expected
 
 
-def test_a_view_that_nobody_knows_is_asked_for_then_given_up() -> None:
+def test_unknown_past_view_is_asked_for_then_given_up() -> None:
     known = {5: view(5, b"AB"), 2: view(2, b"AB")}
     replies = {A: promise(2, 7)}
-    assert judge(known[5], replies, known, is_quorum, impatient=False) == WaitFor((B,), 4)
-    assert isinstance(judge(known[5], replies, known, is_quorum, impatient=True), StartEmpty)
+    assert choose_log(known[5], replies, known, is_quorum, is_overdue=False) == WaitFor((B,), 4)
+    assert isinstance(choose_log(known[5], replies, known, is_quorum, is_overdue=True), StartEmpty)
 
 
-def test_the_log_of_a_copy_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("barnraise.kvstore.snapshot._LOG_BYTES", 10_000)
-    copy = ReplicaLog()
+    log = ReplicaLog()
     for serial in range(100):
-        copy.apply(SetKey(SCOPE, bytes(16), serial, b"", "k", bytes(600)))
-    assert (copy.number, copy.oldest) == (100, 91)
-    assert len(copy.since(95)) == 6
+        log.apply(SetKey(SCOPE, bytes(16), serial, b"", "k", bytes(600)))
+    assert (log.op_number, log.oldest_op) == (100, 91)
+    assert len(log.since(95)) == 6
 
 
 @given(st.binary(max_size=200))
-def test_bytes_from_a_peer_are_read_or_refused(data: bytes) -> None:
+def test_random_bytes_are_decoded_or_rejected(data: bytes) -> None:
     try:
         decode_message(data)
     except ProtocolError:
         pass
 
 
-def test_messages_survive_the_wire() -> None:
+def test_messages_round_trip_through_encoding() -> None:
     operation = SetKey(SCOPE, bytes(16), 1, b"", "k", b"v")
     for message in (
-        AppendEntry(NOBODY, ViewBallot(1, 2, b"n"), 3, 1, 4, (operation,)),
-        ViewPromise(NOBODY, NOBODY, 1, 2, (view(3, b"ABC"),)),
-        SnapshotRequest(NOBODY, b"t", 5, NOBODY, 6),
+        AppendEntry(NO_BALLOT, ViewBallot(1, 2, b"n"), 3, 1, 4, (operation,)),
+        ViewPromise(NO_BALLOT, NO_BALLOT, 1, 2, (view(3, b"ABC"),)),
+        SnapshotRequest(NO_BALLOT, b"t", 5, NO_BALLOT, 6),
     ):
         assert decode_message(encode_message(message)) == message
     with pytest.raises(ProtocolError):

@@ -13,7 +13,7 @@ import pytest
 from barnraise.core.errors import MembershipError
 from barnraise.identity import NodeKey
 from barnraise.identity.trust import TrustLog, encode_entry
-from barnraise.membership.paxos import AcceptorState, PaxosBallot, founded
+from barnraise.membership.consensus.paxos import AcceptorState, PaxosBallot, founded
 from barnraise.membership.storage import FILE_NAME, MembershipStorage
 from barnraise.membership.view import first
 from tests.repository import ROOT
@@ -71,8 +71,8 @@ _WRITER = """
 import sys
 from pathlib import Path
 from tests.unit.membership.test_storage import _record
-from barnraise.membership.storage import Storage
-storage = Storage(Path(sys.argv[1]))
+from barnraise.membership.storage import MembershipStorage
+storage = MembershipStorage(Path(sys.argv[1]))
 for number in range(1, 30):
     storage.save(_record(number))
     sys.stdout.write(f"answered {number}\\n")

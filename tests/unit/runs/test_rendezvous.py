@@ -17,22 +17,22 @@ from barnraise.agent_client.kv_messages import LOBBY, Namespace
 from barnraise.core.errors import BarnraiseError, ConfigError, OperationTimeout
 from barnraise.runs import rendezvous
 from barnraise.runs.rendezvous import RankPlace, RankRequest, Rendezvous
-from tests.unit.runs.board_server import BoardServers
+from tests.unit.kvstore.kv_servers import KvServers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="written with care, not run there yet")
 
 
 @pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[BoardServers]:
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[KvServers]:
     monkeypatch.setattr(rendezvous, "CALL_S", 1.0)
-    with tempfile.TemporaryDirectory(prefix="by-") as directory, BoardServers(Path(directory)) as servers:
+    with tempfile.TemporaryDirectory(prefix="by-") as directory, KvServers(Path(directory)) as servers:
         yield servers
 
 
 class Crowd:
     """Processes as threads; each claims what it is told to."""
 
-    def __init__(self, servers: BoardServers) -> None:
+    def __init__(self, servers: KvServers) -> None:
         self.servers = servers
         self.results: dict[str, RankPlace | BarnraiseError] = {}
         self.threads: list[threading.Thread] = []
@@ -76,7 +76,7 @@ class Crowd:
 
 
 @pytest.fixture
-def crowd(servers: BoardServers) -> Crowd:
+def crowd(servers: KvServers) -> Crowd:
     return Crowd(servers)
 
 

@@ -15,12 +15,13 @@ courses = st.builds(
     unit=st.integers(1, 20),
     seed=st.integers(0, 2**64 - 1),
     shuffle=st.booleans(),
-    drop_last=st.just(False),
-)
+    drop_last=st.booleans(),
+).filter(lambda course: course.steps_per_epoch > 0)
 
 
 @given(courses, st.integers(0, 5))
-def test_an_epoch_has_every_sample_once(course: DataOrder, epoch: int) -> None:
+def test_an_epoch_of_any_course_has_every_sample_once(course: DataOrder, epoch: int) -> None:
+    """A course that drops its last batch leaves out what does not fill one, and nothing else."""
     order = course.order(epoch)
     assert sorted(order.tolist()) == list(range(course.samples))
     covered: list[int] = []
@@ -29,8 +30,22 @@ def test_an_epoch_has_every_sample_once(course: DataOrder, epoch: int) -> None:
         assert course.place(step) == (epoch, within)
         for unit in course.units(step):
             assert 0 < unit.size <= course.unit
-            covered += order[unit.first : unit.last].tolist()
-    assert sorted(covered) == list(range(course.samples))
+            assert unit.last <= course.samples, "a slice would hide samples that do not exist"
+            covered += range(unit.first, unit.last)
+        assert not course.drop_last or covered[-1] + 1 == (within + 1) * course.batch
+    whole = course.samples - course.samples % course.batch if course.drop_last else course.samples
+    assert covered == list(range(whole))
+
+
+@given(courses, st.integers(0, 20), st.integers(1, 9))
+def test_a_round_of_several_steps_covers_what_its_steps_cover(
+    course: DataOrder, step: int, period: int
+) -> None:
+    steps = course.steps(step, period)
+    single = [course.span(step + number) for number in range(steps)]
+    assert course.span(step, period) == (single[0][0], single[-1][1])
+    assert single[-1][1] <= course.samples
+    assert steps == period or course.place(step + steps)[1] == 0, "only an epoch's end makes it shorter"
 
 
 def test_the_order_is_fixed_for_ever() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 
 from barnraise.topology import Device, LinkFacts, NodeFacts, build_graph
-from barnraise.topology.render import describe_device, draw_graph, link_table, main_device
+from barnraise.topology.render import describe_device, draw_graph, main_device
 from tests.unit.topology.graphs import machine, mesh, node, parts
 
 
@@ -75,10 +74,6 @@ def test_any_graph_can_be_drawn(made: tuple[list[NodeFacts], list[LinkFacts]]) -
     text = draw_graph(graph)
     assert all(sign.isprintable() or sign == "\n" for sign in text)
     assert draw_graph(graph, plain=True).isascii()
-    count = len(graph.nodes)
-    rows = link_table(graph)
-    assert len(rows) == count * (count - 1) // 2
-    assert all(field.isprintable() for row in rows for field in row)
 
 
 def test_a_name_cannot_steer_the_terminal_or_pass_for_another() -> None:
@@ -89,25 +84,6 @@ def test_a_name_cannot_steer_the_terminal_or_pass_for_another() -> None:
     assert "\x1b" not in text
     assert f"nas ({node(2)[:8]})" in text
     assert f"nas ({node(3)[:8]})" in text
-
-
-def test_the_table_begins_with_the_slowest() -> None:
-    graph = mesh(3)
-    slow = msgspec.structs.replace(
-        graph.links[2], mbps=12.0, rtt_deviation_s=0.001, address="192.168.1.7", reason="WiFi, the only one"
-    )
-    rows = link_table(build_graph(graph.nodes, [graph.links[0], slow]))
-    assert rows[0] == (
-        "box-1",
-        "box-2",
-        "12 Mbit/s",
-        "400 µs ± 1 ms",
-        "60 s ago",
-        "192.168.1.7",
-        "WiFi, the only one",
-    )
-    assert rows[1].rate == "940 Mbit/s"
-    assert rows[2][:3] == ("box-0", "box-2", "no link")
 
 
 def test_devices_in_words() -> None:

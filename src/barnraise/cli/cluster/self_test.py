@@ -35,6 +35,7 @@ from barnraise.agent_client.cluster_requests import (
     encode,
 )
 from barnraise.agent_client.run_requests import RunQuestion
+from barnraise.core.command import runner
 from barnraise.core.errors import AgentError, BarnraiseError, RunError, TorchMissing
 
 NAMES = ("ada", "ben", "cleo")
@@ -185,14 +186,7 @@ def _compare(node: TestNode, room: Path) -> None:
     script = room / "alone.py"
     script.write_text(f"PAUSE = 0.0\n{_PROGRAM}")
     environment = {key: value for key, value in node.environment.items() if not key.startswith("BARNRAISE_")}
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = runner(120.0, environment)([sys.executable, str(script)])
     alone = re.search(r"final (\d+) (.*)", done.stdout)
     if alone is None or alone[1] != found[1]:
         raise RunError(f"the same program alone failed:\n{done.stderr}", hint="Report this.")

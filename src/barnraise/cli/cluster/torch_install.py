@@ -6,12 +6,12 @@ torch is asked in a process of its own: a broken install may crash on import, an
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 
 import click
 import msgspec
 
+from barnraise.core.command import TOO_SLOW, runner
 from barnraise.core.torch_range import TESTED_RANGE, is_tested
 from barnraise.environments.torch_build import TorchChoice, choose_torch_here
 
@@ -55,16 +55,8 @@ def advise(choice: TorchChoice) -> InstallAdvice:
 
 def probe() -> TorchProbe | str:
     """What torch says in a fresh process, or the sentence that says why it could not be asked."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE],
-            capture_output=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
+    done = runner(_PROBE_TIMEOUT_S)([sys.executable, "-c", _PROBE])
+    if done.returncode == TOO_SLOW:
         return f"importing it took more than {_PROBE_TIMEOUT_S:.0f} s"
     lines = done.stdout.strip().splitlines()
     if done.returncode != 0 or not lines:

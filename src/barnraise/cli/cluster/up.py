@@ -30,7 +30,7 @@ def run(*, detach: bool, psk_file: Path | None, witness: bool) -> int:
         click.echo(f"The agent runs in the background (pid {pid}); its log is {log}.")
         click.echo(_next())
         return 0
-    from barnraise.agent.serving import serve
+    from barnraise.agent.__main__ import serve
     from barnraise.cli.cluster.display import Display, print_events
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from barnraise.agent.diagnostics.checks import clock_mend
+from barnraise.agent.diagnostics.checks import clock_fix
 from barnraise.agent_client.cluster_requests import CheckRow
 from barnraise.cli.doctor.facts import DiskFacts, KeyFacts, NvidiaFacts, SleepFacts, TorchFacts
 from barnraise.core.installation import install_hint
@@ -187,7 +187,7 @@ def clock(now_s: float, installed_s: float, system: str) -> CheckRow:
     shown = time.strftime("%Y-%m-%d", time.gmtime(max(0.0, min(now_s, 2 * _YEAR_2100_S))))
     if now_s < installed_s - _DAY_S or now_s > _YEAR_2100_S:
         return CheckRow(
-            "clock", "warn", f"the clock of this machine says {shown}, which cannot be", clock_mend(system)
+            "clock", "warn", f"the clock of this machine says {shown}, which cannot be", clock_fix(system)
         )
     return CheckRow("clock", "ok", shown)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 from urllib.parse import urlsplit
 
-from barnraise.agent.diagnostics.checks import clock_mend, firewall_mend
+from barnraise.agent.diagnostics.checks import clock_fix, firewall_fix
 from barnraise.agent_client.cluster_requests import CheckRow
 from barnraise.cli.doctor.facts import AgentFacts, BridgeFacts, FirewallFacts, HubFacts, PortFacts, WslFacts
 from barnraise.core.errors import BarnraiseError
@@ -105,7 +105,7 @@ def _firewall_mend(tool: str, number: int, system: str) -> str:
         "firewalld": f"sudo firewall-cmd --permanent --add-port={number}/tcp && sudo firewall-cmd --reload",
         "nftables": f"add `tcp dport {number} accept` to the chain that drops (sudo nft list ruleset)",
     }
-    return commands.get(tool) or firewall_mend(system, number, "")
+    return commands.get(tool) or firewall_fix(system, number, "")
 
 
 def wsl(found: WslFacts, number: int) -> CheckRow | None:
@@ -178,7 +178,7 @@ def hub(found: HubFacts, system: str) -> list[CheckRow]:
     if abs(ahead) >= _CLOCK_S:
         where = "ahead of" if ahead > 0 else "behind"
         said = f"the clock of {_its(found)} is {format_duration(abs(ahead))} {where} this machine's"
-        rows.append(_hub_row(found, "warn", said, f"On the one that is wrong: {clock_mend(system)}"))
+        rows.append(_hub_row(found, "warn", said, f"On the one that is wrong: {clock_fix(system)}"))
     if found.kept and _is_up(found) and not found.region:
         said, mend = hub_reach([way.address for way in found.ways])
         rows += [_hub_row(found, "warn", f"{said} ({_its(found)})", mend)] if said else []

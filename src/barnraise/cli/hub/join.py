@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from barnraise.agent.naming import machine_name
+from barnraise.agent.daemon import machine_name
 from barnraise.agent_client.cluster_requests import StatusRequest, StatusResponse
 from barnraise.artifacts import ArtifactStore, FolderManifest, changed_since, folder_limits, pack, unpack_into
-from barnraise.artifacts.store.disk import remove_tree
 from barnraise.cli.agent_call import ask
 from barnraise.cli.child_process import LEFT, ChildProcess, say, until_left
 from barnraise.cli.cluster.identity import machine_key
 from barnraise.cli.hub.directories import is_in_use, rooms_with, top_room
 from barnraise.core.config import Settings, load_settings
 from barnraise.core.errors import HubError
+from barnraise.core.files import remove_tree
 from barnraise.core.installation import install_hint
 from barnraise.core.units import counted
 

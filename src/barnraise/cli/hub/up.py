@@ -34,7 +34,7 @@ from barnraise.cli.hub.directories import (
 from barnraise.cli.hub.join import client_of, keep_results, require_hub_parts, room, start_script, take_seat
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import HubError, RunError
-from barnraise.core.flow.background import begun
+from barnraise.core.flow.background import start_in_thread
 from barnraise.core.units import counted, format_size, parse_duration
 from barnraise.transport.addresses import own_addresses, show_address
 
@@ -116,13 +116,13 @@ async def _keep_hub(
     try:
         local = _url(_loopback(host), wishes.port, plain=wishes.plain)
         write_local_address(directory, local)
-        await _while_up(begun(partial(_await_founding, directory)), hub)
+        await _while_up(start_in_thread(partial(_await_founding, directory)), hub)
         # A region's model is its parent's; its own machine is a member like all others.
         role: Role = "friend" if wishes.parent else "owner"
         own = invite_to(directory, [local], role=role, valid_s=_OWNERS_S)
-        seated = await _while_up(begun(partial(_begin_own, own, place, wishes, settings)), hub)
+        seated = await _while_up(start_in_thread(partial(_begin_own, own, place, wishes, settings)), hub)
         owner = await start_script(seated) if seated is not None else None
-        await _while_up(begun(partial(_await_base, own, settings)), hub, owner)
+        await _while_up(start_in_thread(partial(_await_base, own, settings)), hub, owner)
         _print_invite(invite_to(directory, addresses, uses=wishes.uses), addresses, wishes)
         return await _watch(hub, owner, wishes, seated, settings)
     except asyncio.CancelledError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from barnraise.artifacts import ArtifactStore, store_directory
 from barnraise.cli.agent_call import ask
 from barnraise.cli.runs.run import conclude
 from barnraise.cli.runs.run_view import watch
+from barnraise.core.command import runner
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import RunError, ShippingError
 from barnraise.core.units import format_size
@@ -52,7 +52,7 @@ def export(run: str, target: Path) -> int:
     _bring_newest(row)
     state = state_directory(load_settings())
     command = [sys.executable, "-P", "-m", "barnraise.checkpoint", str(state), row.run, str(target.resolve())]
-    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
+    done = runner(None, child_environment())(command)
     if done.returncode != 0:
         words = done.stderr.strip().splitlines()
         raise _cannot(row, words[-1] if words else "no reason was given")

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-_LONGEST_PAUSE_S = 60.0
-_FIRST_PAUSE_S = 2.0
+from barnraise.core.flow.backoff import Backoff
+
+_BACKOFF = Backoff(2.0, 60.0)
 _HEALTHY_S = 120.0
 _LARGEST_LOG = 5 * 1024 * 1024
 if sys.platform == "win32":
@@ -26,7 +27,7 @@ else:
 
 def pause(failures: int) -> float:
     """How long to wait after so many failures in a row: 2, 4, 8 .. 60 s. Pure."""
-    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
+    return _BACKOFF.wait(failures - 1)
 
 
 def keep(

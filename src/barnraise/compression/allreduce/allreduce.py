@@ -1,8 +1,9 @@
-"""Sums over the members of a process group that travel encoded, and are the same bits on every member.
+"""All-reduce of encoded tensors, with the same result bits on every member.
 
-A codec whose sums can be encoded again goes by `shards`. A sparse one is gathered: everybody gets all
-payloads and adds them in rank order. PowerSGD takes two exact sums of thin matrices. Where members are known
-to be at several sites, all of these go by `sites`.
+* A codec whose sums can be encoded again uses ``sharded``.
+* A sparse codec uses an all-gather: every member gets all payloads and adds them in rank order.
+* PowerSGD uses two exact sums of thin matrices.
+* If members are at several sites, all of these use ``hierarchical``.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from barnraise.compression.allreduce.exchange import (
     PayloadKind,
     PayloadMessage,
 )
-from barnraise.compression.allreduce.hierarchical import sum_through_sites
-from barnraise.compression.allreduce.sharded import sum_in_shards
+from barnraise.compression.allreduce.hierarchical import all_reduce_hierarchical
+from barnraise.compression.allreduce.sharded import all_reduce_sharded
 from barnraise.compression.codecs import powersgd
-from barnraise.compression.codecs.codec import Codec, CodecRound, as_flat, is_finite, refuse_unless_finite
+from barnraise.compression.codecs.codec import Codec, CodecRound, as_flat, check_input_finite, is_finite
 from barnraise.compression.codecs.fp32 import Fp32
 from barnraise.compression.codecs.powersgd import PowerSGD
 from barnraise.core.errors import CollectiveError, OperationMismatch, ProtocolError
@@ -33,9 +34,9 @@ _FINE: list[PayloadCheck] = []
 
 
 class AllReduceResult(NamedTuple):
-    """The sum, flat and in float32, and what it cost: ``sent`` bytes, ``crossed`` of them to other sites.
+    """The sum, flat in float32, and its traffic: ``sent`` bytes, ``crossed`` of them to other sites.
 
-    ``keep()`` stores what error feedback and PowerSGD have to remember. Call it once the step counts; a step
+    ``keep()`` stores the state of error feedback and PowerSGD. Call it after the step was committed. A step
     that is repeated without it starts from the same state and sends the same bytes.
     """
 
@@ -63,12 +64,15 @@ def sum_over(
     if_not_finite: Literal["refuse", "nan"] = "refuse",
     sites: Sequence[Sequence[int]] = (),
 ) -> AllReduceResult:
-    """Sum a tensor over a group; all members call it with equal sizes, codecs, turns and sites.
+    """Sum a tensor over a group. All members call it with equal sizes, codecs, rounds and sites.
 
     ``parts``: the named tensors that lie in it one after the other, for residuals by name and for the
-    matrices of PowerSGD; otherwise it is one part, ``turn.name``. If anybody's numbers are not finite, all
-    members raise CollectiveError, or with ``if_not_finite="nan"`` get a sum of NaN, which a GradScaler knows
-    how to skip. ``sites``: the ranks at each site, if links between sites are slower than inside.
+    matrices of PowerSGD. By default it is one part, ``turn.name``.
+
+    ``if_not_finite``: if numbers of a member are not finite, ``"refuse"`` raises CollectiveError on all
+    members. ``"nan"`` returns a sum of NaN, which a GradScaler skips.
+
+    ``sites``: the ranks at each site, if links between sites are slower than inside.
     """
     flat = as_flat(tensor, turn.name)
     named = [FeedbackPart(turn.name, tuple(tensor.shape))] if parts is None else list(parts)
@@ -78,13 +82,13 @@ def sum_over(
     keeps = feedback is not None
     values = flat if feedback is None else feedback.compensated(flat, named)
     if exchange.world == 1 or not flat.numel():
-        outcome = _alone(values, keeps)
+        outcome = _single_member(values, keeps)
     elif isinstance(codec, PowerSGD):
-        outcome = _by_factors(exchange, codec, turn, values, named, keeps)
+        outcome = _all_reduce_powersgd(exchange, codec, turn, values, named, keeps)
     elif codec.is_sparse and not exchange.sites:
-        outcome = _by_gathering(exchange, codec, turn, values, keeps)
+        outcome = _all_reduce_gathered(exchange, codec, turn, values, keeps)
     else:
-        outcome = _Outcome(*_by_shards(exchange, codec, turn, values, keeps))
+        outcome = _Outcome(*_all_reduce_encoded(exchange, codec, turn, values, keeps))
     bad = next((one for one in outcome.verdicts if one.kind is not PayloadKind.FINE), None)
     if bad is not None:
         if if_not_finite == "refuse" or bad.kind is PayloadKind.MALFORMED:
@@ -101,15 +105,15 @@ def sum_over(
     return AllReduceResult(outcome.total, exchange.sent, reason, keep, exchange.crossed)
 
 
-def _by_shards(
+def _all_reduce_encoded(
     exchange: PayloadExchange, codec: Codec, turn: CodecRound, values: torch.Tensor, keeps: bool
 ) -> tuple[torch.Tensor, list[PayloadCheck]]:
-    through = sum_through_sites if exchange.sites else sum_in_shards
+    through = all_reduce_hierarchical if exchange.sites else all_reduce_sharded
     return through(exchange, codec, turn, values, keeps)
 
 
-def _alone(values: torch.Tensor, keeps: bool) -> _Outcome:
-    """Nothing travels, so nothing is lost."""
+def _single_member(values: torch.Tensor, keeps: bool) -> _Outcome:
+    """Return the values of a single member: nothing is sent, so nothing is lost."""
     total = values.clone()
     if keeps:
         values.zero_()
@@ -117,7 +121,7 @@ def _alone(values: torch.Tensor, keeps: bool) -> _Outcome:
     return _Outcome(total, [verdict])
 
 
-def _by_gathering(
+def _all_reduce_gathered(
     exchange: PayloadExchange, codec: Codec, turn: CodecRound, values: torch.Tensor, keeps: bool
 ) -> _Outcome:
     verdict = PayloadCheck(PayloadKind.FINE, exchange.rank)
@@ -130,7 +134,7 @@ def _by_gathering(
     sizes = [codec.payload_bytes(values.numel())] * exchange.world
     if not codec.is_fixed:
         most = sizes[0]
-        sizes = [row[0] for row in exchange.share([payload.numel()], values.device)]
+        sizes = [row[0] for row in exchange.all_gather_numbers([payload.numel()], values.device)]
         if not all(0 <= size <= most for size in sizes):
             raise ProtocolError(f"a member announced more than the {most} bytes of {codec.name}")
     arrived = [message for (message,) in exchange.gather(PayloadMessage(verdict, payload), sizes).wait()]
@@ -146,7 +150,7 @@ def _by_gathering(
     return _Outcome(total, verdicts)
 
 
-def _by_factors(
+def _all_reduce_powersgd(
     exchange: PayloadExchange,
     power: PowerSGD,
     turn: CodecRound,
@@ -159,13 +163,13 @@ def _by_factors(
     projections = [one.view(values) @ q for one, q in zip(split.matrices, factors, strict=True)]
     mark = powersgd.fingerprint(factors, values.device)
     whole = [values[span] for span in split.spans]
-    sums, verdicts = _exact(exchange, turn, [*projections, *whole, mark])
+    sums, verdicts = _all_reduce_exact(exchange, turn, [*projections, *whole, mark])
     if any(one.kind is not PayloadKind.FINE for one in verdicts):
         return _Outcome(values, verdicts)
     powersgd.require_equal(sums[-1], exchange.world)
     bases = [powersgd.orthonormal(one) for one in sums[: len(factors)]]
     own = [one.view(values).t() @ p for one, p in zip(split.matrices, bases, strict=True)]
-    summed, verdicts = _exact(exchange, turn, own)
+    summed, verdicts = _all_reduce_exact(exchange, turn, own)
     if any(one.kind is not PayloadKind.FINE for one in verdicts):
         return _Outcome(values, verdicts)
     total = torch.empty_like(values)
@@ -181,14 +185,14 @@ def _by_factors(
     return _Outcome(total, verdicts, lambda: power.keep(kept))
 
 
-def _exact(
+def _all_reduce_exact(
     exchange: PayloadExchange, turn: CodecRound, tensors: Sequence[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[PayloadCheck]]:
-    """Several tensors summed as one in float32, in an order that all members know."""
+    """Sum several tensors as one in float32, in a fixed order."""
     if not tensors:
         return [], _FINE
     joined = torch.cat([one.reshape(-1) for one in tensors])
-    total, verdicts = _by_shards(exchange, Fp32(), turn, joined, keeps=False)
+    total, verdicts = _all_reduce_encoded(exchange, Fp32(), turn, joined, keeps=False)
     pieces = torch.split(total, [one.numel() for one in tensors])
     return [piece.view(one.shape) for piece, one in zip(pieces, tensors, strict=True)], verdicts
 
@@ -207,7 +211,7 @@ def _error(
         return CollectiveError(f"rank {bad.rank} holds numbers of {turn.name!r} that are not finite")
     try:
         for part, values in zip(parts, torch.split(flat, [part.numel for part in parts]), strict=True):
-            refuse_unless_finite(values, part.name)
+            check_input_finite(values, part.name)
     except CollectiveError as error:
         return error
     return CollectiveError(f"{turn.name!r} is too large for float32 together with its residual")
@@ -215,13 +219,13 @@ def _error(
 
 def _reason(codec: Codec | PowerSGD, exchange: PayloadExchange, numel: int) -> str:
     if not exchange.sent:
-        return f"{codec.name}: nothing travels, there is only one member or nothing to sum"
+        return f"{codec.name}: nothing is sent, because there is one member or nothing to sum"
     if exchange.sites:
         where = f"{counted(exchange.world, 'member')} at {counted(len(exchange.sites), 'site')}"
         sent, crossed = format_size(exchange.sent), format_size(exchange.crossed)
-        return f"{codec.name} over {where}: {sent} leave this one, {crossed} of it for other sites"
+        return f"{codec.name} over {where}: {sent} sent by this member, {crossed} of it to other sites"
     plain = 8 * numel * (exchange.world - 1) / exchange.world
     return (
-        f"{codec.name} over {counted(exchange.world, 'member')}: {format_size(exchange.sent)} leave each, "
-        f"{plain / exchange.sent:.1f} times less than in fp32"
+        f"{codec.name} over {counted(exchange.world, 'member')}: {format_size(exchange.sent)} sent by each, "
+        f"{plain / exchange.sent:.1f} times less than fp32"
     )

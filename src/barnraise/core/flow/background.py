@@ -1,4 +1,4 @@
-"""Work that may hang, with a deadline: a disk or a line that does not answer must not hang a command."""
+"""One call on a daemon thread, so that a disk or a peer that hangs does not hang the caller."""
 
 from __future__ import annotations
 
@@ -16,62 +16,92 @@ from barnraise.core.errors import BarnraiseError
 T = TypeVar("T")
 
 
+class BackgroundCall(Generic[T]):
+    """One call on a daemon thread, with its result or its exception."""
+
+    def __init__(self, work: Callable[[], T], name: str = "barnraise-background") -> None:
+        self._work = work
+        self._results: list[T] = []
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Return True once the call has returned or raised."""
+        return not self._thread.is_alive()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait for the end of the call, at most ``seconds``."""
+        self._thread.join(seconds)
+
+    def result(self) -> T:
+        """Wait for the end of the call and return its result, or raise its exception."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        return self._results[0]
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._work())
+        except BaseException as error:  # noqa: BLE001 - raised again by result()
+            self._failure = error
+
+
 class DeadlineExceeded(msgspec.Struct, frozen=True):
-    """Checks that were not made, and why."""
+    """Checks without a result, and the reason."""
 
     names: tuple[str, ...]
     why: str
 
 
 class DeadlineCall(Generic[T]):
-    """Work on a thread of its own, which ends with the process."""
+    """One call on a daemon thread whose result must be there by a deadline."""
 
     def __init__(self, names: tuple[str, ...], work: Callable[[], T]) -> None:
         self.names = names
-        self._found: list[T] = []
-        self._error = ""
-        self._thread = threading.Thread(target=self._do, args=(work,), daemon=True)
-        self._thread.start()
+        self._call = BackgroundCall(work)
 
     def result(self, deadline: float) -> T | DeadlineExceeded:
-        """What it found by then, or why it did not."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        if self._found:
-            return self._found[0]
-        return DeadlineExceeded(self.names, self._error or "it did not answer in time")
-
-    def _do(self, work: Callable[[], T]) -> None:
+        """Return the result, or DeadlineExceeded if the call failed or is still running by then."""
+        self._call.wait(max(0.0, deadline - time.monotonic()))
+        if not self._call.has_ended:
+            return DeadlineExceeded(self.names, "it did not answer in time")
         try:
-            self._found.append(work())
+            return self._call.result()
         except BarnraiseError as error:
-            self._error = error.message
-        except Exception as error:  # noqa: BLE001 - one look that fails must not hide what the others see
-            self._error = f"it could not be looked at: {type(error).__name__}: {error}"
+            return DeadlineExceeded(self.names, error.message)
+        except BaseException as error:  # noqa: BLE001 - one check that fails must not hide the others
+            return DeadlineExceeded(self.names, f"the check failed: {type(error).__name__}: {error}")
 
 
-def begun(work: Callable[[], T]) -> asyncio.Future[T]:
-    """On such a thread, for a command that has an event loop. Whoever gives up cancels it and is free: of
-    `asyncio.to_thread` the loop would wait for the end, however long that takes."""
+def start_in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Start the call on a daemon thread and return its future.
+
+    A cancelled future frees the caller at once. With `asyncio.to_thread`, the event loop would wait for the
+    thread at its end.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(error: BaseException | None, found: list[T]) -> None:
-        if future.done():  # nobody wants it any more
+    def settle(error: BaseException | None, results: list[T]) -> None:
+        if future.done():  # cancelled meanwhile
             return
         if error is None:
-            future.set_result(found[0])
+            future.set_result(results[0])
         else:
             future.set_exception(error)
 
-    def do() -> None:
-        found: list[T] = []
-        error: Exception | None = None
+    def run() -> None:
+        results: list[T] = []
+        failure: Exception | None = None
         try:
-            found.append(work())
-        except Exception as failed:  # noqa: BLE001 - whatever it is, whoever waits must hear of it
-            error = failed
+            results.append(work())
+        except Exception as error:  # noqa: BLE001 - passed on to the future
+            failure = error
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, error, found)
+            loop.call_soon_threadsafe(settle, failure, results)
 
-    threading.Thread(target=do, daemon=True).start()
+    threading.Thread(target=run, daemon=True).start()
     return future

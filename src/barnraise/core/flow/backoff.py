@@ -1,45 +1,55 @@
-"""A member's patience: pauses that grow, and a word about them."""
+"""Backoff between attempts: how long to wait. Pure: the caller sleeps."""
 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from barnraise.core.sanitize import printable
-
-SAY_AFTER_S = 10.0
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 20.0
+_MAX_EXPONENT = 32
 
 
-class ReportedBackoff:
-    """Pauses that grow, and a word about them after ten seconds and then each minute."""
+@dataclass(frozen=True)
+class Backoff:
+    """Exponential backoff: waits that double from ``first_s`` to ``max_s``.
 
-    def __init__(
-        self,
-        whom: str,
-        say: Callable[[str], None],
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._whom, self._say, self._sleep, self._clock = whom, say, sleep, clock
-        self._began = clock()
-        self._said = self._began - 50.0
-        self._pause = _FIRST_PAUSE_S
+    ``jitter``: the largest share of a wait that is left out at random, so that clients that failed together
+    do not retry together.
+    """
 
-    @property
-    def waited_s(self) -> float:
-        return self._clock() - self._began
+    first_s: float
+    max_s: float
+    jitter: float = 0.0
 
-    def note(self, why: str) -> None:
-        now = self._clock()
-        if now - self._began >= SAY_AFTER_S and now - self._said >= 60.0:
-            self._said = now
-            self._say(f"waiting for {now - self._began:.0f} s for {self._whom}: {printable(why)}")
+    def wait(self, attempt: int, uniform: Callable[[float, float], float] = random.uniform) -> float:
+        """Return the seconds to wait after attempt number ``attempt``, counted from 0."""
+        wait_s = float(min(self.max_s, self.first_s * 2 ** min(attempt, _MAX_EXPONENT)))
+        return wait_s * uniform(1.0 - self.jitter, 1.0) if self.jitter else wait_s
 
-    def pause(self, why: str, least_s: float = 0.0) -> None:
-        self.note(why)
-        # Drawn at random, so that a thousand members do not come back in the same moment.
-        self._sleep(max(least_s, self._pause * random.uniform(0.5, 1.0)))
-        self._pause = min(_LONGEST_PAUSE_S, 2 * self._pause)
+
+@dataclass(frozen=True)
+class SteppedBackoff:
+    """Backoff by a table of waits in seconds; the last one repeats."""
+
+    waits_s: tuple[float, ...]
+
+    def wait(self, attempt: int) -> float:
+        """Return the seconds to wait after attempt number ``attempt``, counted from 0."""
+        return self.waits_s[min(attempt, len(self.waits_s) - 1)]
+
+
+class BackoffTimer:
+    """Attempts of one task that failed in a row, and the wait that follows the last one."""
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._failures = 0
+
+    def next_wait(self) -> float:
+        """Count a failure and return the seconds to wait before the next attempt."""
+        self._failures += 1
+        return self._backoff.wait(self._failures - 1)
+
+    def reset(self) -> None:
+        """Start again with the first wait, after a success."""
+        self._failures = 0

@@ -1,13 +1,13 @@
-"""Things worth saying once in a process, however often their reason comes back."""
+"""Messages that a process logs only once."""
 
 from __future__ import annotations
 
-_said: set[object] = set()
+_seen: set[object] = set()
 
 
-def first_time(what: object) -> bool:
-    """Whether this is the first time; two threads at once may both hear yes, which harms nobody."""
-    if what in _said:
+def first_time(key: object) -> bool:
+    """Return True for the first call with this key. Two threads at once may both get True."""
+    if key in _seen:
         return False
-    _said.add(what)
+    _seen.add(key)
     return True

@@ -1,4 +1,4 @@
-"""Work in the background of a hub that must not end without a word, whatever happens to one turn of it."""
+"""Background tasks of an event loop: one that survives errors, and how to cancel one."""
 
 from __future__ import annotations
 
@@ -10,16 +10,25 @@ from barnraise.core.errors import BarnraiseError
 
 logger = logging.getLogger(__name__)
 
+_CANCEL_S = 5.0
 
-async def until_over(turn: Callable[[], Awaitable[bool]], complaint: str, pause_s: float) -> None:
-    """Turn by turn, until one says that it was the last."""
+
+async def run_until_done(step: Callable[[], Awaitable[bool]], complaint: str, pause_s: float) -> None:
+    """Repeat ``step`` until it returns True. After an error, log it and retry ``pause_s`` seconds later."""
     while True:
         try:
-            if await turn():
+            if await step():
                 return
         except BarnraiseError as error:
             logger.warning("%s", error.message)
             await asyncio.sleep(pause_s)
-        except Exception:  # nobody waits for this task: it would only be gone
-            logger.exception("%s, it is tried again", complaint)
+        except Exception:  # nothing awaits this task: an error would only be lost
+            logger.exception("%s; retrying in %g s", complaint, pause_s)
             await asyncio.sleep(pause_s)
+
+
+async def cancel_task(task: asyncio.Task[None] | None) -> None:
+    """Cancel a task and wait until it has ended, for a few seconds at most."""
+    if task is not None:
+        task.cancel()
+        await asyncio.wait([task], timeout=_CANCEL_S)

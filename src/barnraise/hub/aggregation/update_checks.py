@@ -239,24 +239,6 @@ def _unit(values: Sketch) -> Sketch:
     return values / numpy.float32(length) if length > 0 else values
 
 
-class RequestRateLimit:
-    """So many per second for each name, with a reserve for bursts."""
-
-    def __init__(self, per_second: float, reserve: float, most_names: int = 100_000) -> None:
-        self._rate, self._reserve, self._most = per_second, reserve, most_names
-        self._left: dict[str, tuple[float, float]] = {}
-
-    def take(self, name: str, now: float, cost: float = 1.0) -> float:
-        """0.0 if it is allowed; otherwise the seconds to wait."""
-        left, since = self._left.pop(name, (self._reserve, now))
-        left = min(self._reserve, left + (now - since) * self._rate)
-        allowed = left >= cost
-        self._left[name] = (left - cost if allowed else left, now)
-        if len(self._left) > self._most:
-            del self._left[next(iter(self._left))]  # whoever was silent for longest
-        return 0.0 if allowed else (cost - left) / self._rate
-
-
 def names_of(members: Mapping[str, MemberRecord]) -> dict[str, str]:
     return {node: member.name for node, member in members.items()}
 

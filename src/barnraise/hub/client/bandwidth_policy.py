@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime, time, timedelta
@@ -17,9 +15,10 @@ from typing import Literal
 
 import msgspec
 
+from barnraise.core.command import runner
 from barnraise.core.config import ContributorSettings
 from barnraise.core.errors import ConfigError
-from barnraise.core.flow.backoff import ReportedBackoff
+from barnraise.core.flow.retry import ReportedBackoff
 
 Metered = Literal["wait", "allow"]
 
@@ -94,6 +93,7 @@ def manners_of(wishes: ContributorSettings) -> BandwidthPolicy:
     )
 
 
+# Not core.flow.rate_limit: bytes are delayed, never rejected, and there is one source.
 class UplinkLimiter:
     """Keeps the mean rate of what is sent at or below a cap, in small bursts. ``now`` is monotonic."""
 
@@ -165,9 +165,4 @@ def is_metered(platform: str = sys.platform, ask: Asked | None = None) -> bool:
 
 
 def _answer(command: list[str]) -> str:
-    if shutil.which(command[0]) is None:
-        return ""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5.0, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    return runner(5.0)(command).stdout

@@ -21,14 +21,13 @@ import msgspec
 
 from barnraise import __version__
 from barnraise.core.errors import HandshakeError, HubAway, HubError, HubRefused, ProtocolError
-from barnraise.core.flow.backoff import SAY_AFTER_S, ReportedBackoff
+from barnraise.core.flow.retry import SAY_AFTER_S, ReportedBackoff
 from barnraise.core.installation import upgrade_hint
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size
-from barnraise.hub.client import drafts
 from barnraise.hub.client.bandwidth_policy import UplinkLimiter
 from barnraise.hub.client.deadline import RequestDeadline, no_slower
-from barnraise.hub.client.unreached import not_the_hubs, unreached
+from barnraise.hub.client.downloads import partial_size, receive, resume_headers
 from barnraise.hub.object_store.downloader import BucketDownloader, StoreLink
 from barnraise.hub.protocol.clock import JUMP_S, ClockJumps, said_of_difference
 from barnraise.hub.protocol.messages import (
@@ -39,8 +38,8 @@ from barnraise.hub.protocol.messages import (
     decode_message,
     encode_message,
 )
-from barnraise.hub.protocol.pinning import context_for
 from barnraise.hub.protocol.signatures import sign_request, verify_response
+from barnraise.hub.protocol.tls import NEW_INVITE, context_for
 from barnraise.hub.storage.blobs import hash_file
 from barnraise.identity.keys import NodeKey
 from barnraise.identity.node_id import NodeId
@@ -57,6 +56,12 @@ _SLOWEST_SENT_BYTES_S = 8 << 10  # of a piece: what is slower is sent in smaller
 _READ_BYTES = 1 << 16
 _BUSY = (429, 503)
 _NOT_WHAT_WAS_SIGNED = 401
+# What stands between says so with these, and without the hub's signature.
+_PROXYS_WORDS = {
+    413: "a proxy there takes no body of this size (nginx: client_max_body_size 2m)",
+    502: "a proxy there does not reach the hub behind it",
+    504: "a proxy there does not wait for the hub's answer (nginx: proxy_read_timeout 90s)",
+}
 
 
 class HubClient:
@@ -231,7 +236,7 @@ class HubClient:
                 self.ahead_s = verify_response(self._hub, status, found, body, headers) - self._wall()
             except HubError as error:
                 raise HubAway(
-                    not_the_hubs(address, status, error.message),
+                    _foreign_response(address, status, error.message),
                     hint="See that the address leads to the hub; ask for a new invite if its key changed.",
                     answered=status < 500,  # above it, what stands between says that the hub does not
                 ) from error
@@ -304,7 +309,7 @@ class HubClient:
                 return response.status_code, plain, bytes(found)
         except (httpx.HTTPError, HandshakeError) as error:
             self._drop(address)
-            raise unreached(url, error) from error
+            raise _unreached(url, error) from error
 
     def _paced(self, data: bytes) -> Iterator[bytes]:
         portion = self._pace.portion
@@ -373,11 +378,11 @@ class HubClient:
 
     def _fetch_once(self, sha256: str, draft: Path, size: int | None, bound: int) -> StoreLink | None:
         """From the hub into the draft, or where else it is."""
-        if size and drafts.size_of(draft) == size:
+        if size and partial_size(draft) == size:
             return None
         url = httpx.URL(f"{self.address}/v1/blobs/{sha256}")
         offered = self._store.offer()
-        headers = drafts.headers_for(draft) | offered
+        headers = resume_headers(draft) | offered
         deadline = self._deadlines[self.address]
         try:
             with contextlib.ExitStack() as held:
@@ -404,10 +409,10 @@ class HubClient:
                     self._answer_s,
                     lambda: HubAway(f"{url.host} sends a blob slower than {format_size(_SLOWEST_BYTES_S)}/s"),
                 )
-                total = drafts.receive(response, self._counted(parts), draft, bound)
+                total = receive(response, self._counted(parts), draft, bound)
         except (httpx.HTTPError, HandshakeError) as error:
             self._drop(self.address)
-            raise unreached(url, error) from error
+            raise _unreached(url, error) from error
         if total is None:
             raise HubError(f"the blob {sha256[:12]} is larger than was said", hint="Try again.")
         if size is not None and total < size:
@@ -418,6 +423,24 @@ class HubClient:
         for part in parts:
             self.received_bytes += len(part)
             yield part
+
+
+def _foreign_response(address: str, status: int, why: str) -> str:
+    words = _PROXYS_WORDS.get(status)
+    return f"{address} answered {status}: {words}" if words else f"{address} answered {status}, and {why}"
+
+
+def _unreached(url: httpx.URL, error: httpx.HTTPError | HandshakeError) -> HubAway:
+    where = f"{url.host}:{url.port}" if url.port else url.host
+    if isinstance(error, HandshakeError):
+        return HubAway(f"{where} is not the hub: {error.message}", answered=True)
+    if isinstance(error, httpx.TimeoutException):
+        return HubAway(f"{where} does not answer in time")
+    why = printable(str(error)) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in why:
+        words = f"{where} has neither the hub's key nor a certificate that is valid for its name ({why})"
+        return HubAway(words, hint=NEW_INVITE, answered=True)
+    return HubAway(f"{where} cannot be reached: {why}")
 
 
 def _message(kind: type[T], body: bytes) -> T:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from barnraise.core.errors import HubError, HubRefused, RunError
-from barnraise.core.flow.backoff import ReportedBackoff
+from barnraise.core.flow.retry import ReportedBackoff
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size
 from barnraise.hub.client.bandwidth_policy import A_BETTER_TIME, BandwidthPolicy, PolicyGate, is_metered

@@ -1,1 +1,1 @@
-"""TODO: object_store."""
+"""Blobs in an S3 bucket: the hub uploads them, members download them. Everything here is optional."""

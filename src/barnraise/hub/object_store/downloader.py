@@ -21,8 +21,8 @@ from barnraise import __version__
 from barnraise.core.errors import StoreAway
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration
-from barnraise.hub.client import drafts
 from barnraise.hub.client.deadline import no_slower
+from barnraise.hub.client.downloads import receive, resume_headers
 from barnraise.hub.object_store.redirects import STORE_HEADER, reachable, reason_against, where
 from barnraise.hub.storage.blobs import hash_file
 
@@ -106,7 +106,7 @@ class BucketDownloader:
 
     def _receive(self, url: httpx.URL, address: str, draft: Path, bound: int) -> None:
         """From this very address: what a name leads to may be another one the next time."""
-        headers = {"host": url.netloc.decode("ascii")} | drafts.headers_for(draft)
+        headers = {"host": url.netloc.decode("ascii")} | resume_headers(draft)
         there = url.copy_with(host=address)
         extensions = {"sni_hostname": url.host}
         with self._client().stream("GET", there, headers=headers, extensions=extensions) as response:
@@ -119,7 +119,7 @@ class BucketDownloader:
                 lambda: StoreAway("it is too slow"),
                 self._clock,
             )
-            total = drafts.receive(response, parts, draft, bound)
+            total = receive(response, parts, draft, bound)
         if total is None:
             raise StoreAway("it sends more than the blob has")
 

@@ -61,7 +61,7 @@ class S3Bucket:
         """What is there, with its size. What is no blob does not count."""
         with _translated():
             pages = self._client.get_paginator("list_objects_v2").paginate(
-                S3Bucket=self._bucket, Prefix=self._folder
+                Bucket=self._bucket, Prefix=self._folder
             )
             listed = {one["Key"]: one["Size"] for page in pages for one in page.get("Contents", ())}
         found = {key.removeprefix(self._folder): size for key, size in listed.items()}

@@ -16,8 +16,9 @@ from concurrent.futures import Future
 from typing import Literal, NamedTuple, TypeVar
 
 from barnraise.core.errors import StoreAway
+from barnraise.core.flow.backoff import Backoff, BackoffTimer
 from barnraise.core.flow.events import ChangeEvent
-from barnraise.core.flow.supervised_task import until_over
+from barnraise.core.flow.supervised_task import run_until_done
 from barnraise.core.units import counted
 from barnraise.hub.object_store.s3 import LINK_S, MOST_BYTES, S3Bucket
 from barnraise.hub.server.health import HealthWarning
@@ -27,7 +28,7 @@ from barnraise.hub.storage.versions import shared_blobs
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
+_BACKOFF = Backoff(1.0, 300.0)
 _LIST_AGAIN_S = 3600.0  # others may have removed something
 _LINK_KEPT_S = LINK_S / 2
 _PATIENCE_S = 10.0  # that a member waits for a blob on its way, if it will be there by then
@@ -56,10 +57,6 @@ def is_worth_waiting(size: int, bytes_s: float) -> bool:
     return size <= bytes_s * _PATIENCE_S
 
 
-def next_pause(pause_s: float) -> float:
-    return min(_LONGEST_PAUSE_S, 2 * pause_s)
-
-
 class _Link(NamedTuple):
     url: asyncio.Future[str]
     made: float
@@ -75,7 +72,7 @@ class BucketUploader:
         self._left_out: set[str] = set()  # for the hub alone
         self._listed: float | None = None
         self._links: dict[str, _Link] = {}
-        self._pause = _FIRST_PAUSE_S
+        self._backoff = BackoffTimer(_BACKOFF)
         self._is_away = False  # then nobody is led there
         self._putting: str | None = None
         self._rate = float(_FIRST_RATE)  # of the last put
@@ -112,12 +109,12 @@ class BucketUploader:
             return False
         until = self._hub.now() + _PATIENCE_S
         while name not in self._there and not self._is_away and (left := until - self._hub.now()) > 0:
-            await self._changed.within(left)
+            await self._changed.wait(left)
         return name in self._there
 
     async def keep(self) -> None:
         """For as long as the hub is up."""
-        await until_over(self._turn, "the store could not be kept", _LONGEST_PAUSE_S)
+        await run_until_done(self._turn, "the store could not be kept", _BACKOFF.max_s)
 
     async def _turn(self) -> bool:
         try:
@@ -131,11 +128,11 @@ class BucketUploader:
             self._changed.announce()
             words = f"the store at {self.origin}: {error.message}; the hub serves all itself, and tries again"
             self._hub.troubles.tell("store", HealthWarning(words, _hint(error)))
-            await asyncio.sleep(self._pause)
-            self._pause = next_pause(self._pause)
+            await asyncio.sleep(self._backoff.next_wait())
             return False
         self._hub.troubles.over("store", f"the store at {self.origin} works again")
-        self._is_away, self._pause = False, _FIRST_PAUSE_S
+        self._is_away = False
+        self._backoff.reset()
         return False
 
     def _wanted(self) -> list[str]:

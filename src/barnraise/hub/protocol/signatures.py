@@ -62,13 +62,15 @@ def verify_request(
 ) -> SignedMessage:
     """HubRefused (401) unless the headers are signed for this hub. Others judge who it is and when."""
     if headers.get(HUB_HEADER) != str(hub):
-        raise HubRefused(401, "wrong-hub", "the request is meant for another hub", hint=_ASK_AGAIN)
+        raise HubRefused(401, "wrong-hub", "the request is meant for another hub", hint=SAME_VERSION_HINT)
     found, digest, signature = _read(_REQUEST_INPUT, headers)
     parameters, created, nonce, keyid = found
     base = _request_base(method, path, query, headers["content-digest"], headers[HUB_HEADER], parameters)
     node = _node(keyid)
     if node is None or not verify_signature(node, base64.b64decode(signature[1:-1]), base):
-        raise HubRefused(401, "signature", "the signature does not belong to the request", hint=_ASK_AGAIN)
+        raise HubRefused(
+            401, "signature", "the signature does not belong to the request", hint=SAME_VERSION_HINT
+        )
     return SignedMessage(node, int(created), nonce, digest, signature)
 
 
@@ -107,48 +109,18 @@ def request_signature(headers: Mapping[str, str]) -> str | None:
     return found[1] if found else None
 
 
-class NonceCache:
-    """Those of the window, so that nothing signed counts twice. Holds so many at most; then it refuses.
-
-    What was signed before ``began`` is too old: this process does not know what was heard before it.
-    """
-
-    def __init__(self, began: float = 0.0, most: int = 1_000_000) -> None:
-        self._seen: dict[tuple[bytes, str], float] = {}  # in the order of their time
-        self._began, self._most = int(began), most
-
-    def take(self, signed: SignedMessage, clock: float, now: float) -> None:
-        """HubRefused if it is too old or too new by the wall ``clock``, or was here before."""
-        if abs(clock - signed.created) > WINDOW_S or signed.created < self._began:
-            raise HubRefused(
-                401,
-                "clock",
-                f"the signature's time is {clock - signed.created:+.0f} s from the hub's clock",
-                hint="Set this machine's clock, or add the difference to the time of the next signature.",
-            )
-        while self._seen:
-            oldest = next(iter(self._seen))
-            if now - self._seen[oldest] <= 2 * WINDOW_S:
-                break
-            del self._seen[oldest]
-        key = (signed.node.raw, signed.nonce)
-        if key in self._seen:
-            raise HubRefused(401, "replay", "this very request was here before", hint=_ASK_AGAIN)
-        if len(self._seen) >= self._most:
-            raise HubRefused(429, "busy", "the hub has too much to do", hint="Try again in a minute.")
-        self._seen[key] = now
-
-
 def _read(form: re.Pattern[str], headers: Mapping[str, str]) -> tuple[tuple[str, ...], bytes, str]:
     given = form.fullmatch(headers.get("signature-input", ""))
     signature = _SIGNATURE.fullmatch(headers.get("signature", ""))
     digest = _DIGEST.fullmatch(headers.get("content-digest", ""))
     if given is None or signature is None or digest is None:
-        raise HubRefused(401, "unsigned", "there is no signature of the form that hubs use", hint=_ASK_AGAIN)
+        raise HubRefused(
+            401, "unsigned", "there is no signature of the form that hubs use", hint=SAME_VERSION_HINT
+        )
     try:
         return given.groups(), base64.b64decode(digest[1], validate=True), signature[1]
     except binascii.Error as error:
-        raise HubRefused(401, "unsigned", "the digest is not base64", hint=_ASK_AGAIN) from error
+        raise HubRefused(401, "unsigned", "the digest is not base64", hint=SAME_VERSION_HINT) from error
 
 
 def _parameters(parts: str, key: NodeKey, now: float) -> str:
@@ -183,5 +155,5 @@ def _node(text: str) -> NodeId | None:
         return None
 
 
-_ASK_AGAIN = "Install the same Barnraise version as the hub's, then try again."
+SAME_VERSION_HINT = "Install the same Barnraise version as the hub's, then try again."
 _WRONG_KEY = "Ask the person who sent the invite for a new one; do not go on with this address."

@@ -8,7 +8,7 @@ reads works chunk by chunk in constant memory, and starts anywhere.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +16,6 @@ import torch
 
 from barnraise.compression import Codec, CodecRound, PowerSGD, codec_named
 from barnraise.core.errors import BarnraiseError, ConfigError, HubError, ProtocolError
-from barnraise.hub.protocol.messages import VectorLayout
 
 MAGIC = b"byvec\x00\x01\n"
 _LENGTH = 4
@@ -132,28 +131,6 @@ def add_vector(path: Path, form: VectorForm, flat: torch.Tensor, *, is_base: boo
             flat[form.slice(index)].copy_(values)
         else:
             flat[form.slice(index)].add_(values)
-
-
-def flatten(layout: VectorLayout, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The parameters as one float32 vector on the CPU; HubError if they are not those of the layout."""
-    parts = []
-    for entry in layout.entries:
-        found = parameters.get(entry.name)
-        if found is None or tuple(found.shape) != entry.shape:
-            shape = (
-                "is missing" if found is None else f"has the shape {tuple(found.shape)}, not {entry.shape}"
-            )
-            raise HubError(f"the parameter {entry.name!r} {shape}", hint="Run the script that the hub ships.")
-        parts.append(found.detach().to("cpu", torch.float32).reshape(-1))
-    return torch.cat(parts)
-
-
-def spread(layout: VectorLayout, flat: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Back into the parameters, in place."""
-    sizes = [entry.numel for entry in layout.entries]
-    with torch.no_grad():
-        for entry, piece in zip(layout.entries, torch.split(flat, sizes), strict=True):
-            parameters[entry.name].copy_(piece.reshape(entry.shape))
 
 
 def check_codec(name: str) -> None:

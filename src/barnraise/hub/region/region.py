@@ -18,7 +18,7 @@ import msgspec
 
 from barnraise.artifacts import FolderLimits
 from barnraise.core.errors import HubError, HubRefused
-from barnraise.core.flow.supervised_task import until_over
+from barnraise.core.flow.supervised_task import run_until_done
 from barnraise.hub.aggregation.aggregate import OuterState, merged_chunk, take_outer_step
 from barnraise.hub.aggregation.aggregator import ClosedRound, RoundResult
 from barnraise.hub.aggregation.outer_step import OuterStep, mean_loss
@@ -226,7 +226,7 @@ async def run_region(hub: Hub, parent: ParentHub) -> None:
             await asyncio.sleep(max(error.retry_s, 0.1))
         return False
 
-    await until_over(turn, "the region could not go on", _PAUSE_S)
+    await run_until_done(turn, "the region could not go on", _PAUSE_S)
 
 
 async def _is_over_after(hub: Hub, parent: ParentHub, description: RunDescription) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
 
 import msgspec
 
-from barnraise.hub.protocol.messages import RoundConfig, SampleSpan
+from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig, SampleSpan
 from barnraise.hub.rounds.sample_pool import trained, without
 
+LONGEST = 3  # rounds that a lease is cut for, whatever speed is claimed
+_GROWTH = 4  # times the samples of the last lease at most: a claimed speed is believed by and by
+_MOST_TIMES = 32  # the samples that the middle one of the others manages: a large machine among small ones
 LEAST_NORMS = 3  # of updates, that tell what size is usual
 
 
@@ -64,3 +68,35 @@ def rest_of(lease: ActiveLease, update: PendingUpdate) -> list[SampleSpan] | Non
     rest = without(lease.spans, update.spans or trained(lease.spans, update.samples))
     left = sum(span.size for span in rest or ())
     return rest if left == lease.samples - update.samples else None
+
+
+def fitting(terms: RoundConfig, course: HubDataOrder, rate: float, usual: int, middle: int) -> int:
+    """Samples that fit the round's time. ``usual``: of its last update, or 0; ``middle``: of the others'."""
+    first = terms.first_batches * course.batch
+    most = _GROWTH * usual if usual else first
+    if middle:
+        most = min(most, _MOST_TIMES * middle)
+    wanted = rate * terms.round_s if rate else usual or first
+    return rounded(course, min(wanted, most))
+
+
+def middle_but(standing: Sequence[int], own: int) -> int:
+    """Of sorted figures the higher of the middle ones, without one's own if it is among them; 0 of none."""
+    place = bisect_left(standing, own)
+    is_there = place < len(standing) and standing[place] == own
+    count = len(standing) - is_there
+    middle = count // 2
+    return standing[middle + (is_there and middle >= place)] if count else 0
+
+
+def rounded(course: HubDataOrder, samples: float) -> int:
+    """A batch at least. Not whole ones: who trains few in a round would end it long before the others."""
+    grain = max(1, course.batch // 8)
+    return max(course.batch, int(samples) // grain * grain)
+
+
+def seconds_for(terms: RoundConfig, samples: int, rate: float) -> float:
+    """In which the update is expected."""
+    longest = LONGEST * terms.round_s
+    needed = min(samples / rate, longest) if rate else longest
+    return needed * (1 + terms.grace) + terms.slack_s

@@ -17,9 +17,18 @@ import msgspec
 
 from barnraise.core.errors import HubRefused
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig, SampleSpan
-from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate, can_be_compared, rest_of
+from barnraise.hub.rounds.leases import (
+    LONGEST,
+    ActiveLease,
+    PendingUpdate,
+    can_be_compared,
+    fitting,
+    middle_but,
+    rest_of,
+    rounded,
+    seconds_for,
+)
 from barnraise.hub.rounds.persistent_map import LeaseTable, PersistentMap
-from barnraise.hub.rounds.portions import LONGEST, fitting, middle_but, rounded, seconds_for
 from barnraise.hub.rounds.sample_pool import SamplePool, give_back, has_samples, take
 
 Kept = TypeVar("Kept", bound=PersistentMap[Any, Any])

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -22,8 +22,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Respon
 from starlette.routing import Route
 
 from barnraise.core.errors import HubRefused, ProtocolError
-from barnraise.hub.aggregation.quarantine import expel, pardon
-from barnraise.hub.aggregation.update_checks import RequestRateLimit
+from barnraise.core.flow.rate_limit import RateLimit
 from barnraise.hub.object_store.redirects import STORE_HEADER
 from barnraise.hub.object_store.uploader import BucketUploader
 from barnraise.hub.protocol.clock import SignatureClock
@@ -39,9 +38,14 @@ from barnraise.hub.protocol.messages import (
     decode_message,
     encode_message,
 )
-from barnraise.hub.protocol.signatures import NonceCache, SignedMessage, verify_request
+from barnraise.hub.protocol.replay_guard import NonceCache
+from barnraise.hub.protocol.signatures import (
+    SignedMessage,
+    request_signature,
+    sign_response,
+    verify_request,
+)
 from barnraise.hub.region.placement import Regions, opened_to, with_offer
-from barnraise.hub.server.answering import problem_of, signed_answer
 from barnraise.hub.server.connection_limits import place_of
 from barnraise.hub.server.health import HealthWarning
 from barnraise.hub.server.hub import Hub
@@ -88,9 +92,9 @@ class HubApp:
         self._time = SignatureClock(hub.clock, hub.now, hub.signed.time)
         self._nonces = NonceCache(self._time())
         self._places = Places()
-        self._requests = RequestRateLimit(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
-        self._strangers = RequestRateLimit(_STRANGERS_PER_S, _STRANGERS_AT_ONCE)
-        self._joins = RequestRateLimit(_JOINS_PER_S, _JOINS_AT_ONCE)
+        self._requests = RateLimit(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
+        self._strangers = RateLimit(_STRANGERS_PER_S, _STRANGERS_AT_ONCE)
+        self._joins = RateLimit(_JOINS_PER_S, _JOINS_AT_ONCE)
         self._regions: Regions = {}
 
     def routes(self) -> list[Route]:
@@ -150,7 +154,7 @@ class HubApp:
             logger.exception("%s %s failed", request.method, request.url.path)
             problem = Problem(kind="busy", message="the hub failed to do this", hint=_LATER, retry_s=5.0)
             status, body = 503, encode_message(problem)
-        return signed_answer(self._key, request.headers, status, body, self._time())
+        return signed_response(self._key, request.headers, status, body, self._time())
 
     async def _verified(
         self, request: Request, most: int, is_open: bool, held: contextlib.AsyncExitStack
@@ -176,7 +180,7 @@ class HubApp:
             most = min(most, PIECE_BYTES)
         return VerifiedRequest(node, await self._body(request, signed, most, held))
 
-    def _limit(self, allowance: RequestRateLimit, name: str) -> None:
+    def _limit(self, allowance: RateLimit, name: str) -> None:
         wait = allowance.take(name, self._hub.now())
         if wait > 0:
             said = "too many requests came from this machine"
@@ -240,12 +244,12 @@ class HubApp:
 
     async def _pardon(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         self._check_owner(said)
-        await pardon(self._hub, str(request.path_params["node"]))
+        await self._hub.pardon(str(request.path_params["node"]))
         return self._hub.description()
 
     async def _expel(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         self._check_owner(said)
-        await expel(self._hub, str(request.path_params["node"]))
+        await self._hub.expel(str(request.path_params["node"]))
         return self._hub.description()
 
     def _check_owner(self, said: VerifiedRequest) -> None:
@@ -336,6 +340,35 @@ def make_app(reception: HubApp) -> Starlette:
         return Response(encode_message(problem), status, {"content-type": "application/json"})
 
     return Starlette(routes=reception.routes(), exception_handlers={HTTPException: plainly})
+
+
+def signed_response(
+    key: NodeKey, asked: Mapping[str, str], status: int, body: bytes, time: float
+) -> Response:
+    """Make a JSON response; sign it if the request, whose headers are ``asked``, was signed."""
+    headers = {"content-type": "application/json", "cache-control": "no-store"}
+    signature = request_signature(asked)
+    if signature is not None:
+        headers |= sign_response(key, status, body, signature, time)
+    return Response(body, status, headers)
+
+
+def error_response(key: NodeKey, asked: Mapping[str, str], error: HubRefused, time: float) -> Response:
+    """Make the response that reports a rejection."""
+    return signed_response(key, asked, error.status, encode_message(problem_of(error, time)), time)
+
+
+def problem_of(error: HubRefused, time: float) -> Problem:
+    """Return the body that describes a rejection; ``time`` is the hub's clock."""
+    return Problem(
+        kind=error.kind,
+        message=error.message[:2000],
+        hint=error.hint[:2000],
+        time=time,
+        retry_s=error.retry_s,
+        offset=error.offset,
+        quarantined=error.kind == "quarantine",
+    )
 
 
 async def _read_body(request: Request, most: int) -> bytes:

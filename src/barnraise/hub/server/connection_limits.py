@@ -8,23 +8,23 @@ this machine itself is not counted by address: that may be a proxy, behind which
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import socket
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import uvicorn
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from barnraise.core.errors import HubRefused
-from barnraise.hub.protocol.messages import encode_message
-from barnraise.hub.server.answering import problem_of, signed_answer
 from barnraise.hub.server.health import HealthStatus, HealthWarning
-from barnraise.identity.keys import NodeKey
 
 logger = logging.getLogger(__name__)
 MOST = 8192
@@ -33,7 +33,11 @@ _HANDSHAKE_S = 20.0
 _UNREAD_S = 120.0  # as long as a member has for a piece; a kernel tells of slow readers only now and then
 _TOLD_OF_ONE, _TOLD = 4, 64  # who are too many, and are let in to be told so
 _PAUSE_S, _SHOWN_S = 0.5, 60.0  # after the system refused to accept
+_MOST_FILES = 65_536
+_MOST_FILES_MACOS = 10_240  # the most there, whatever the hard limit says
+_RESERVED_FILES = 128  # for the log, libraries, uploads
 Verdict = Literal["in", "crowded", "full", "out"]
+Respond = Callable[[Mapping[str, str], HubRefused], Response]  # from the headers of the request
 
 
 class ConnectionLimiter:
@@ -150,11 +154,10 @@ class LimitedServer(uvicorn.Server):
         config: uvicorn.Config,
         doors: ConnectionLimiter,
         troubles: HealthStatus,
-        key: NodeKey,
-        clock: Callable[[], float],
+        respond: Respond,
     ) -> None:
         super().__init__(config)
-        self._doors, self._troubles, self._key, self._clock = doors, troubles, key, clock
+        self._doors, self._troubles, self._respond = doors, troubles, respond
         self._accepting: list[asyncio.Task[None]] = []
         self._welcoming: set[asyncio.Task[None]] = set()
 
@@ -220,9 +223,7 @@ class LimitedServer(uvicorn.Server):
         error = _FULL if verdict == "full" else _crowded(self._doors.of_one)
 
         async def tell(scope: Scope, receive: Receive, send: Send) -> None:
-            headers, time = Request(scope).headers, self._clock()
-            body = encode_message(problem_of(error, time))
-            answer = signed_answer(self._key, headers, error.status, body, time)
+            answer = self._respond(Request(scope).headers, error)
             answer.headers["connection"] = "close"
             await answer(scope, receive, send)
 
@@ -241,3 +242,25 @@ _FULL = HubRefused(
 def _crowded(most: int) -> HubRefused:
     said = f"{most} connections came from this address, more are not possible at once"
     return HubRefused(429, "rate", said, hint="Close some of them, or try again later.", retry_s=10.0)
+
+
+def raise_file_limit() -> int | None:
+    """To the hard limit, as far as it is of any use: soft ones are low by tradition. None: there is none."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    for wanted in (_MOST_FILES if hard == unlimited else min(hard, _MOST_FILES), _MOST_FILES_MACOS):
+        if soft == unlimited or soft >= wanted:
+            break
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return None if soft == unlimited else soft
+
+
+def connections_within(files: int | None, most: int) -> int:
+    """So many at once leave room for all else: each may read a blob at the same time."""
+    return most if files is None else max(1, min(most, (files - _RESERVED_FILES) // 2))

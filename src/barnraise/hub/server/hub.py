@@ -13,9 +13,13 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
+import msgspec
+
 from barnraise.core.errors import HubError, HubRefused
+from barnraise.core.flow.backoff import Backoff, BackoffTimer
 from barnraise.core.flow.events import ChangeEvent
-from barnraise.core.flow.supervised_task import until_over
+from barnraise.core.flow.rate_limit import RateLimit
+from barnraise.core.flow.supervised_task import run_until_done
 from barnraise.hub.aggregation import update_checks
 from barnraise.hub.aggregation.aggregator import Aggregator, ClosedRound, RoundResult
 from barnraise.hub.protocol.invites import hash_token, use_grant
@@ -43,10 +47,8 @@ from barnraise.hub.rounds.state_machine import (
     RoundState,
     decide,
 )
-from barnraise.hub.server.disk import DiskLatency
-from barnraise.hub.server.health import HealthMonitor, HealthStatus
-from barnraise.hub.server.status import described
-from barnraise.hub.server.waits import RoundWaits
+from barnraise.hub.server.health import DiskLatency, HealthMonitor, HealthStatus
+from barnraise.hub.server.status import RoundWaits, described
 from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.create import FOLLOWS, SUCCEEDS, HubFounding, hub_blobs
 from barnraise.hub.storage.log import (
@@ -68,7 +70,7 @@ from barnraise.hub.storage.versions import last_base, named_blobs, replica_of, s
 from barnraise.identity.node_id import NodeId
 
 logger = logging.getLogger(__name__)
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_MERGE_BACKOFF = Backoff(0.5, 30.0)
 _NOTED_EVERY_S = 60.0  # of a member what does not count: nobody fills the page alone
 MakeFinisher = Callable[[BlobStore, RoundConfig, VectorLayout], Aggregator]
 
@@ -111,8 +113,8 @@ class Hub:
         self._epoch = 0  # of the state: a merge that began before it was read anew does not count
         self._reloading = asyncio.Lock()
         self._joining = asyncio.Lock()
-        self._pause = _FIRST_PAUSE_S
-        self._notes = update_checks.RequestRateLimit(1 / _NOTED_EVERY_S, 1.0)
+        self._merge_backoff = BackoffTimer(_MERGE_BACKOFF)
+        self._notes = RateLimit(1 / _NOTED_EVERY_S, 1.0)
         self.waits = RoundWaits()
         self._wake = asyncio.Event()
         self.on_commit: Callable[[CommittedRound], None] = lambda _: None
@@ -136,7 +138,7 @@ class Hub:
         logger.info("the hub of %s begins with %s; %d orphans were swept", founding.name, head, swept)
         self._spawn(self._tick())
         lookout = HealthMonitor(self.troubles, self.disk, self.clock, self.now)
-        self._spawn(until_over(lookout.turn, "the hub could not look after its machine", 5.0))
+        self._spawn(run_until_done(lookout.turn, "the hub could not look after its machine", 5.0))
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -173,7 +175,7 @@ class Hub:
         """Asks again at every version, for so many seconds at most."""
         until = self.now() + wait
         while not holds() and (left := until - self.now()) > 0:
-            await self._changed.within(left)
+            await self._changed.wait(left)
 
     def _has_news(self, after: int | None) -> bool:
         return self.version is not None and (after != self.version or self.state.is_finished)
@@ -341,6 +343,25 @@ class Hub:
         await self.step(state_machine.LeaseAbandoned(node))
         return node in self.members and bool(self.members[node].quarantine)
 
+    async def pardon(self, node: str) -> None:
+        """End a member's quarantine and forget its refusals."""
+        await self._set_quarantine(node, "")
+
+    async def expel(self, node: str) -> None:
+        """Ban a member until the owner pardons it. Its updates that wait for their round still count."""
+        if node == self.founding.owner:
+            raise HubRefused(403, "role", "the owner cannot be sent away", hint="Name another member.")
+        await self._set_quarantine(node, "the owner sent this machine away")
+        await self.step(state_machine.LeaseAbandoned(node))
+
+    async def _set_quarantine(self, node: str, why: str) -> None:
+        member = self.members.get(node)
+        if member is None:
+            raise HubRefused(404, "member", "nobody has this id here", hint="Copy it from the hub's page.")
+        after = msgspec.structs.replace(member, refusals=0, quarantine=why)
+        self.members[node] = after
+        await self.write([change(HubLog.put_member, after)])
+
     # How a round ends.
 
     async def _finish(self, close: MergeRound) -> None:
@@ -351,11 +372,11 @@ class Hub:
             merged = await asyncio.to_thread(finisher.finish, self._closed(arrivals))
             if self._epoch == epoch:
                 await self._commit(arrivals, merged)
-            self._pause = _FIRST_PAUSE_S
+            self._merge_backoff.reset()
         except Exception as error:  # noqa: BLE001  # whatever it is, the round must not hang
-            logger.error("the round could not be merged, it is tried again in %.1f s: %s", self._pause, error)
-            await asyncio.sleep(self._pause)
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
+            wait_s = self._merge_backoff.next_wait()
+            logger.error("the round could not be merged, it is tried again in %.1f s: %s", wait_s, error)
+            await asyncio.sleep(wait_s)
             await self._tick_once(
                 state_machine.MergeFailed(close.updates)
                 if self._epoch == epoch

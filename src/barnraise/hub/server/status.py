@@ -1,11 +1,21 @@
-"""What a hub says of its run to whoever asks."""
+"""Public description of a run, and the sentence that says what its round waits for."""
 
 from __future__ import annotations
 
+import heapq
+import math
+from collections.abc import Mapping
+
+from barnraise.core.units import counted, format_duration
+from barnraise.hub.aggregation.update_checks import names_of
 from barnraise.hub.protocol.messages import PROTOCOL, RunDescription, VectorLayout
+from barnraise.hub.rounds.leases import LEAST_NORMS, can_be_compared, held_s
 from barnraise.hub.rounds.state_machine import RoundState
 from barnraise.hub.storage.create import HubFounding
+from barnraise.hub.storage.log import MemberRecord
 from barnraise.identity.node_id import NodeId
+
+_AGAIN_S = 1.0
 
 
 def described(
@@ -24,3 +34,43 @@ def described(
         finished=state.is_finished,
         store=store,
     )
+
+
+def waits_for(state: RoundState, names: Mapping[str, str], now: float) -> str:
+    """For whom the round waits, and how long at most: a sentence."""
+    if state.version is None:
+        return "waits for the owner's base"
+    if state.closing:
+        return f"merges {len(state.closing)} updates into version {state.version + 1}"
+    if state.waiting and not can_be_compared(state.waiting.values(), state.known):
+        here = counted(len(state.waiting), "stranger's update")
+        missing = LEAST_NORMS - len(state.waiting)
+        return (
+            f"{here} here, and nothing says yet how large one may be. Waits for {missing} more, or for one "
+            "of a friend or the owner: invite a friend (`barnraise invite`), or train along (`barnraise hub "
+            "up` without `--no-train`)"
+        )
+    late = [one for one in state.lent.values() if now < one.overdue]
+    if not late:
+        return "waits for somebody to take a lease"
+    first = heapq.nsmallest(5, late, key=lambda one: one.overdue)
+    held = [format_duration(round(held_s(one, state.terms, now))) for one in first]
+    some = ", ".join(
+        f"{names.get(one.node, one.node[:9])} (training for {long})"
+        for one, long in zip(first, held, strict=True)
+    )
+    more = f" and {len(late) - 5} more" if len(late) > 5 else ""
+    until = format_duration(max(0.0, max(one.overdue for one in late) - now))
+    return f"{counted(len(state.waiting), 'update')} here; waits for {some}{more}, {until} at most"
+
+
+class RoundWaits:
+    """The sentence, anew once a second: it looks at everybody's lease, and everybody who waits asks."""
+
+    def __init__(self) -> None:
+        self._said, self._at = "", -math.inf
+
+    def said(self, state: RoundState, members: Mapping[str, MemberRecord], now: float) -> str:
+        if now - self._at >= _AGAIN_S:
+            self._said, self._at = waits_for(state, names_of(members), now), now
+        return self._said

@@ -1,1 +1,1 @@
-"""TODO: storage."""
+"""A hub's directory: event log, blobs, versions, lock, creation and export."""

@@ -11,13 +11,13 @@ import msgspec
 from barnraise.core.errors import HubError
 from barnraise.hub.protocol.invites import Invite, hash_token, make_invite
 from barnraise.hub.protocol.messages import Name, NodeText, Role, RoundConfig, Sha256
+from barnraise.hub.protocol.tls import KEY_FILE
 from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.log import HubLog, change, read_fact
 from barnraise.identity.keys import NodeKey
 from barnraise.identity.node_id import NodeId
 from barnraise.identity.private_file import private_directory
 
-KEY_FILE = "hub.key"
 FOUNDING = "founding"
 FOLLOWS, SUCCEEDS = "follows", "succeeds"  # facts of a mirror, and of one that took over
 PARENT = "parent"  # fact of a region: the hub that it belongs to

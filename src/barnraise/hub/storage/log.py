@@ -25,7 +25,7 @@ from barnraise.hub.protocol.messages import Role, SampleSpan, UploadStep
 from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate
 from barnraise.hub.rounds.sample_pool import SamplePool
 from barnraise.hub.rounds.state_machine import DropUpdate, Effect, GrantLease, QueueUpdate, ReleaseLease
-from barnraise.hub.server.disk import DiskLatency
+from barnraise.hub.server.health import DiskLatency
 from barnraise.hub.storage.blobs import FREE_SPACE_HINT
 
 FILE_NAME = "hub.db"

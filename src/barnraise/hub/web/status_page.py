@@ -5,8 +5,9 @@ Whatever members chose themselves (their names, what they said their loss was) i
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 
 from barnraise.core.units import counted, format_duration
@@ -15,11 +16,15 @@ from barnraise.hub.protocol.clock import JUMP_S
 from barnraise.hub.server.health import HealthWarning
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.storage.log import CommittedRound, MemberRecord
-from barnraise.hub.web.world import drawn
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 _WIDTH, _HEIGHT = 720, 160
 _VERSIONS_SHOWN, _REFUSALS_SHOWN, _MEMBERS_SHOWN = 20, 50, 200
+_MAP_WIDTH, _MAP_HEIGHT = 720, 340
+_RADIUS_X, _RADIUS_Y = 250.0, 120.0  # from the hub to a member
+_NAMED = 24  # more names would cover each other
+_LONGEST_NAME = 40
+_SMALLEST, _LARGEST = 1.5, 26.0
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}
 body{color:#222;background:#fff}table{border-collapse:collapse;width:100%;margin:.5rem 0 1.5rem}
@@ -90,7 +95,44 @@ def _world(hub: Hub, active: set[str]) -> str:
     if len(members) < 2:
         return ""
     said = "<small>The larger, the more samples; green trains now; a thick line leads to a region.</small>"
-    return f"<h2>Who trains it</h2>{drawn(members, active)}{said}"
+    return f"<h2>Who trains it</h2>{draw_members(members, active)}{said}"
+
+
+def draw_members(members: Sequence[MemberRecord], active: Collection[str]) -> str:
+    """An SVG; the members in the order in which they are given, from the top on."""
+    whole = sum(one.samples for one in members)
+    room = math.pi * _RADIUS_Y / max(1, len(members))  # half of the way to the next one
+    lines, circles = [], []
+    for place, one in enumerate(members):
+        angle = 2 * math.pi * place / len(members) - math.pi / 2
+        x = _MAP_WIDTH / 2 + _RADIUS_X * math.cos(angle)
+        y = _MAP_HEIGHT / 2 + _RADIUS_Y * math.sin(angle)
+        share = one.samples / whole if whole else 0.0
+        radius = max(_SMALLEST, min(_LARGEST, room) * math.sqrt(share))
+        is_region = one.role == "region"
+        colour = "#c33" if one.quarantine else "#3a7" if one.node in active else "#999"
+        name = escape(one.name[:_LONGEST_NAME], quote=True)
+        lines.append(
+            f"<line x1='{_MAP_WIDTH / 2:.0f}' y1='{_MAP_HEIGHT / 2:.0f}' x2='{x:.1f}' y2='{y:.1f}' "
+            f"stroke='{colour}' stroke-width='{3 if is_region else 1}' stroke-opacity='.4' />"
+        )
+        circles.append(
+            f"<circle cx='{x:.1f}' cy='{y:.1f}' r='{radius:.1f}' fill='{colour}'>"
+            f"<title>{name}: {one.samples:,} samples</title></circle>"
+        )
+        if len(members) <= _NAMED:
+            anchor = "start" if math.cos(angle) >= 0 else "end"
+            beside = x + math.copysign(radius + 5, math.cos(angle))
+            circles.append(
+                f"<text x='{beside:.1f}' y='{y + 4:.1f}' text-anchor='{anchor}' font-size='12' "
+                f"fill='currentColor'>{name}</text>"
+            )
+    hub = f"<circle cx='{_MAP_WIDTH / 2:.0f}' cy='{_MAP_HEIGHT / 2:.0f}' r='6' fill='currentColor' />"
+    said = f"{len(members)} members around the hub"
+    return (
+        f"<svg viewBox='0 0 {_MAP_WIDTH} {_MAP_HEIGHT}' role='img' aria-label='{said}' xmlns='http://www.w3.org/2000/svg'>"
+        f"{''.join(lines)}{hub}{''.join(circles)}</svg>"
+    )
 
 
 def _largest(hub: Hub) -> list[MemberRecord]:

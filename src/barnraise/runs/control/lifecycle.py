@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from barnraise.core.flow.backoff import SteppedBackoff
 from barnraise.core.units import counted
 from barnraise.environments.compatibility import CompatibilityFinding, compare, usable
 from barnraise.runs.control.eviction import Eviction, Pair, is_apart, is_waiting, leaving
@@ -37,7 +38,7 @@ from barnraise.runs.record import (
 )
 
 STOPPED = 130
-_BACK_OFF_S = (0.0, 1.0, 2.0, 5.0, 10.0)
+_RESTART_BACKOFF = SteppedBackoff((0.0, 1.0, 2.0, 5.0, 10.0))
 _SETTLED_S = 600.0  # a generation that ran so long has earned all its restarts again
 _MOST_CARES_S = 20.0  # how long workers of a machine that is here may take to end
 _MOST_STOPPING_S = 180.0
@@ -401,7 +402,7 @@ def _fail(record: RunRecord, outcome: RunOutcome) -> RunRecord:
 
 
 def _restart(record: RunRecord, facts: ReconcileInput) -> RunRecord | None:
-    if facts.since_s < _BACK_OFF_S[min(record.restarts, len(_BACK_OFF_S)) - 1]:
+    if facts.since_s < _RESTART_BACKOFF.wait(record.restarts - 1):
         return None
     out = {one.node for one in record.left_out}
     left = [node for node in facts.order.nodes if node in facts.here and node not in out]

@@ -21,6 +21,7 @@ from barnraise.agent_client.run_requests import (
 )
 from barnraise.core.config import load_settings, state_directory
 from barnraise.core.errors import BarnraiseError, PeerLost, RunError
+from barnraise.core.flow.wait_reporter import WaitReporter
 from barnraise.topology.graph import TopologyGraph, decode_graph
 
 log = logging.getLogger("barnraise.training")
@@ -88,19 +89,16 @@ class AgentGroupClient:
 
         There is no limit because this worker may be the last one that holds the training state.
         """
-        start = reported = time.monotonic()
-        interval = _FIRST_REPORT_S
+        reporter = WaitReporter(_FIRST_REPORT_S, 2 * _FIRST_REPORT_S, max_interval_s=_LAST_REPORT_S)
         with self._changed:
             while True:
                 response = self.response
                 if response is not None and accepts(response):
                     return response
-                now = time.monotonic()
-                if now - reported > interval:
-                    reported, interval = now, min(_LAST_REPORT_S, 2 * interval)
+                if reporter.is_due():
                     status = response.sentence if response is not None else "the agent has not answered"
                     reason = self._error or status
-                    log.warning("waiting for %.0f s for a group to train in: %s", now - start, reason)
+                    log.warning("waiting for %.0f s for a group to train in: %s", reporter.waited_s, reason)
                 self._changed.wait(0.5)
 
     # reports

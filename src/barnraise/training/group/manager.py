@@ -16,6 +16,7 @@ from barnraise.agent_client.run_requests import GroupResponse
 from barnraise.collectives.cluster_store import ClusterStore
 from barnraise.collectives.process_group import BarnraiseProcessGroup, create_group
 from barnraise.core.errors import CollectiveError, ProtocolError
+from barnraise.core.flow.wait_reporter import WaitReporter
 from barnraise.planning.inputs.levels import OPEN, Levels
 from barnraise.topology.graph import TopologyGraph
 from barnraise.training.group.agent_client import AgentGroupClient, WorkerId
@@ -40,19 +41,17 @@ class _RendezvousStore(ClusterStore):
         self._is_stale = is_stale
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        start = reported = time.monotonic()
+        reporter = WaitReporter(_REPORT_S, _REPORT_S)
         while True:
             try:
                 super().wait(keys, timedelta(seconds=1.0))
                 return
             except RuntimeError:
-                now = time.monotonic()
-                if self._is_stale() or now - start > _OPERATION_S:
+                if self._is_stale() or reporter.waited_s > _OPERATION_S:
                     raise
-                if now - reported > _REPORT_S:
-                    reported = now
+                if reporter.is_due():
                     missing = ", ".join(key for key in keys if not self.check([key]))
-                    log.warning("waiting for %.0f s for workers to connect: %s", now - start, missing)
+                    log.warning("waiting for %.0f s for workers to connect: %s", reporter.waited_s, missing)
 
 
 class AgentGroupManager:

@@ -17,6 +17,7 @@ from barnraise.checkpoint.serialization import FlatState
 from barnraise.checkpoint.signer import AgentCheckpointSigner, CheckpointSigner
 from barnraise.core.decoding import decode
 from barnraise.core.errors import BarnraiseError
+from barnraise.core.flow.wait_reporter import WaitReporter
 from barnraise.runs.checkpoint_manifest import CheckpointManifest, HeldCheckpoint, held_of
 from barnraise.training.autotune.profiler import is_dry_run
 from barnraise.training.group.agent_client import WorkerId
@@ -251,24 +252,21 @@ class _HolderWait:
     """Wait for the holders of a newer checkpoint; limited if there is an older one."""
 
     def __init__(self) -> None:
-        self._start = time.monotonic()
-        self._reported = float("-inf")
+        self._reporter = WaitReporter(0.0, _REPORT_S)
         self._has_older = False
 
     @property
     def is_patient(self) -> bool:
-        return not self._has_older or time.monotonic() - self._start < _HOLDERS_S
+        return not self._has_older or self._reporter.waited_s < _HOLDERS_S
 
     def sleep(self, awaited: _Candidate, best: _Candidate) -> None:
         """Sleep for a moment, and log now and then what is awaited."""
         self._has_older = best.step > 0
-        now = time.monotonic()
-        if now - self._reported >= _REPORT_S:
-            self._reported = now
+        if self._reporter.is_due():
             log.warning(
                 "waiting for %.0f s for %s: %s, and here %s. Switch one of them on; otherwise the run "
                 "continues %s",
-                now - self._start,
+                self._reporter.waited_s,
                 awaited.holders,
                 f"the checkpoint of step {awaited.awaits} is there"
                 if awaited.awaits > 1

@@ -43,9 +43,10 @@ from barnraise.artifacts import (
 from barnraise.artifacts.store.manifest import make_manifest
 from barnraise.core.config import Settings, load_settings, state_directory
 from barnraise.core.errors import AgentError, BarnraiseError, ListenerError, RunEnvironmentError, RunError
+from barnraise.core.files import write_atomically
 from barnraise.core.units import format_size, parse_duration
 from barnraise.environments.script_imports import needs_of
-from barnraise.worker.launch.remote_main import ARGUMENTS, RESULT, SCRIPT, encode_call, write_file
+from barnraise.worker.launch.remote_main import ARGUMENTS, RESULT, SCRIPT, encode_call
 from barnraise.worker.launch.script_builder import script_of
 from barnraise.worker.launch.serializer import decode_values
 
@@ -91,7 +92,7 @@ def launch(
     store = ArtifactStore(store_directory(state_directory(settings)))
     with tempfile.TemporaryDirectory(prefix="barnraise-") as draft:
         (Path(draft) / SCRIPT).write_text(script.text, encoding="utf-8")
-        write_file(Path(draft) / ARGUMENTS, contents)
+        write_atomically(Path(draft) / ARGUMENTS, contents)
         manifest = _pack(Path(draft), home, store, settings)
     question = StartRunRequest(
         command=(SCRIPT,),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from barnraise.core.errors import ShippingError
+from barnraise.core.files import write_atomically
 from barnraise.worker.launch.serializer import Content, decode_values, encode_values
 
 SCRIPT = "barnraise_launch.py"
@@ -44,21 +45,12 @@ def main(function: Callable[..., object], *, beside: str) -> None:
     call = _call(Path(beside).with_name(ARGUMENTS))
     result = function(*call.positional, **call.named)
     if os.environ.get("RANK", "0") == "0":
-        write_file(Path(beside).with_name(RESULT), encode_values([("the result", result)]))
+        write_atomically(Path(beside).with_name(RESULT), encode_values([("the result", result)]))
 
 
 def constant(name: str, *, beside: str) -> Any:
     """A global of the function, as it was where the function was launched."""
     return _call(Path(beside).with_name(ARGUMENTS)).constants[name]
-
-
-def write_file(path: Path, contents: Sequence[Content]) -> None:
-    """The whole file or nothing of it."""
-    draft = path.with_name(f"{path.name}.new")
-    with open(draft, "wb") as file:
-        for content in contents:
-            file.write(content)
-    os.replace(draft, path)
 
 
 @cache

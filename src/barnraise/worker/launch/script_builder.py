@@ -311,8 +311,8 @@ def _advice(name: str, value: object) -> str:
 
 def _text(parts: _Parts, name: str) -> str:
     taken = {*parts.imports, *parts.constants, *parts.written, *parts.aliases}
-    ours = "launched" if "launched" not in taken else "launched_by_barnraise"
-    alias = "" if ours == "launched" else f" as {ours}"
+    ours = "remote_main" if "remote_main" not in taken else "barnraise_remote_main"
+    alias = "" if ours == "remote_main" else f" as {ours}"
     lines = [
         f'"""Made by barnraise.launch: calls {name} on every rank and keeps what rank 0 returns."""',
         "",
@@ -320,7 +320,7 @@ def _text(parts: _Parts, name: str) -> str:
         "",
         *sorted(dict.fromkeys(parts.imports.values()), key=lambda line: (line.startswith("from"), line)),
         "",
-        f"from barnraise.worker import launched{alias}",
+        f"from barnraise.worker.launch import remote_main{alias}",
         "",
     ]
     if parts.constants:

@@ -28,7 +28,7 @@ def test_a_probe_that_failed_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: list[ProbeReport], waits: list[float]
 ) -> None:
     slept: list[float] = []
-    around = mock.Mock()
+    context = mock.Mock()
 
     async def measured(*_: object) -> ProbeReport:
         return reports.pop(0)
@@ -38,7 +38,7 @@ def test_a_probe_that_failed_is_repeated(
 
     async def probe() -> None:
         with mock.patch.object(asyncio, "sleep", sleep):
-            await LinkProber(around, tmp_path)._probe()
+            await LinkProber(context, tmp_path)._probe()
 
     monkeypatch.setattr(link_probe, "measured_speeds", measured)
     asyncio.run(probe())

@@ -28,16 +28,10 @@ import pytest
 from msgspec.structs import replace
 
 import barnraise
-from barnraise.agent.containers import containers
-from barnraise.agent.containers.containers import (
-    ContainerEngine,
-    ContainerSpec,
-    check_words,
-    engine_of,
-    judge,
-    make_ready,
-    run_command,
-)
+from barnraise.agent.containers import run as container_run
+from barnraise.agent.containers.engine import ContainerEngine, parse_info, remove_leftovers
+from barnraise.agent.containers.image import check_arguments, check_result
+from barnraise.agent.containers.run import ContainerSpec, prepare_containers, run_command, translate_exit
 from barnraise.agent.supervisor.messages import WorkerExited
 from barnraise.agent_client.kv_client import agent_at, ask_cluster
 from barnraise.core.errors import BarnraiseError, RunEnvironmentError
@@ -244,7 +238,7 @@ BOX = ContainerSpec(
     run="train-ab12",
     state="/home/me/.local/state/barnraise",
     folder="/home/me/.local/state/barnraise/runs/train-ab12/folder",
-    room="/home/me/.local/state/barnraise/runs/train-ab12/rooms/1-0",
+    private_dir="/home/me/.local/state/barnraise/runs/train-ab12/rooms/1-0",
     data=("/data/mnist",),
     variables={"RANK": "0", "API_KEY": "a secret", "PATH": "/opt/bin", "DOCKER_HOST": "tcp://elsewhere"},
     user=1000,
@@ -268,7 +262,7 @@ def test_the_whole_command_line() -> None:
         *("--security-opt", "label=disable", "--user", "1000:100", "--name", "barnraise-train-ab12-1-0"),
         *("--label", f"barnraise.state={state}", "--label", "barnraise.run=train-ab12"),
         *("--workdir", BOX.folder, "--volume", f"{BOX.folder}:{BOX.folder}"),
-        *("--volume", f"{BOX.room}:/run/barnraise"),
+        *("--volume", f"{BOX.private_dir}:/run/barnraise"),
         *("--volume", f"{state}/listener.sock:/run/barnraise/listener.sock"),
         *("--volume", "/data/mnist:/data/mnist:ro"),
         *("--env", "HOME=/run/barnraise", "--env", "USER", "--env", "RANK", "--env", "API_KEY"),
@@ -338,20 +332,20 @@ def test_the_real_client_understands_it(tmp_path: Path) -> None:
     ],
 )
 def test_an_engine_is_known_by_what_it_says(info: str, expected: ContainerEngine) -> None:
-    assert engine_of("x", info) == expected
+    assert parse_info("x", info) == expected
 
 
 @pytest.mark.parametrize("image", ["", "--privileged", "-v/:/host", "a b", "a\nb", "a,b", "ä"])
 def test_an_image_is_never_an_option(image: str) -> None:
     with pytest.raises(RunEnvironmentError, match="is not the name of an image"):
-        check_words(image, ())
+        check_arguments(image, ())
 
 
 def test_names_of_images_and_paths() -> None:
-    check_words("registry.local:5000/Team/trainer@sha256:abc", ("/data/a b",))
+    check_arguments("registry.local:5000/Team/trainer@sha256:abc", ("/data/a b",))
     for path in ("/data:ro", "data"):
-        with pytest.raises(RunEnvironmentError, match="cannot be shown to a container"):
-            check_words(IMAGE, (path,))
+        with pytest.raises(RunEnvironmentError, match="cannot mount"):
+            check_arguments(IMAGE, (path,))
 
 
 @pytest.mark.parametrize(
@@ -366,10 +360,10 @@ def test_names_of_images_and_paths() -> None:
     ],
 )
 def test_a_signal_in_a_container_is_told_as_one(code: int, expected: tuple[int | None, int | None]) -> None:
-    told = containers.told_end(WorkerExited(0, code, None, 0.0, b""))
+    told = translate_exit(WorkerExited(0, code, None, 0.0, b""))
     assert (told.code, told.signal) == expected
     killed = WorkerExited(0, None, 9, 0.0, b"")
-    assert containers.told_end(killed) == killed
+    assert translate_exit(killed) == killed
 
 
 HERE = f"barnraise {barnraise.__version__}"
@@ -391,7 +385,7 @@ HERE = f"barnraise {barnraise.__version__}"
             "has Barnraise 0.0.9",
             "RUN pip install /barnraise",
         ),
-        (125, ["docker: no space left on device"], "no container of the image", "run again"),
+        (125, ["docker: no space left on device"], "cannot start a container of the image", "run again"),
         (125, ["could not select device driver with capabilities: [[gpu]]"], "capabilities", "Toolkit"),
         (1, [HERE, "PermissionError: [Errno 13]"], "does not reach this machine's agent", "userns-remap"),
         (0, [HERE, "agent absent"], "does not reach this machine's agent", "--container"),
@@ -399,12 +393,12 @@ HERE = f"barnraise {barnraise.__version__}"
 )
 def test_an_image_that_does_not_fit_is_refused(code: int, lines: list[str], words: str, mend: str) -> None:
     with pytest.raises(RunEnvironmentError, match=re.escape(words)) as raised:
-        judge(IMAGE, code, lines)
+        check_result(IMAGE, code, lines)
     assert mend in raised.value.hint
 
 
 def test_an_image_that_fits_is_taken() -> None:
-    judge(IMAGE, 0, ["a banner of the image", HERE, "agent answers"])
+    check_result(IMAGE, 0, ["a banner of the image", HERE, "agent answers"])
 
 
 # Before anything starts.
@@ -414,7 +408,7 @@ def ready(state: Path, image: str = IMAGE, told: list[str] | None = None) -> Non
     home = state / "runs" / "r"
     (home / "folder").mkdir(parents=True, exist_ok=True)
     asyncio.run(
-        make_ready(
+        prepare_containers(
             image,
             "r",
             state=state,
@@ -439,7 +433,7 @@ def test_docker_that_is_not_at_work_gives_way_to_podman(
 ) -> None:
     engine.info = ""
     monkeypatch.setenv("PATH", str(engine.path))
-    with pytest.raises(RunEnvironmentError, match="not at work or not for this user") as raised:
+    with pytest.raises(RunEnvironmentError, match="not running or this user may not use it") as raised:
         ready(tmp_path)
     assert raised.value.hint.endswith("docker info")
     podman = engine.path / "podman"
@@ -470,14 +464,14 @@ def test_the_check_leaves_no_container_even_if_it_takes_too_long(
     with pytest.raises(RunEnvironmentError, match=r"has Barnraise 0\.0\.1"):
         ready(tmp_path)
     assert engine.of("rm") == [["rm", "--force", "barnraise-r-check"]]
-    monkeypatch.setattr(containers, "_CHECK_S", 0.0)
+    monkeypatch.setattr(container_run, "_CHECK_S", 0.0)
     with pytest.raises(RunEnvironmentError, match="took longer"):
         ready(tmp_path)
     assert len(engine.of("rm")) == 2
 
 
 def test_only_leftovers_of_this_state_directory_are_removed(engine: StandIn, tmp_path: Path) -> None:
-    containers.remove_leftovers(tmp_path)
+    remove_leftovers(tmp_path)
     assert not engine.calls, "a machine that never had a container asks no engine"
     for name, state in (("mine", tmp_path), ("others", tmp_path / "other")):
         engine.running[name] = process = subprocess.Popen(["sleep", "60"], start_new_session=True)
@@ -490,7 +484,7 @@ def test_only_leftovers_of_this_state_directory_are_removed(engine: StandIn, tmp
         threading.Thread(target=bury, daemon=True).start()
     note = tmp_path / "containers"
     note.write_text(str(engine.path / "docker"))
-    containers.remove_leftovers(tmp_path)
+    remove_leftovers(tmp_path)
     assert set(engine.running) == {"others"}
     assert not note.exists()
 
@@ -498,7 +492,7 @@ def test_only_leftovers_of_this_state_directory_are_removed(engine: StandIn, tmp
 def test_an_engine_that_fails_is_asked_again_at_the_next_start(tmp_path: Path) -> None:
     note = tmp_path / "containers"
     note.write_text("/bin/false")
-    containers.remove_leftovers(tmp_path)
+    remove_leftovers(tmp_path)
     assert note.exists()
 
 
@@ -700,7 +694,7 @@ def test_a_killed_agent_leaves_a_container_that_the_next_start_finds(alone: Alon
     alone.process.wait()
     alone.until(lambda: not _alive(alone.engine.clients[name]), "the client died with the agent")
     assert name in alone.engine.running
-    containers.remove_leftovers(alone.state)
+    remove_leftovers(alone.state)
     assert not alone.engine.running
 
 

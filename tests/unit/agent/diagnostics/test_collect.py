@@ -30,8 +30,8 @@ from barnraise.agent.diagnostics.reachability import (
     DialBackRequest,
     DialResult,
     ReachabilityProber,
-    decode_knocking,
-    encode_knocking,
+    decode_dial_back,
+    encode_dial_back,
     outcome_of,
 )
 from barnraise.agent_client.cluster_requests import CheckRow, JoinClusterRequest
@@ -40,9 +40,9 @@ from barnraise.core.errors import ProtocolError, TransportError
 from barnraise.discovery import Sighting, namespace_tag
 from barnraise.identity import NodeId, NodeKey, delegate
 from barnraise.identity.trust import TrustLog
+from barnraise.membership.consensus.paxos import founded
 from barnraise.membership.effects import LogNote
 from barnraise.membership.node import MembershipNode
-from barnraise.membership.paxos import founded
 from barnraise.membership.view import PresentMember, first
 from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlConnection
 from barnraise.transport.listener import acceptor
@@ -60,8 +60,8 @@ STRANGE = DialResult("192.168.1.7", "other", "its key is not trusted here")
 
 
 def peer(*there: DialResult, **facts: Any) -> PeerFacts:
-    ways = tuple(DialPath(knock, ETHERNET, direct=True) for knock in there)
-    return PeerFacts("pc", **{"os": "windows", "ways": ways, **facts})
+    paths = tuple(DialPath(knock, ETHERNET, direct=True) for knock in there)
+    return PeerFacts("pc", **{"os": "windows", "paths": paths, **facts})
 
 
 # who can reach whom
@@ -70,26 +70,31 @@ def peer(*there: DialResult, **facts: Any) -> PeerFacts:
 @pytest.mark.parametrize(
     ("facts", "state", "words", "mend"),
     [
-        (peer(GOOD, back=(GOOD,)), "ok", "both directions, 0.4 ms", ""),
-        (peer(SILENT, GOOD, back=(SILENT, GOOD)), "ok", "both directions", ""),
+        (peer(GOOD, dial_backs=(GOOD,)), "ok", "both directions, 0.4 ms", ""),
+        (peer(SILENT, GOOD, dial_backs=(SILENT, GOOD)), "ok", "both directions", ""),
         (peer(GOOD, link_inbound=True), "ok", "both directions", ""),
-        (peer(GOOD, no_back="asked again too soon"), "ok", "not known: asked again too soon", ""),
-        (peer(GOOD, back=(SILENT,)), "fail", "firewall of this machine (here)", "Here: sudo ufw"),
-        (peer(GOOD, back=(FORBIDDEN,)), "fail", "firewall on pc forbids its outgoing", "On pc: allow"),
+        (peer(GOOD, dial_back_failure="asked again too soon"), "ok", "not known: asked again too soon", ""),
+        (peer(GOOD, dial_backs=(SILENT,)), "fail", "firewall of this machine (here)", "Here: sudo ufw"),
+        (peer(GOOD, dial_backs=(FORBIDDEN,)), "fail", "firewall on pc forbids its outgoing", "On pc: allow"),
         (
-            peer(SILENT, back=(GOOD,)),
+            peer(SILENT, dial_backs=(GOOD,)),
             "fail",
-            "the firewall of pc does not let",
+            "the firewall of pc blocks",
             "On pc: as administrator: netsh",
         ),
-        (peer(SILENT, link_inbound=True), "fail", "the firewall of pc does not let", "On pc: "),
-        (peer(FORBIDDEN, back=(GOOD,)), "fail", "this machine forbids outgoing", "Here: allow outgoing"),
-        (peer(SILENT, back=(SILENT,)), "warn", "no new connection", "Try again"),
+        (peer(SILENT, link_inbound=True), "fail", "the firewall of pc blocks", "On pc: "),
+        (
+            peer(FORBIDDEN, dial_backs=(GOOD,)),
+            "fail",
+            "this machine forbids outgoing",
+            "Here: allow outgoing",
+        ),
+        (peer(SILENT, dial_backs=(SILENT,)), "warn", "a new connection failed", "Try again"),
         (peer(SILENT, linked=False), "warn", "off, asleep, on another network", "Wake it"),
         (peer(linked=False), "warn", "no address of it is known", "Wake it"),
         (peer(REFUSED, linked=False), "warn", "no agent listens there", "On pc: barnraise up"),
-        (peer(STRANGE, linked=False), "warn", "is not it, or does not know", "barnraise pair"),
-        (peer(GOOD, linked=False), "warn", "there is no link to it yet", "barnraise status"),
+        (peer(STRANGE, linked=False), "warn", "is another one, or does not know", "barnraise pair"),
+        (peer(GOOD, linked=False), "warn", "there is no connection to it yet", "barnraise status"),
         (peer(SILENT, linked=False, heard_by=("mac",)), "fail", "mac can reach pc, this machine", "On pc: "),
     ],
 )
@@ -103,8 +108,8 @@ def test_reach(facts: PeerFacts, state: str, words: str, mend: str) -> None:
 
 
 def test_the_words_of_each_dial_are_kept() -> None:
-    assert SILENT.words in checks.reach(peer(SILENT, back=(GOOD,)), HERE).sentence
-    assert SILENT.words in checks.reach(peer(GOOD, back=(SILENT,)), HERE).sentence
+    assert SILENT.words in checks.reach(peer(SILENT, dial_backs=(GOOD,)), HERE).sentence
+    assert SILENT.words in checks.reach(peer(GOOD, dial_backs=(SILENT,)), HERE).sentence
 
 
 # which way the link takes
@@ -116,9 +121,9 @@ def test_the_cable_is_taken_where_there_is_one() -> None:
     on_cable = DialPath(GOOD, ETHERNET, direct=True)
     far = DialPath(GOOD, ETHERNET, direct=False)
 
-    def judge(used: DialPath, *ways: DialPath, linked: bool = True) -> CheckRow | None:
+    def judge(used: DialPath, *paths: DialPath, linked: bool = True) -> CheckRow | None:
         return checks.interface(
-            PeerFacts("pc", linked=linked, link_address=used.knock.address, ways=(used, *ways))
+            PeerFacts("pc", linked=linked, link_address=used.dial.address, paths=(used, *paths))
         )
 
     for fine in (judge(on_cable, on_wifi), judge(on_wifi), judge(on_wifi, on_vpn), judge(on_wifi, far)):
@@ -128,7 +133,7 @@ def test_the_cable_is_taken_where_there_is_one() -> None:
     slow = judge(on_wifi, on_cable)
     assert slow is not None
     assert slow.state == "warn"
-    assert "takes WiFi (wlan0, 192.168.2.7), although Ethernet (eth0, 192.168.1.7) answers" in slow.sentence
+    assert "uses WiFi (wlan0, 192.168.2.7), although Ethernet (eth0, 192.168.1.7) answers" in slow.sentence
     broken = judge(on_vpn, DialPath(SILENT, ETHERNET, direct=True))
     assert broken is not None
     assert broken.state == "warn"
@@ -209,17 +214,19 @@ def test_this_machine_has_interfaces() -> None:
         (lambda: checks.stalls((), 7200.0), "ok", "2 h"),
         (lambda: checks.stalls((3.0,), 7200.0), "warn", "once in 2 h, at most for 3 s"),
         (lambda: checks.stalls((3.0, 500.0), 7200.0), "warn", "2 times in 2 h, at most for 8 min"),
-        (lambda: checks.local_network("macos", False, peer(GOOD).ways), "ok", "lets the agent"),
+        (lambda: checks.local_network("macos", False, peer(GOOD).paths), "ok", "allows the agent"),
         (lambda: checks.local_network("macos", True, ()), "fail", "no mDNS packet"),
-        (lambda: checks.local_network("macos", True, peer(GOOD).ways), "ok", "lets the agent"),
+        (lambda: checks.local_network("macos", True, peer(GOOD).paths), "ok", "allows the agent"),
         (
-            lambda: checks.local_network("macos", False, peer(DialResult("192.168.1.7", "unreachable")).ways),
+            lambda: checks.local_network(
+                "macos", False, peer(DialResult("192.168.1.7", "unreachable")).paths
+            ),
             "fail",
             "no route to 192.168.1.7",
         ),
     ],
 )
-def test_the_other_checks_both_ways(check: Callable[[], CheckRow | None], state: str, words: str) -> None:
+def test_the_other_checks_both_paths(check: Callable[[], CheckRow | None], state: str, words: str) -> None:
     row = check()
     assert row is not None
     assert row.state == state
@@ -295,9 +302,9 @@ def test_messages_survive_the_wire() -> None:
         DialBackReply(7, (GOOD, SILENT), 1.8e9),
         DialBackReply(7, (), 0.0, "busy"),
     ):
-        data = encode_knocking(message)
+        data = encode_dial_back(message)
         assert data[:1] == protocol.SURVEY
-        assert decode_knocking(data[1:]) == message
+        assert decode_dial_back(data[1:]) == message
 
 
 @pytest.mark.parametrize(
@@ -316,13 +323,13 @@ def test_messages_survive_the_wire() -> None:
 )
 def test_messages_out_of_bounds_are_refused(message: DialBackRequest | DialBackReply) -> None:
     with pytest.raises(ProtocolError):
-        decode_knocking(encode_knocking(message)[1:])
+        decode_dial_back(encode_dial_back(message)[1:])
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_can_harm(data: bytes) -> None:
     try:
-        decode_knocking(data)
+        decode_dial_back(data)
     except ProtocolError:
         pass
 
@@ -334,7 +341,7 @@ def test_who_may_have_us_knock() -> None:
     gate.leave()
     assert gate.enter(nodes[0], 1.0) == "asked again too soon"
     assert gate.enter(nodes[0], 4.0) is None
-    assert [gate.enter(node, 4.0) for node in nodes[1:5]] == [None] * 3 + ["busy with others' questions"]
+    assert [gate.enter(node, 4.0) for node in nodes[1:5]] == [None] * 3 + ["busy with other requests"]
     for _ in range(4):
         gate.leave()
     admitted = 0
@@ -369,7 +376,7 @@ def test_what_a_failed_dial_says(cause: OSError | None, outcome: str) -> None:
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Knocks take as long as this machine needs for them at the moment."""
-    monkeypatch.setattr(reachability, "KNOCK_S", 30.0)
+    monkeypatch.setattr(reachability, "DIAL_S", 30.0)
     monkeypatch.setattr(reachability, "_ANSWER_S", 60.0)
     monkeypatch.setattr(collect, "_GATHER_S", 60.0)
     monkeypatch.setattr(acceptor, "PREFACE_DEADLINE_S", 60.0)
@@ -382,17 +389,17 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Examined(Machine):
-    """A machine with a knocker: it knows where its neighbours are and passes their words on."""
+    """A machine with a prober: it knows where its neighbours are and passes their words on."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
         super().__init__(directory, **options)
         self.at: dict[NodeId, PeerAddress] = {}
         self.to: dict[NodeId, ControlConnection] = {}
-        self.knocker = ReachabilityProber(self.tls, self.at.get, lambda node, epoch: self.word, self.to.get)
+        self.prober = ReachabilityProber(self.tls, self.at.get, lambda node, epoch: self.word, self.to.get)
 
     def callbacks(self) -> dict[str, Any]:
         return {
-            "on_message": lambda link, message: self.knocker.received(link, message[1:]),
+            "on_message": lambda link, message: self.prober.received(link, message[1:]),
             "on_closed": lambda link, why: None,
         }
 
@@ -421,7 +428,7 @@ def on_street(tmp_path: Path, body: Callable[[Examined, Examined], Coroutine[Any
             two.to[one.node] = await asyncio.wait_for(two.links.get(), 60)
             await asyncio.wait_for(body(one, two), 120)
             for machine in machines:
-                await machine.knocker.close()
+                await machine.prober.close()
         finally:
             await street.close()
 
@@ -432,11 +439,11 @@ def on_street(tmp_path: Path, body: Callable[[Examined, Examined], Coroutine[Any
 @pytest.mark.usefixtures("_patient")
 def test_a_knock_proves_the_way_and_leaves_no_link(tmp_path: Path) -> None:
     async def body(one: Examined, two: Examined) -> None:
-        (knock,) = await one.knocker.knock_at(two.node)
+        (knock,) = await one.prober.dial_node(two.node)
         assert knock.outcome == "answered"
         assert (knock.node, knock.incarnation) == (two.node.raw, two.incarnation)
         assert knock.rtt_ms > 0
-        stranger = await one.knocker.knock("127.0.0.1", two.listener.port, one.word, None)
+        stranger = await one.prober.dial("127.0.0.1", two.listener.port, one.word, None)
         assert stranger.node == two.node.raw
         await asyncio.wait_for(two.refusals.get(), 60)
         assert two.links.empty(), "it was never opened"
@@ -450,12 +457,12 @@ def test_a_knock_at_a_shut_or_wrong_door(tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         one.knows(two, port=port)
-        (knock,) = await one.knocker.knock_at(two.node)
+        (knock,) = await one.prober.dial_node(two.node)
         assert knock.outcome == "refused"
         assert str(port) in knock.words
-        wrong = await one.knocker.knock("127.0.0.1", one.listener.port, one.word, two.node)
+        wrong = await one.prober.dial("127.0.0.1", one.listener.port, one.word, two.node)
         assert wrong.outcome == "other"
-        assert await one.knocker.knock_at(NodeKey.generate().id) == (), "nowhere to knock"
+        assert await one.prober.dial_node(NodeKey.generate().id) == (), "nowhere to knock"
 
     on_street(tmp_path, body)
 
@@ -465,11 +472,11 @@ def test_a_peer_dials_back_where_it_knows_us(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(reachability, "_EACH_S", 60.0)
 
     async def body(one: Examined, two: Examined) -> None:
-        told = await one.knocker.ask(two.node)
+        told = await one.prober.request_dial_back(two.node)
         assert isinstance(told, DialBackReply)
-        assert [knock.outcome for knock in told.knocks] == ["answered"]
-        assert told.knocks[0].incarnation == one.incarnation
-        assert await one.knocker.ask(two.node) == "asked again too soon"
+        assert [knock.outcome for knock in told.results] == ["answered"]
+        assert told.results[0].incarnation == one.incarnation
+        assert await one.prober.request_dial_back(two.node) == "asked again too soon"
 
     on_street(tmp_path, body)
 
@@ -480,13 +487,13 @@ def test_a_peer_that_cannot_dial_back_says_why(tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         two.knows(one, port=port)
-        told = await one.knocker.ask(two.node)
+        told = await one.prober.request_dial_back(two.node)
         assert isinstance(told, DialBackReply)
-        assert told.knocks[0].outcome == "refused"
+        assert told.results[0].outcome == "refused"
         del one.at[two.node]
-        assert await two.knocker.ask(one.node) == "it knows no address of this machine"
+        assert await two.prober.request_dial_back(one.node) == "it knows no address of this machine"
         del two.to[one.node]
-        assert await two.knocker.ask(one.node) == "there is no link to ask over"
+        assert await two.prober.request_dial_back(one.node) == "there is no connection to ask over"
 
     on_street(tmp_path, body)
 
@@ -496,10 +503,10 @@ def test_an_answer_that_nobody_asked_for_is_dropped(tmp_path: Path) -> None:
     async def body(one: Examined, two: Examined) -> None:
         link = two.to[one.node]
         for serial in range(1000, 1050):
-            link.send(encode_knocking(DialBackReply(serial, (GOOD,), 1.0)))
-        told = await one.knocker.ask(two.node)
+            link.send(encode_dial_back(DialBackReply(serial, (GOOD,), 1.0)))
+        told = await one.prober.request_dial_back(two.node)
         assert isinstance(told, DialBackReply)
-        assert told.knocks[0].incarnation == one.incarnation
+        assert told.results[0].incarnation == one.incarnation
         link.send(protocol.SURVEY + b"\xff\xff")
         await until(lambda: one.to[two.node].closed is not None)
         assert "cannot be read" in (one.to[two.node].closed or "")
@@ -511,18 +518,20 @@ def test_an_answer_that_nobody_asked_for_is_dropped(tmp_path: Path) -> None:
 
 
 class Patient(Agent):
-    """An agent with its knocker."""
+    """An agent with its prober."""
 
-    knocker: ReachabilityProber
+    prober: ReachabilityProber
 
     async def start(self) -> None:
         await super().start()
         tls = AgentTls(delegate(self.key, run=AGENT_RUN, worker=self.incarnation), lambda: self.log.members)
-        self.knocker = ReachabilityProber(tls, self.places.place, self.secret_for, self.links.get)
+        self.prober = ReachabilityProber(
+            tls, self.peer_store.address_of, self.secret_for, self.connections.get
+        )
 
     def received(self, link: ControlConnection, message: bytes) -> None:
         if message[:1] == protocol.SURVEY:
-            self.knocker.received(link, message[1:])
+            self.prober.received(link, message[1:])
         else:
             super().received(link, message)
 
@@ -535,7 +544,7 @@ def settings(directory: Path) -> Settings:
 
 async def examine(agent: Patient) -> dict[str, list[CheckRow]]:
     rows: dict[str, list[CheckRow]] = {}
-    for row in (await collect.check(agent, agent.knocker)).rows:
+    for row in (await collect.check(agent, agent.prober)).rows:
         rows.setdefault(row.name, []).append(row)
     return rows
 
@@ -555,7 +564,7 @@ def test_a_copied_machine_is_found(tmp_path: Path) -> None:
             assert (await examine(original))["cloned-key"][0].state == "ok"
             tag = namespace_tag(original.log.secret)
             seen = Sighting("127.0.0.1", copy.listener.port, tag, "mdns")
-            original.search.discovery.places = lambda: (seen,)  # type: ignore[method-assign]
+            original.discovery.discovery.places = lambda: (seen,)  # type: ignore[method-assign]
             (row,) = (await examine(original))["cloned-key"]
             assert row.state == "fail"
             assert "here and 127.0.0.1" in row.sentence
@@ -582,7 +591,7 @@ def test_two_agents_are_examined_and_one_that_has_gone_is_missed(tmp_path: Path)
             code = str(one.pairing.open_code("owner").secret)
             await join(two, JoinClusterRequest(code, at=f"127.0.0.1:{one.listener.port}"))
             await until(
-                lambda: one.links.get(two.me) is not None and one.member.view.of(two.me.raw) is not None
+                lambda: one.connections.get(two.me) is not None and one.member.view.of(two.me.raw) is not None
             )
             together = await examine(one)
             (reach,) = together["reach"]
@@ -592,9 +601,9 @@ def test_two_agents_are_examined_and_one_that_has_gone_is_missed(tmp_path: Path)
             assert together["cloned-key"][0].state == "ok"
             assert together["quorum"][0].state == "ok"
             # As a process that has ended: nobody is let in any more while it stops.
-            two.links.accept = lambda *call: call[0].close()  # type: ignore[method-assign]
+            two.connections.accept = lambda *call: call[0].close()  # type: ignore[method-assign]
             await two.stop()
-            await until(lambda: one.links.get(two.me) is None)
+            await until(lambda: one.connections.get(two.me) is None)
             missed = await examine(one)
             assert missed["reach"][0].state == "warn"
             assert "no agent listens there" in missed["reach"][0].sentence

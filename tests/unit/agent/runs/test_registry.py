@@ -6,14 +6,15 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.unit.runs.test_keeping import KEY, A, B, order, report
 
 from barnraise.agent.runs.registry import RunRegistry
-from barnraise.identity import NodeId
+from barnraise.core.errors import ProtocolError, RunError
+from barnraise.identity import NodeId, NodeKey
 from barnraise.runs.record import WorkerState, sign_order
+from tests.unit.runs.control.test_lifecycle import KEY, A, B, order, report
 
 
-class Around:
+class FakeContext:
     """An agent of a cluster in which everybody but the first is what is said."""
 
     def __init__(self, role: str) -> None:
@@ -35,11 +36,11 @@ def test_a_guest_sends_nobody_to_rest_and_commands_no_terminal(role: str) -> Non
     said = WorkerState(0, "running", words="\x1b[2J", rests=(A,), rests_in=1, rests_why="\x1b[2J")
 
     async def taken() -> WorkerState:
-        around: Any = Around(role)
-        book = RunRegistry(around)
-        assert book.take(sign_order(order(), KEY))
-        book.take_report(NodeId(B), report("running", said))
-        return book.runs["train-abcd"].reports[B].workers[0]
+        context: Any = FakeContext(role)
+        registry = RunRegistry(context)
+        assert registry.apply(sign_order(order(), KEY))
+        registry.apply_report(NodeId(B), report("running", said))
+        return registry.runs["train-abcd"].reports[B].workers[0]
 
     found = asyncio.run(taken())
     if role == "owner":
@@ -47,3 +48,30 @@ def test_a_guest_sends_nobody_to_rest_and_commands_no_terminal(role: str) -> Non
     else:
         assert (found.rests, found.rests_in, found.rests_why) == ((), 0, "")
         assert "\x1b" not in found.words
+
+
+def _take(sender: bytes | None, key: NodeKey, role: str) -> tuple[bool, list[str]]:
+    """Apply a record signed by ``key``; all machines but the first have that role."""
+
+    async def taken() -> tuple[bool, list[str]]:
+        context: Any = FakeContext(role)
+        registry = RunRegistry(context)
+        record = sign_order(order(by=key.id.raw), key)
+        is_taken = registry.apply(record, None if sender is None else NodeId(sender))
+        return is_taken, list(registry.runs)
+
+    return asyncio.run(taken())
+
+
+@pytest.mark.parametrize("sender", [A, None])
+def test_an_order_that_a_guest_signed_and_an_owner_passes_on_is_refused(sender: bytes | None) -> None:
+    guest = NodeKey.generate()
+    with pytest.raises(RunError, match="was started by a guest"):
+        _take(sender, guest, "guest")
+    assert _take(sender, guest, "owner") == (True, ["train-abcd"]), "the role alone decides"
+
+
+def test_an_order_that_an_owner_signed_and_a_guest_passes_on_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="is a guest and cannot start"):
+        _take(B, KEY, "guest")
+    assert _take(B, KEY, "owner") == (True, ["train-abcd"])

@@ -17,10 +17,10 @@ def test_a_question_that_waited_long_takes_nothing_back() -> None:
     crew = WorkerGroup(outfit, record, [0], 3, lambda: None, lambda text: None)
     early = GroupRequest("train-abcd", 0, 3)
     late = GroupRequest("train-abcd", 0, 3, trained=True, words="pc")
-    assert not crew.note(early)
-    assert crew.note(late)
-    assert not crew.note(late), "it is known"
-    crew.mark("waiting", early)  # it is answered after the other
+    assert not crew.update_from(early)
+    assert crew.update_from(late)
+    assert not crew.update_from(late), "it is known"
+    crew.set_state("waiting", early)  # it is answered after the other
     assert (crew.states[0].state, crew.states[0].trained, crew.states[0].words) == ("waiting", True, "pc")
-    assert crew.note(early)
+    assert crew.update_from(early)
     assert (crew.states[0].trained, crew.states[0].words) == (True, "")

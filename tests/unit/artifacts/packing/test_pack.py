@@ -218,7 +218,7 @@ def test_a_file_that_grows_meanwhile_is_named(
 ) -> None:
     folder = make(tmp_path / "w", {"log": "x"})
     (folder / "log").write_bytes(bytes(PIECE + 1))
-    real = pack.piece_hash
+    real = pack_module.piece_hash
 
     def grow(data: bytes) -> bytes:
         with open(folder / "log", "ab") as file:

@@ -82,10 +82,10 @@ def test_a_killed_process_leaves_nothing_that_is_believed(tmp_path: Path) -> Non
 import sys, random
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
-from tests.unit.shipping.test_store import Store, content, entry_of, PIECE
+from tests.unit.artifacts.store.test_store import ArtifactStore, content, entry_of, PIECE
 data = content(6 * PIECE)
 entry = entry_of(data)
-store = Store(Path({str(tmp_path / "store")!r}))
+store = ArtifactStore(Path({str(tmp_path / "store")!r}))
 for number in range(6):
     store.write_piece(entry, number, data[number * PIECE:(number + 1) * PIECE])
     print(number, flush=True)

@@ -635,7 +635,7 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "disk", lambda directory: DiskFacts(str(directory), 2**40, "ext4"))
     monkeypatch.setattr(collect, "port", lambda number, directory: PortFacts(number))
     monkeypatch.setattr(doctor, "ask", _no_agent)
-    monkeypatch.setattr(doctor, "Later", Patient)
+    monkeypatch.setattr(doctor, "DeadlineCall", Patient)
 
 
 class Patient(DeadlineCall[Any]):
@@ -729,7 +729,7 @@ def _linked_both_ways() -> checks.PeerFacts:
     from barnraise.agent.diagnostics.reachability import DialResult
 
     knock = DialResult("192.168.1.7", "answered", rtt_ms=0.4)
-    return checks.PeerFacts("mac", ways=(checks.DialPath(knock),), back=(knock,))
+    return checks.PeerFacts("mac", paths=(checks.DialPath(knock),), dial_backs=(knock,))
 
 
 @pytest.mark.usefixtures("calm")
@@ -779,6 +779,6 @@ def test_one_look_that_hangs_or_breaks_hides_nothing(
     assert time.monotonic() - began < 60
     is_over.set()
     out = capsys.readouterr().out
-    assert "left out: gpu (it could not be looked at: ValueError: what a surprise)" in out
+    assert "left out: gpu (the check failed: ValueError: what a surprise)" in out
     assert "left out: sleep (it did not answer in time)" in out
     assert "ok    python" in out

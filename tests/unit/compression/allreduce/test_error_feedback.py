@@ -130,7 +130,7 @@ BROKEN: list[Any] = [
 def test_another_state_is_refused(state: dict[str, Any]) -> None:
     feedback = ErrorFeedback()
     feedback.keep(torch.ones(1), [FeedbackPart("w", (1,))])
-    with pytest.raises(RunError, match="not the state"):
+    with pytest.raises(RunError, match="does not belong to error feedback"):
         feedback.load_state_dict(state)
     assert feedback.state_dict()["residuals"]["w"].tolist() == [1.0]
 

@@ -92,7 +92,7 @@ def test_factors_are_saved_and_checked() -> None:
     again.restart()
     assert torch.equal(again.factor(MATRIX, 0), PowerSGD(rank=2, seed=8).factor(MATRIX, 0))
     for state in ({}, {"factors": {"w": torch.zeros(40, 3)}}, {"factors": {"w": None}}):
-        with pytest.raises(RunError, match="not the state of powersgd"):
+        with pytest.raises(RunError, match="does not belong to powersgd"):
             power.load_state_dict(state)
 
 

@@ -23,9 +23,9 @@ GOOD = (
     *("randomk:every=16,seed=3", "powersgd:rank=8", "bf16+zlib", "int8:block=64+zlib"),
 )
 BAD = {
-    "int9": "no codec 'int9'",
-    "": "no codec ''",
-    "INT8": "no codec",
+    "int9": "unknown codec 'int9'",
+    "": "unknown codec ''",
+    "INT8": "unknown codec",
     "int8:block=": "not a whole number",
     "int8:block=x": "not a whole number",
     "int8:block=-2": "not a whole number",

@@ -8,7 +8,6 @@ import pytest
 
 from barnraise.hub.aggregation.update_checks import (
     SKETCH,
-    RequestRateLimit,
     UpdateVerdict,
     after_acceptance,
     after_refusal,
@@ -147,6 +146,27 @@ def test_while_nobody_knows_what_is_usual_a_stranger_counts_no_more_than_a_frien
     assert not {one.kind for one in found.values()} - {"", "norm", "incomparable"}
 
 
+@pytest.mark.parametrize("order", ["small large eve", "eve large small", "large eve small"])
+def test_a_stranger_beside_several_friends_counts_no_more_than_the_smallest(order: str) -> None:
+    """No norm is usual yet, and the friends' updates are of different length."""
+    norms = {"small": 1.0, "large": 2.5, "eve": 2.0}
+    arrivals = [_arrival(name, DIRECTION, norms[name]) for name in order.split()]
+    verdicts = judge_round(arrivals, frozenset({"eve"}), TERMS)
+    assert set(verdicts) == {"eve"}
+    assert verdicts["eve"].scale * norms["eve"] == pytest.approx(1.0)
+
+
+def test_a_stranger_beside_friends_that_merged_many_is_measured_by_what_one_update_may_be() -> None:
+    """A region's mean of 100 updates is up to ten times shorter than one of them."""
+    arrivals = [
+        _arrival("region", DIRECTION, 0.3, merged=100),
+        _arrival("friend", DIRECTION, 4.0),
+        _arrival("eve", DIRECTION, 6.0),
+    ]
+    verdict = judge_round(arrivals, frozenset({"eve"}), TERMS)["eve"]
+    assert (verdict.kind, verdict.scale * 6.0) == ("", pytest.approx(3.0))
+
+
 def test_a_stranger_that_came_before_it_was_known_is_cut_to_what_is_usual() -> None:
     seen = [_seen(f"n{number}", DIRECTION) for number in range(3)]
     verdict = judge_round([_arrival("eve", DIRECTION, 1e6)], frozenset({"eve"}), TERMS, seen)["eve"]
@@ -216,13 +236,3 @@ def test_quarantine_after_refusals_that_count() -> None:
     for _ in range(9):
         owner = after_refusal(owner, "norm", "too large", TERMS)
     assert not owner.quarantine
-
-
-def test_an_allowance_refills() -> None:
-    allowance = RequestRateLimit(per_second=2.0, reserve=3.0, most_names=2)
-    assert [allowance.take("a", 0.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
-    assert allowance.take("a", 0.5) == 0.0
-    assert allowance.take("b", 0.5) == 0.0
-    assert allowance.take("c", 0.5) == 0.0
-    assert len(allowance._left) == 2
-    assert allowance.take("a", 0.5) == pytest.approx(0.0), "whoever was forgotten begins anew"

@@ -14,7 +14,7 @@ from barnraise.core.errors import ConfigError
 from barnraise.hub.client import bandwidth_policy
 from barnraise.hub.client.bandwidth_policy import BandwidthPolicy, QuietHours, UplinkLimiter, is_metered
 from barnraise.hub.protocol.invites import make_invite
-from barnraise.hub.server.server import polite_client
+from barnraise.hub.region.server import polite_client
 from barnraise.identity.keys import NodeKey
 
 NIGHT = QuietHours.parse("22:30-07:00")

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from barnraise.core.errors import HubAway, HubError, HubRefused, RunError
-from barnraise.core.flow.backoff import ReportedBackoff
+from barnraise.core.flow.retry import ReportedBackoff
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.contributor import Contributor
 from barnraise.hub.client.credentials import (
@@ -42,11 +42,11 @@ from barnraise.hub.protocol.messages import (
     VectorLayout,
     VersionHead,
 )
-from barnraise.hub.protocol.pinning import PinnedContext
+from barnraise.hub.protocol.tls import PinnedContext
 from barnraise.identity.keys import NodeKey, private_pem
 from barnraise.identity.node_id import NodeId
-from tests.unit.hub_client.stand_in import (
-    StandIn,
+from tests.unit.hub.client.fake_hub import (
+    FakeHub,
     changed,
     denied,
     longer,
@@ -60,25 +60,25 @@ COURSE = HubDataOrder(samples=100, batch=8, epochs=4)
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> StandIn:
+def hub(tmp_path: Path) -> FakeHub:
     room = tmp_path / "hub"
     room.mkdir()
-    return StandIn(room)
+    return FakeHub(room)
 
 
-def client_of(hub: StandIn, **more: Any) -> HubClient:
+def client_of(hub: FakeHub, **more: Any) -> HubClient:
     settings: dict[str, Any] = {"transport": hub.transport, "sleep": lambda seconds: None, **more}
     return HubClient(["http://hub.test"], hub.key.id, NodeKey.generate(), **settings)
 
 
-def owner(hub: StandIn, room: Path, **more: Any) -> Contributor:
+def owner(hub: FakeHub, room: Path, **more: Any) -> Contributor:
     return Contributor(client_of(hub, **more), room, is_owner=True, metered=lambda: False)
 
 
 # answers
 
 
-def test_an_answer_of_another_key_is_no_answer(hub: StandIn) -> None:
+def test_an_answer_of_another_key_is_no_answer(hub: FakeHub) -> None:
     client = HubClient(
         ["http://hub.test"], NodeKey.generate().id, NodeKey.generate(), transport=hub.transport
     )
@@ -86,13 +86,13 @@ def test_an_answer_of_another_key_is_no_answer(hub: StandIn) -> None:
         client.ask("GET", "/v1/run", RunDescription)
 
 
-def test_an_unsigned_answer_is_no_answer(hub: StandIn) -> None:
+def test_an_unsigned_answer_is_no_answer(hub: FakeHub) -> None:
     hub.signs = False
     with pytest.raises(HubAway, match="answered 200"):
         client_of(hub).ask("GET", "/v1/run", RunDescription)
 
 
-def test_an_answer_to_another_question_is_no_answer(hub: StandIn) -> None:
+def test_an_answer_to_another_question_is_no_answer(hub: FakeHub) -> None:
     client, kept = client_of(hub), []
     hub.faults = [lambda request, answer: kept.append(answer()) or kept[0], lambda request, answer: kept[0]]
     client.ask("GET", "/v1/run", RunDescription)
@@ -101,14 +101,14 @@ def test_an_answer_to_another_question_is_no_answer(hub: StandIn) -> None:
 
 
 def test_a_wrong_clock_is_set_right_once(tmp_path: Path) -> None:
-    hub = StandIn(tmp_path, clock_ahead_s=5000.0)
+    hub = FakeHub(tmp_path, clock_ahead_s=5000.0)
     client = client_of(hub)
     client.ask("GET", "/v1/run", RunDescription)
     client.ask("GET", "/v1/run", RunDescription)
     assert len(hub.requests) == 3
 
 
-def test_the_hubs_clock_is_known_by_its_answers(hub: StandIn) -> None:
+def test_the_hubs_clock_is_known_by_its_answers(hub: FakeHub) -> None:
     for behind in (300.0, 100.0):  # too far for the hub, and not
         client = client_of(hub, wall=lambda late=behind: time.time() - late)
         client.ask("GET", "/v1/run", RunDescription)
@@ -116,7 +116,7 @@ def test_the_hubs_clock_is_known_by_its_answers(hub: StandIn) -> None:
         assert abs(client.ahead_s - behind) < 30
 
 
-def test_the_second_address_is_used_and_remembered(hub: StandIn) -> None:
+def test_the_second_address_is_used_and_remembered(hub: FakeHub) -> None:
     client = HubClient(
         ["http://one.test", "http://two.test"], hub.key.id, NodeKey.generate(), transport=hub.transport
     )
@@ -125,7 +125,7 @@ def test_the_second_address_is_used_and_remembered(hub: StandIn) -> None:
     assert client.address == "http://two.test"
 
 
-def test_a_hub_below_a_path_of_a_proxy_is_asked_there(hub: StandIn) -> None:
+def test_a_hub_below_a_path_of_a_proxy_is_asked_there(hub: FakeHub) -> None:
     client = HubClient(["http://hub.test/fireside"], hub.key.id, NodeKey.generate(), transport=hub.transport)
 
     def strip(request: Any, answer: Any) -> Any:
@@ -136,7 +136,7 @@ def test_a_hub_below_a_path_of_a_proxy_is_asked_there(hub: StandIn) -> None:
     assert client.ask("GET", "/v1/run", RunDescription).name == "test"
 
 
-def test_patience_outlasts_a_crash_and_says_for_whom_it_waits(hub: StandIn) -> None:
+def test_patience_outlasts_a_crash_and_says_for_whom_it_waits(hub: FakeHub) -> None:
     said: list[str] = []
     hub.faults = [no_connection, proxys_page, lost_answer, None]
     client_of(hub, say=said.append).patiently("GET", "/v1/run", RunDescription)
@@ -152,7 +152,7 @@ def test_patience_outlasts_a_crash_and_says_for_whom_it_waits(hub: StandIn) -> N
     assert len(said) <= 1 + now[0] / 60
 
 
-def test_patience_with_a_busy_hub_ends_too(hub: StandIn) -> None:
+def test_patience_with_a_busy_hub_ends_too(hub: FakeHub) -> None:
     busy = Problem(kind="disk", message="the disk is full", hint="Later.", retry_s=0.01)
     hub.refuse = [(503, busy)] * 50
     with pytest.raises(HubRefused, match="disk is full"):
@@ -160,14 +160,14 @@ def test_patience_with_a_busy_hub_ends_too(hub: StandIn) -> None:
     assert len(hub.refuse) > 40
 
 
-def test_a_refusal_is_the_hubs_own_sentence(hub: StandIn) -> None:
+def test_a_refusal_is_the_hubs_own_sentence(hub: FakeHub) -> None:
     hub.refuse = [(403, Problem(kind="quarantined", message="three refusals", hint="Ask the owner."))]
     with pytest.raises(HubRefused, match="three refusals") as caught:
         client_of(hub).patiently("POST", "/v1/leases", RunDescription)
     assert (caught.value.status, caught.value.kind) == (403, "quarantined")
 
 
-def test_what_a_hub_says_cannot_command_a_terminal(hub: StandIn) -> None:
+def test_what_a_hub_says_cannot_command_a_terminal(hub: FakeHub) -> None:
     hub.refuse = [(403, Problem(kind="role", message="no\x1b[2J\nbarnraise: all is well", hint="a\rb"))]
     with pytest.raises(HubRefused) as caught:
         client_of(hub).patiently("POST", "/v1/leases", RunDescription)
@@ -197,7 +197,7 @@ def train(contributor: Contributor, state: torch.Tensor, rounds: int) -> list[to
     return changes
 
 
-def test_the_state_is_what_the_hub_made_of_the_changes(hub: StandIn, tmp_path: Path) -> None:
+def test_the_state_is_what_the_hub_made_of_the_changes(hub: FakeHub, tmp_path: Path) -> None:
     begin = torch.randn(LAYOUT.numel)
     state = begin.clone()
     contributor = owner(hub, tmp_path)
@@ -214,13 +214,13 @@ def test_the_state_is_what_the_hub_made_of_the_changes(hub: StandIn, tmp_path: P
 
 @pytest.mark.parametrize("fault", [lost_answer, no_connection, proxys_page, denied, changed, longer])
 def test_whatever_breaks_at_whichever_request_the_rounds_are_the_same(fault: Any, tmp_path: Path) -> None:
-    plain = StandIn(tmp_path / "plain")
+    plain = FakeHub(tmp_path / "plain")
     plain.room.mkdir()
     begin = torch.linspace(-1, 1, LAYOUT.numel)
     state = begin.clone()
     train(owner(plain, tmp_path), state, 3)
     for broken in range(0, len(plain.requests), 3):
-        hub = StandIn(tmp_path / f"{fault.__name__}-{broken}")
+        hub = FakeHub(tmp_path / f"{fault.__name__}-{broken}")
         hub.room.mkdir()
         hub.faults = [None] * broken + [fault, None, fault]
         other = begin.clone()
@@ -230,7 +230,7 @@ def test_whatever_breaks_at_whichever_request_the_rounds_are_the_same(fault: Any
 
 
 def test_a_stale_update_is_dropped_and_said_and_the_member_goes_on(
-    hub: StandIn, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    hub: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = torch.zeros(LAYOUT.numel)
     contributor = owner(hub, tmp_path)
@@ -245,7 +245,7 @@ def test_a_stale_update_is_dropped_and_said_and_the_member_goes_on(
 
 
 def test_a_member_whose_round_came_to_nothing_trains_again(
-    hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its update was taken, and no version came of it: the hub has samples for it nevertheless."""
     state = torch.zeros(LAYOUT.numel)
@@ -271,7 +271,7 @@ def test_a_member_whose_round_came_to_nothing_trains_again(
     assert heads == 3
 
 
-def test_a_friend_waits_for_the_owners_model_and_never_pushes_its_own(hub: StandIn, tmp_path: Path) -> None:
+def test_a_friend_waits_for_the_owners_model_and_never_pushes_its_own(hub: FakeHub, tmp_path: Path) -> None:
     begun: list[str] = []
 
     def sleep(seconds: float) -> None:
@@ -286,7 +286,7 @@ def test_a_friend_waits_for_the_owners_model_and_never_pushes_its_own(hub: Stand
     assert hub.requests.count("POST /v1/uploads") == 1
 
 
-def test_another_model_or_order_is_refused_by_name(hub: StandIn, tmp_path: Path) -> None:
+def test_another_model_or_order_is_refused_by_name(hub: FakeHub, tmp_path: Path) -> None:
     owner(hub, tmp_path).begin(LAYOUT, COURSE, torch.zeros(LAYOUT.numel))
     other = VectorLayout((VectorEntry("weight", (60, 50), "float32"), LAYOUT.entries[1]))
     with pytest.raises(RunError, match=r"weight \[50, 60\] float32 where this one has weight \[60, 50\]"):
@@ -297,7 +297,7 @@ def test_another_model_or_order_is_refused_by_name(hub: StandIn, tmp_path: Path)
         )
 
 
-def test_leaving_gives_the_lease_back_even_if_nobody_listens(hub: StandIn, tmp_path: Path) -> None:
+def test_leaving_gives_the_lease_back_even_if_nobody_listens(hub: FakeHub, tmp_path: Path) -> None:
     contributor = owner(hub, tmp_path)
     contributor.begin(LAYOUT, COURSE, torch.zeros(LAYOUT.numel))
     contributor.leave()
@@ -308,7 +308,7 @@ def test_leaving_gives_the_lease_back_even_if_nobody_listens(hub: StandIn, tmp_p
 
 
 def test_another_process_of_a_member_goes_on_with_its_lease_which_counts_once(
-    hub: StandIn, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    hub: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = owner(hub, tmp_path), owner(hub, tmp_path)
     begun, change = torch.zeros(LAYOUT.numel), torch.ones(LAYOUT.numel)
@@ -329,7 +329,7 @@ def test_another_process_of_a_member_goes_on_with_its_lease_which_counts_once(
     assert len(hub.updates) == 2
 
 
-def test_nothing_of_a_round_stays_on_disk(hub: StandIn, tmp_path: Path) -> None:
+def test_nothing_of_a_round_stays_on_disk(hub: FakeHub, tmp_path: Path) -> None:
     room = tmp_path / "room"
     room.mkdir()
     train(owner(hub, room), torch.zeros(LAYOUT.numel), 3)
@@ -339,7 +339,7 @@ def test_nothing_of_a_round_stays_on_disk(hub: StandIn, tmp_path: Path) -> None:
 # blobs
 
 
-def test_a_blob_goes_on_where_it_broke_off(hub: StandIn, tmp_path: Path) -> None:
+def test_a_blob_goes_on_where_it_broke_off(hub: FakeHub, tmp_path: Path) -> None:
     data = bytes(range(256)) * 1000
     name = hashlib.sha256(data).hexdigest()
     hub.blobs[name] = data
@@ -354,7 +354,7 @@ def test_a_blob_goes_on_where_it_broke_off(hub: StandIn, tmp_path: Path) -> None
     assert len(hub.requests) == 3
 
 
-def test_a_blob_that_was_whole_when_the_process_died_is_begun_again(hub: StandIn, tmp_path: Path) -> None:
+def test_a_blob_that_was_whole_when_the_process_died_is_begun_again(hub: FakeHub, tmp_path: Path) -> None:
     data = b"whole"
     name = hashlib.sha256(data).hexdigest()
     hub.blobs[name] = data
@@ -363,7 +363,7 @@ def test_a_blob_that_was_whole_when_the_process_died_is_begun_again(hub: StandIn
     assert client_of(hub).fetch_bytes(name, 100, tmp_path) == data
 
 
-def test_a_blob_with_another_content_is_refused(hub: StandIn, tmp_path: Path) -> None:
+def test_a_blob_with_another_content_is_refused(hub: FakeHub, tmp_path: Path) -> None:
     hub.blobs["ab" * 32] = b"something else"
     with pytest.raises(HubError, match="another content"):
         client_of(hub).fetch("ab" * 32, tmp_path / "blob", size=14)
@@ -373,7 +373,7 @@ def test_a_blob_with_another_content_is_refused(hub: StandIn, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("fault", [denied, changed, longer])
-def test_a_blob_that_one_way_spoils_is_taken_by_another(hub: StandIn, tmp_path: Path, fault: Any) -> None:
+def test_a_blob_that_one_way_spoils_is_taken_by_another(hub: FakeHub, tmp_path: Path, fault: Any) -> None:
     """A cache at one address that holds something else, for ever."""
     owner(hub, tmp_path).begin(LAYOUT, COURSE, torch.full((LAYOUT.numel,), 7.0))
 

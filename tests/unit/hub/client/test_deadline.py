@@ -18,8 +18,7 @@ from barnraise.hub.client import client as client_module
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.deadline import no_slower
 from barnraise.hub.protocol.messages import RunDescription
-from barnraise.hub.protocol.pinning import context_for
-from barnraise.hub.protocol.tls import server_context
+from barnraise.hub.protocol.tls import context_for, server_context
 from barnraise.hub.storage.create import hub_key
 from barnraise.identity.keys import NodeKey
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from barnraise.core.errors import HubAway, HubError, HubRefused
-from barnraise.core.flow.backoff import ReportedBackoff
+from barnraise.core.flow.retry import ReportedBackoff
 from barnraise.hub.client.bandwidth_policy import UplinkLimiter
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.upload import push

@@ -17,13 +17,13 @@ from barnraise.hub.mirror.blob_fetcher import BlobFetcher
 from barnraise.hub.protocol.messages import CodeDescription, encode_message
 from barnraise.hub.storage.blobs import BlobStore
 from barnraise.identity.keys import NodeKey
-from tests.unit.hub_client.stand_in import StandIn
+from tests.unit.hub.client.fake_hub import FakeHub
 
 SCRIPT, DATA = b"print('hello')", bytes(range(256)) * 50
 
 
 class Scene(NamedTuple):
-    hub: StandIn
+    hub: FakeHub
     here: BlobStore
     fetcher: BlobFetcher
 
@@ -45,7 +45,7 @@ class Scene(NamedTuple):
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
-    hub = StandIn(tmp_path)
+    hub = FakeHub(tmp_path)
     client = HubClient(["http://hub.test"], hub.key.id, NodeKey.generate(), transport=hub.transport)
     here, folder = BlobStore(tmp_path / "blobs"), tmp_path / "uploads"
     folder.mkdir()

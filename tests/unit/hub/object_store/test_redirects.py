@@ -23,7 +23,7 @@ from barnraise.hub.client.client import HubClient
 from barnraise.hub.object_store.downloader import BucketDownloader, StoreLink
 from barnraise.hub.object_store.redirects import STORE_HEADER, origin_of, reachable, reason_against, where
 from barnraise.identity.keys import NodeKey, private_pem
-from tests.unit.hub_client.stand_in import StandIn
+from tests.unit.hub.client.fake_hub import FakeHub
 
 DATA = bytes(range(256)) * 100
 NAME = hashlib.sha256(DATA).hexdigest()
@@ -261,7 +261,7 @@ def test_what_was_begun_is_gone_on_with(servers: list[Server], tmp_path: Path) -
 # with a hub
 
 
-class Leading(StandIn):
+class Leading(FakeHub):
     """Leads whoever would follow to a link."""
 
     def __init__(self, room: Path, link: str) -> None:

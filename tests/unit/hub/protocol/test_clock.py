@@ -21,12 +21,12 @@ from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.upload import push
 from barnraise.hub.protocol.clock import ClockJumps, SignatureClock, said_of_difference
 from barnraise.hub.protocol.messages import HubDataOrder, Lease, LeaseRequest, encode_message
-from barnraise.hub.protocol.replay_guard import LatestSigned
-from barnraise.hub.protocol.signatures import NonceCache, sign_request, verify_request
+from barnraise.hub.protocol.replay_guard import LatestSigned, NonceCache
+from barnraise.hub.protocol.signatures import sign_request, verify_request
 from barnraise.hub.storage.log import HubLog
 from barnraise.identity import NodeKey
+from tests.unit.hub.fake_clock import LIBRARIES, FakeClock
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, declared, encoded, plainly
-from tests.unit.hub.jumping_clock import LIBRARIES, JumpingClock
 
 HOUR = 3600
 COURSE = HubDataOrder(samples=1000, batch=10)
@@ -99,7 +99,7 @@ class Scene:
     """A hub whose clock is moved, with an open round that waits for two members."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.clock = folder, JumpingClock(folder / "clock")
+        self.folder, self.clock = folder, FakeClock(folder / "clock")
         terms = msgspec.structs.replace(TERMS, round_s=30.0)
         self.hub = HubProcess(folder / "hub", terms, environment=self.clock.environment)
         self.hub.start()
@@ -220,10 +220,10 @@ def _check_first_version(scene: Scene, lease: Lease) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("jump", "words"), [(3 * HOUR, "ahead by 3 h"), (-3 * HOUR, "back by 3 h")])
 def test_a_member_whose_clock_jumps_delivers_and_says_so(scene: Scene, jump: int, words: str) -> None:
-    clock = JumpingClock(scene.folder / "member")
+    clock = FakeClock(scene.folder / "member")
     argv = [scene.hub.address, str(scene.hub_id), str(scene.keys[1]), str(scene.folder)]
     member = subprocess.Popen(
-        [sys.executable, "-m", "tests.unit.hub.jumping_member", *argv],
+        [sys.executable, "-m", "tests.unit.hub.clock_test_member", *argv],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | clock.environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

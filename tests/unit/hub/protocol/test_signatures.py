@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.core.errors import HubError, HubRefused
+from barnraise.hub.protocol.replay_guard import NonceCache
 from barnraise.hub.protocol.signatures import (
     WINDOW_S,
-    NonceCache,
     content_digest,
     request_signature,
     sign_request,

@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from barnraise.core.errors import BarnraiseError, HubError, ProtocolError
-from barnraise.hub.protocol.messages import VectorEntry, VectorLayout
+from barnraise.core.errors import HubError, ProtocolError
 from barnraise.hub.protocol.vector_file import (
     MAGIC,
     VectorFile,
@@ -20,8 +19,6 @@ from barnraise.hub.protocol.vector_file import (
     add_vector,
     check_codec,
     encode_vector,
-    flatten,
-    spread,
 )
 
 
@@ -95,17 +92,6 @@ def test_not_finite_numbers_are_refused_as_such(tmp_path: Path, codec: str, plac
     with pytest.raises(ProtocolError) as caught:
         list(VectorFile(path, form).chunks())
     assert caught.value.not_finite
-
-
-def test_parameters_become_a_vector_and_back() -> None:
-    layout = VectorLayout((VectorEntry("a", (2, 3), "float32"), VectorEntry("b", (), "bfloat16")))
-    parameters = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7.0, dtype=torch.bfloat16)}
-    flat = flatten(layout, parameters)
-    assert flat.tolist() == [0, 1, 2, 3, 4, 5, 7]
-    spread(layout, flat + 1, parameters)
-    assert parameters["b"].item() == 8
-    with pytest.raises(BarnraiseError, match="missing"):
-        flatten(layout, {"a": parameters["a"]})
 
 
 def test_codecs_that_need_everybody_are_refused() -> None:

@@ -19,7 +19,7 @@ from barnraise.hub.storage.create import invite_to
 from barnraise.hub.storage.log import Contribution, HubLog
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, encoded
 from tests.unit.hub.hub_process import declared as sent
-from tests.unit.hub.test_one_member import ADDRESS, Scene, play
+from tests.unit.hub.in_process_hub import ADDRESS, InProcessHub, play
 
 COURSE = HubDataOrder(samples=400, batch=10)
 
@@ -42,7 +42,7 @@ def test_a_region_says_how_many_updates_became_one() -> None:
 def test_a_direct_member_counts_beside_two_regions(tmp_path: Path) -> None:
     """Its update is as long as each of those that the regions merged, whose mean is shorter."""
 
-    async def story(scene: Scene) -> None:
+    async def story(scene: InProcessHub) -> None:
         invites = [invite_to(scene.directory, ADDRESS, role=role) for role in ("region", "region", "friend")]
         nodes = [await scene.join(invite.token_text) for invite in invites]
         for _ in range(TERMS.refusals):

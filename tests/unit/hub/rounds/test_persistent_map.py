@@ -19,9 +19,8 @@ from barnraise.hub.protocol.messages import (
     encode_message,
 )
 from barnraise.hub.region.region import declared
-from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate
+from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate, middle_but
 from barnraise.hub.rounds.persistent_map import LeaseTable, PersistentMap
-from barnraise.hub.rounds.portions import middle_but
 from barnraise.hub.rounds.sample_pool import SamplePool, give_back, without
 from barnraise.hub.rounds.state_machine import (
     GrantLease,

@@ -32,7 +32,7 @@ from barnraise.hub.rounds.state_machine import (
     next_moment,
     weight_of,
 )
-from barnraise.hub.server.waits import waits_for
+from barnraise.hub.server.status import waits_for
 
 TERMS = RoundConfig(round_s=10.0, grace=0.5, quorum=0.6, stale_limit=1, first_batches=2)
 COURSE = HubDataOrder(samples=100, batch=5, epochs=2)

@@ -11,8 +11,9 @@ from barnraise.cli.hub.directories import top_folder
 from barnraise.cli.hub.mirror import follow
 from barnraise.core.config import load_settings
 from barnraise.core.errors import HubError
+from barnraise.hub.__main__ import run
 from barnraise.hub.protocol.invites import Invite, invite_text, make_invite
-from barnraise.hub.server.server import ListenOptions, run
+from barnraise.hub.server.server import ListenOptions
 from barnraise.hub.storage.create import FOLLOWS, SUCCEEDS, found_hub, hub_blobs
 from barnraise.hub.storage.directory_lock import check_mirror, check_region, facts_in, held
 from barnraise.hub.storage.log import HubLog, change

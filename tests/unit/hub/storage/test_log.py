@@ -14,7 +14,7 @@ from barnraise.core.errors import HubError
 from barnraise.hub.protocol.invites import InviteGrant
 from barnraise.hub.protocol.messages import SampleSpan, UploadStep
 from barnraise.hub.rounds.leases import ActiveLease
-from barnraise.hub.server.disk import DiskLatency
+from barnraise.hub.server.health import DiskLatency
 from barnraise.hub.storage.blobs import BlobStore, hash_file
 from barnraise.hub.storage.log import CommittedRound, Contribution, HubLog, HubLogWriter, MemberRecord, change
 from barnraise.hub.storage.versions import named_blobs, replica_of, steps_after

@@ -6,10 +6,10 @@ import random
 
 import pytest
 from msgspec.structs import replace
-from tests.unit.runs.test_keeping import A, B, C, at_work, facts, order, report, running
 
 from barnraise.runs.control.lifecycle import next_record
 from barnraise.runs.record import NodeReport, RunRecord, RunSpec, WorkerState
+from tests.unit.runs.control.test_lifecycle import A, B, C, at_work, facts, order, report, running
 
 D = bytes([3]) * 32
 WHY = "mac and pc are predicted to be 2.10 times as fast without it"

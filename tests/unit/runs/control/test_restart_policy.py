@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from tests.unit.runs.test_keeping import A, B, C, at_work, facts, in_session, order
 
 from barnraise.runs.control.lifecycle import next_record
 from barnraise.runs.control.restart_policy import kind_of
 from barnraise.runs.record import RunRecord, WorkerState
+from tests.unit.runs.control.test_lifecycle import A, B, C, at_work, facts, in_session, order
 
 
 def trace(line: str) -> str:

@@ -1,4 +1,4 @@
-"""Sums of gradients: what travels early is what would have travelled late."""
+"""GradientReducer of gradients: what travels early is what would have travelled late."""
 
 from __future__ import annotations
 
@@ -194,6 +194,21 @@ def test_units_of_one_local_step_are_weighed() -> None:
     torch.testing.assert_close([parameter.grad for parameter in model.parameters()], wanted)
 
 
+def test_a_unit_of_weight_zero_adds_nothing_even_if_its_gradients_are_not_numbers() -> None:
+    found = []
+    for weights in ((2.0,), (2.0, 0.0)):
+        model, group = _model(), Twice()
+        reducer = GradientReducer(model.parameters())
+        for seed, weight in enumerate(weights):
+            _backward(model, seed)
+            for parameter in model.parameters() if not weight else ():
+                parameter.grad = torch.full_like(parameter, float("nan"))
+            reducer.add_microbatch(weight)
+        reducer.all_reduce(group, NOTHING)
+        found.append(_results(reducer))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
 def test_one_number_that_is_none_is_found(value: float) -> None:
     reducer = GradientReducer(_model(torch.float32).parameters())
@@ -201,3 +216,15 @@ def test_one_number_that_is_none_is_found(value: float) -> None:
     assert reducer.is_finite()
     flat[7] = value
     assert reducer.is_finite() == (value == 1e30)
+
+
+@pytest.mark.parametrize("place", [0, 1 << 18, (1 << 19) + 5])
+def test_a_digest_of_a_model_larger_than_its_window_sees_each_part_in_some_step(place: int) -> None:
+    """A window has 2**18 numbers of four bytes; this model has a bit more than two windows."""
+    reducer = GradientReducer([nn.Parameter(torch.zeros((1 << 19) + 9))])
+    (flat,) = reducer.total.values()
+    before = [reducer.digest(step) for step in range(6)]
+    flat[place] = 1.0
+    after = [reducer.digest(step) for step in range(6)]
+    window = place >> 18
+    assert [step for step in range(6) if before[step] != after[step]] == [window, window + 3]

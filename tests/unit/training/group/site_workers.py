@@ -95,14 +95,14 @@ def noting(crossed: list[list[int]]) -> Callable[..., Any]:
 
 def die_in_the_middle() -> None:
     """After the shares of a sum have left, and before its result."""
-    real = sites_module._Piece.send_sums
+    real = sites_module._ChunkReduction.send_sums
 
     def send_sums(piece: Any) -> None:
         if piece._turn.step == DIES_AT:
             os._exit(0)
         real(piece)
 
-    sites_module._Piece.send_sums = send_sums  # type: ignore[method-assign]
+    sites_module._ChunkReduction.send_sums = send_sums  # type: ignore[method-assign]
 
 
 def found_of(one: Training, crossed: list[list[int]], manager: FileGroupManager) -> dict[str, Any]:

@@ -360,7 +360,8 @@ def test_an_agent_that_does_not_answer_is_asked_again(
     yard.cluster.absent = absent
     assert yard.begin() == [(0, 60, 60)]
     assert (
-        "this machine's agent, which cannot list other machines' checkpoints (the agent is busy)" in caplog.text
+        "this machine's agent, which cannot list other machines' checkpoints (the agent is busy)"
+        in caplog.text
     )
 
 

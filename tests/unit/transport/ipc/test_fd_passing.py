@@ -60,8 +60,8 @@ def test_messages_and_sockets_keep_their_order(channels: tuple[IpcChannel, IpcCh
 def test_another_process_gets_the_socket(channels: tuple[IpcChannel, IpcChannel]) -> None:
     left, right = socket.socketpair()
     program = (
-        "import socket, sys; from barnraise.transport.ipc.fd_passing import Channel; "
-        "d = Channel(socket.socket(fileno=int(sys.argv[1])), takes_sockets=True).receive(); "
+        "import socket, sys; from barnraise.transport.ipc.fd_passing import IpcChannel; "
+        "d = IpcChannel(socket.socket(fileno=int(sys.argv[1])), takes_sockets=True).receive(); "
         "d.socket.sendall(d.message + b'!')"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

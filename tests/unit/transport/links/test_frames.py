@@ -21,7 +21,7 @@ from barnraise.transport.links.frames import (
     parse_header,
 )
 from barnraise.transport.links.link import FrameWriter, Link
-from barnraise.transport.links.memory import MemoryLink
+from tests.memory_link import MemoryLink
 from tests.repository import ROOT
 
 VECTORS = json.loads((ROOT / "tests" / "vectors" / "frames.json").read_text("utf-8"))

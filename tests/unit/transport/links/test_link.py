@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from barnraise.transport.links.frames import HEADER_BYTES, FrameHeader, FrameKind, parse_header
 from barnraise.transport.links.link import FrameWriter, Link
-from barnraise.transport.links.memory import MemoryLink
+from tests.memory_link import MemoryLink
 
 
 @dataclass

@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 
 from barnraise.core.errors import RunError
-from barnraise.worker.launch.remote_main import ARGUMENTS, RESULT, SCRIPT, encode_call, write_file
+from barnraise.core.files import write_atomically
+from barnraise.worker.launch.remote_main import ARGUMENTS, RESULT, SCRIPT, encode_call
 from barnraise.worker.launch.script_builder import GeneratedScript, script_of
 from barnraise.worker.launch.serializer import decode_values
 from tests.repository import ROOT
@@ -43,7 +44,7 @@ def run_alone(function: Callable[..., object], *args: object, folder: Path, **kw
     """What the script returns in a fresh process, outside of any cluster."""
     script = script_of(function)
     (folder / SCRIPT).write_text(script.text, encoding="utf-8")
-    write_file(folder / ARGUMENTS, encode_call(args, kwargs, script.constants))
+    write_atomically(folder / ARGUMENTS, encode_call(args, kwargs, script.constants))
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     done = subprocess.run(
         [sys.executable, SCRIPT], cwd=folder, env=environment, capture_output=True, text=True, timeout=150
@@ -129,7 +130,7 @@ def test_the_script_reads_well() -> None:
     script = script_of(everything)
     assert script.text.startswith('"""Made by barnraise.launch: calls everything on every rank')
     assert script.text.endswith(
-        'if __name__ == "__main__":\n    launched.main(everything, beside=__file__)\n'
+        'if __name__ == "__main__":\n    remote_main.main(everything, beside=__file__)\n'
     )
     lines = script.text.splitlines()
     for line in (
@@ -138,7 +139,7 @@ def test_the_script_reads_well() -> None:
         "import xml.dom.minidom",
         "from math import sqrt",
         "from dataclasses import dataclass",
-        'LEVEL = launched.constant("LEVEL", beside=__file__)',
+        'LEVEL = remote_main.constant("LEVEL", beside=__file__)',
         "alias = helper",
     ):
         assert line in lines

@@ -1,0 +1,372 @@
+"""Each mutation: which rule it breaks, a text that stands once in the source, what stands there instead.
+
+The text names the place, so that a moved module needs no change here. Tests are named by the end of their
+path: `test_trust.py`, or `pairing/test_machine.py` where several files have one name.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutation(NamedTuple):
+    """A rule that is broken, and the test files of which one must fail then."""
+
+    name: str
+    original: str
+    mutated: str
+    tests: tuple[str, ...]
+    only: str = ""  # of a slow file, as `pytest -k` takes it
+
+
+MEMBERSHIP = (
+    Mutation(
+        "quorum-of-half",
+        "return 2 * yes > len(counted) or (2 * yes == len(counted) and counted[0] in agreeing)",
+        "return 2 * yes >= len(counted)",
+        ("membership/consensus/test_quorum.py",),
+    ),
+    Mutation(
+        "accept-below-a-promise",
+        "    if record.promised is not None and question.ballot < record.promised:\n"
+        "        return PaxosReply(PaxosReject(after, question.ballot, record.promised), None)",
+        "",
+        ("membership/consensus/test_paxos.py",),
+    ),
+    Mutation(
+        "promise-below-a-promise",
+        "    if record.promised is not None and question.ballot < record.promised:\n"
+        "        return PaxosReply(PaxosReject(question.after, question.ballot, record.promised), None)",
+        "",
+        ("membership/consensus/test_paxos.py",),
+    ),
+    Mutation(
+        "lowest-vote",
+        "self._highest is None or vote.ballot > self._highest",
+        "self._highest is None or vote.ballot < self._highest",
+        ("membership/consensus/test_paxos.py",),
+    ),
+    Mutation(
+        "forgotten-vote",
+        "kept = msgspec.structs.replace(record, promised=question.ballot, accepted=vote)",
+        "kept = msgspec.structs.replace(record, promised=question.ballot)",
+        ("membership/consensus/test_paxos.py",),
+    ),
+    Mutation(
+        "one-witness-of-a-death",
+        "if count >= max(2, most) or (count == 1 and node in mine and not askable):",
+        "if count >= 1:",
+        ("membership/test_failure_detector.py",),
+    ),
+)
+
+IDENTITY = (
+    Mutation(
+        "guest-admits",
+        'if self.role(entry.by) != "owner":',
+        "if self.role(entry.by) is None:",
+        ("identity/test_trust.py",),
+    ),
+    Mutation(
+        "revoked-returns",
+        "        if node in self._revoked:\n",
+        "        if False:\n",
+        ("identity/test_trust.py",),
+    ),
+    Mutation(
+        "unsigned-entry",
+        "if not verify_signature(NodeId(entry.signer), entry.signature, message):",
+        "if False:",
+        ("identity/test_trust.py",),
+    ),
+    Mutation(
+        "last-owner-removed",
+        "if self.owners == (node,):",
+        "if False:",
+        ("identity/test_trust.py",),
+    ),
+    Mutation(
+        "worker-certificate-unsigned",
+        "    _public_key(node).verify(certificate.signature, certificate.tbs_certificate_bytes)\n",
+        "",
+        ("identity/test_delegation.py",),
+    ),
+)
+
+TRANSPORT = (
+    Mutation(
+        "tls-any-run", "    if found.run != run:\n", "    if False:\n", ("transport/links/test_tls.py",)
+    ),
+    Mutation(
+        "tls-any-node",
+        "if expect_node is not None and found.node != expect_node:",
+        "if False:",
+        ("transport/links/test_tls.py",),
+    ),
+    Mutation(
+        "tls-any-worker",
+        "if expect_worker is not None and found.worker != expect_worker:",
+        "if False:",
+        ("transport/links/test_tls.py",),
+    ),
+    Mutation(
+        "preface-of-any-secret",
+        "if not hmac.compare_digest(mac, _mac(fields, secret)):",
+        "if False:",
+        ("transport/listener/test_preface.py",),
+    ),
+    Mutation(
+        "preface-shown-twice",
+        "        if nonce in self._seen:\n            return False\n",
+        "",
+        ("transport/listener/test_preface.py",),
+    ),
+)
+
+PAIRING = (
+    Mutation(
+        "code-of-many-guesses",
+        '            self._state = "answered"\n',
+        "            pass\n",
+        ("pairing/test_offer.py", "pairing/test_protocol.py"),
+    ),
+    Mutation(
+        "code-without-end",
+        'if self._state == "open" and not self.is_psk and now - self._created >= self._lifetime_s:',
+        "if False:",
+        ("pairing/test_offer.py",),
+    ),
+    Mutation(
+        "role-not-agreed-to",
+        "if self._wanted is not None and grant.role != self._wanted:",
+        "if False:",
+        ("pairing/test_protocol.py",),
+    ),
+    Mutation(
+        "role-not-in-the-log",
+        "if log.role(self._key.id) != grant.role:",
+        "if False:",
+        ("pairing/test_protocol.py",),
+    ),
+)
+
+RUNS = (
+    Mutation(
+        "commit-of-different-bits",
+        "if len(holders) == len(old) and len(digests) == 1:",
+        "if len(holders) == len(old):",
+        ("runs/test_commit.py",),
+    ),
+    Mutation(
+        "commit-without-every-holder",
+        "if len(holders) == len(old) and len(digests) == 1:",
+        "if len(digests) == 1:",
+        ("runs/test_commit.py",),
+    ),
+    Mutation(
+        "commit-over-two-steps", "if most != least + 1:", "if most < least + 1:", ("runs/test_commit.py",)
+    ),
+    Mutation(
+        "commit-of-a-unit-twice",
+        "        if len(taken) != len(set(taken)):\n            raise ProtocolError(",
+        "        if False:\n            raise ProtocolError(",
+        ("runs/test_commit.py",),
+    ),
+    Mutation(
+        "commit-not-held-by-another",
+        "if any(word.done == least and not word.held for _, word in old) or len(digests) != 1:",
+        "if len(digests) > 1:",
+        ("runs/test_commit.py",),
+    ),
+    Mutation(
+        "commit-held-as-two-results",
+        "if any(word.done == least and not word.held for _, word in old) or len(digests) != 1:",
+        "if any(word.done == least and not word.held for _, word in old):",
+        ("runs/test_commit.py",),
+    ),
+    Mutation(
+        "step-beyond-the-data",
+        "return first, min(first + self.steps(step, period) * self.batch, self.samples)",
+        "return first, first + self.steps(step, period) * self.batch",
+        ("runs/test_sharding.py",),
+    ),
+    Mutation(
+        "order-of-a-guest",
+        '        if role == "guest":\n            raise RunError(',
+        "        if False:\n            raise RunError(",
+        ("agent/runs/test_registry.py",),
+    ),
+    Mutation(
+        "order-of-another-signer",
+        "if not verify_signature(NodeId(order.by), record.signature, _PURPOSE + record.order):",
+        "if False:",
+        ("runs/control/test_lifecycle.py",),
+    ),
+)
+
+TRAINING = (
+    Mutation(
+        "loss-scale-not-divided",
+        "flat.mul_(1.0 / (float(self.total_weight[0]) * scale))",
+        "flat.mul_(1.0 / float(self.total_weight[0]))",
+        ("training/gradients/test_grad_scaler.py",),
+    ),
+    Mutation(
+        "units-of-one-weight",
+        "alpha=self._kept_weight)",
+        "alpha=1.0)",
+        ("training/gradients/test_reducer.py",),
+    ),
+    Mutation(
+        "nan-of-weight-zero",
+        "        if not self._kept_weight:\n            self._kept.clear()\n",
+        "",
+        ("training/gradients/test_reducer.py",),
+    ),
+    Mutation(
+        "digest-window-stays",
+        "first = (step % max(1, -(-flat.numel() // width))) * width",
+        "first = 0",
+        ("training/gradients/test_reducer.py",),
+    ),
+    Mutation(
+        "feedback-with-the-wrong-sign",
+        "codec.add(residual, payload, turn, sign=-1.0)",
+        "codec.add(residual, payload, turn, sign=1.0)",
+        ("compression/allreduce/test_error_feedback.py",),
+    ),
+    Mutation(
+        "feedback-without-decay",
+        "torch.add(flat[first:last], residual, alpha=self.decay, out=result[first:last])",
+        "torch.add(flat[first:last], residual, out=result[first:last])",
+        ("compression/allreduce/test_error_feedback.py",),
+    ),
+)
+
+FILES = (
+    Mutation(
+        "manifest-in-any-order",
+        "if entry.path <= previous:",
+        "if False:",
+        ("artifacts/store/test_manifest.py",),
+    ),
+    Mutation(
+        "piece-of-any-content",
+        "if len(data) != entry.piece_size(index) or piece_hash(data) != entry.pieces[index]:",
+        "if len(data) != entry.piece_size(index):",
+        ("artifacts/store/test_store.py",),
+    ),
+    Mutation(
+        "checkpoint-of-any-content",
+        "if entry_of(place / STATE, STATE).object.hex() != manifest.file:",
+        "if False:",
+        ("checkpoint/test_files.py",),
+    ),
+    Mutation(
+        "array-of-objects",
+        "        if _PLAIN_DTYPE.fullmatch(value.dtype.str) is None:\n",
+        "        if False:\n",
+        ("worker/launch/test_serializer.py",),
+    ),
+)
+
+HUB_DOOR = (
+    Mutation(
+        "request-replayed",
+        "        if key in self._seen:\n            raise HubRefused(401,",
+        "        if False:\n            raise HubRefused(401,",
+        ("hub/protocol/test_signatures.py",),
+    ),
+    Mutation(
+        "request-with-another-body",
+        "if hashlib.sha256(body).digest() != signed.digest:",
+        "if False:",
+        ("hub/test_hostile.py",),
+    ),
+    Mutation(
+        "request-for-another-hub",
+        "if headers.get(HUB_HEADER) != str(hub):",
+        "if HUB_HEADER not in headers:",
+        ("hub/protocol/test_signatures.py",),
+    ),
+    Mutation(
+        "request-of-any-age",
+        "if abs(clock - signed.created) > WINDOW_S or signed.created < self._began:",
+        "if signed.created < self._began:",
+        ("hub/protocol/test_signatures.py",),
+    ),
+    Mutation(
+        "hub-of-any-key",
+        "if _key_of(made.getpeercert(binary_form=True)) != self.hub.raw:",
+        "if False:",
+        ("hub/client/test_client.py",),
+        only="certificate or key",
+    ),
+    Mutation(
+        "invite-of-any-age", "if clock > grant.expires:", "if False:", ("hub/protocol/test_invites.py",)
+    ),
+    Mutation("invite-of-many-uses", "if grant.uses < 1:", "if False:", ("hub/protocol/test_invites.py",)),
+)
+
+HUB_JUDGEMENT = (
+    Mutation(
+        "nothing-trimmed",
+        "cut = min(math.floor(trim * count), (count - 1) // 2)",
+        "cut = 0",
+        ("hub/aggregation/test_aggregate.py",),
+    ),
+    Mutation(
+        "no-cap-of-weights",
+        "return [min(one, times * middle) for one in weights]",
+        "return list(weights)",
+        ("hub/aggregation/test_aggregate.py",),
+    ),
+    Mutation(
+        "update-of-any-age",
+        "    if late > state.terms.stale_limit:\n",
+        "    if False:\n",
+        ("hub/rounds/test_state_machine.py",),
+    ),
+    Mutation(
+        "copies-count",
+        "if any(one.sha256 == sha256 for one in earlier):",
+        "if False:",
+        ("hub/aggregation/test_update_checks.py",),
+    ),
+    Mutation(
+        "any-norm-counts",
+        "if median and norm > terms.refuse_over * median:",
+        "if False:",
+        ("hub/aggregation/test_update_checks.py",),
+    ),
+    Mutation(
+        "no-quarantine",
+        "if count >= terms.refusals and not quarantine:",
+        "if False:",
+        ("hub/aggregation/test_update_checks.py",),
+    ),
+    Mutation(
+        "strangers-word-believed",
+        'return 1 if role == "stranger" else max(1, min(said, samples))',
+        "return max(1, min(said, samples))",
+        ("hub/aggregation/test_update_checks.py",),
+    ),
+    Mutation(
+        "stranger-cut-to-the-largest-friend",
+        "most = min(_at_most(other, one.merged) for other in friends)",
+        "most = max(_at_most(other, one.merged) for other in friends)",
+        ("hub/aggregation/test_update_checks.py",),
+    ),
+)
+
+MUTATIONS = (
+    *MEMBERSHIP,
+    *IDENTITY,
+    *TRANSPORT,
+    *PAIRING,
+    *RUNS,
+    *TRAINING,
+    *FILES,
+    *HUB_DOOR,
+    *HUB_JUDGEMENT,
+)

@@ -1,0 +1,111 @@
+"""The tiers of the checks: a table that says where each test runs. The first row that fits a test decides.
+
+A tier holds all tests of the tiers before it: ``fast``, ``gate``, ``deep``. A test that no row names is
+fast, or of the gate if it carries the marker ``slow`` or ``lab``. Rows are chosen by measured durations.
+
+Others move and rename test files: `tests/arch/test_development.py` notices a row that names no test any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+_TESTS = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Row:
+    tier: Literal["fast", "gate", "deep"]
+    file: str  # below tests; * stands for anything, also for several folders
+    test: str = "*"  # the function's name
+    where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # parameters and their values
+    marked: str = ""  # only what carries this marker
+
+
+TABLE = (
+    # The lab: a few tests of each kind; each one costs 5 to 60 s.
+    Row("fast", "lab/test_lab_parts.py"),
+    Row("gate", "lab/test_lab.py", "test_cut_and_heal"),
+    Row("gate", "lab/test_lab.py", "test_nat_dials_out_and_cannot_be_dialled"),
+    Row("gate", "lab/test_lab.py", "test_nothing_is_left_behind", {"ending": ("kill",)}),
+    Row("gate", "lab/test_discovery.py", "test_machines_of_one_cluster_find_each_other_and_no_others"),
+    Row("gate", "lab/test_wire.py", "test_four_machines_agree_over_encrypted_links"),
+    Row("gate", "lab/test_wire.py", "test_an_unplugged_machine_is_lost_and_the_rest_goes_on"),
+    Row("gate", "lab/test_cluster.py", "test_a_coordinator_that_dies_or_stops_is_replaced_and_comes_back"),
+    Row("gate", "lab/test_cluster.py", "test_codes_and_roles"),
+    Row("gate", "lab/test_runs.py", "test_every_machine_works_and_the_result_comes_back"),
+    Row("gate", "lab/test_runs.py", "test_a_machine_that_dies_is_gone_on_without"),
+    Row("gate", "lab/test_session.py", "test_killed_workers_come_back_and_nothing_changes"),
+    Row("gate", "lab/test_session.py", "test_a_run_that_was_stopped_goes_on_elsewhere_and_is_exported"),
+    Row("gate", "lab/test_attacks.py", "test_a_code_allows_one_guess"),
+    Row("gate", "lab/test_attacks.py", "test_a_guest_decides_nothing"),
+    Row("gate", "lab/test_run_attacks.py", "test_a_guest_starts_no_run"),
+    Row("gate", "lab/test_run_attacks.py", "test_an_owner_gives_no_order_in_anothers_name"),
+    Row("gate", "lab/test_transcript.py", "test_the_session_in_the_docs_is_real", {"name": ("readme",)}),
+    Row("gate", "lab/test_transcript.py", "test_the_readme_*"),
+    Row("gate", "lab/test_transcript.py", "test_the_links_*"),
+    Row("deep", "lab/*"),
+    # Numerics: our backend, groups of one and three, the common dtypes. Gloo is the control.
+    Row("deep", "numerics/*", where={"pool": ("gloo",)}),
+    Row("gate", "numerics/test_training.py", "test_ddp", {"world": (3,)}),
+    Row("gate", "numerics/test_training.py", "test_fsdp2", {"world": (2,)}),
+    Row("gate", "numerics/test_strategies.py", "test_small", {"world": (3,)}),
+    Row("deep", "numerics/*", marked="slow"),
+    Row("deep", "numerics/*", where={"world": (4, 5)}),
+    # Simulations: see --one-seed-in.
+    Row("deep", "sim/test_commit.py", where={"block": tuple(range(2, 10))}),
+    # Failures of real processes.
+    Row("deep", "failure/test_hostile.py"),
+    Row("deep", "failure/test_leaving.py", "test_a_thousand_rebuilds_leak_nothing"),
+    Row("gate", "failure/*"),
+    # Whole programs, real waits of many seconds.
+    Row("deep", "unit/training/test_examples.py", marked="slow"),
+    Row("deep", "unit/cli/*test_site.py"),
+    Row("deep", "unit/hub/*test_clock*.py", marked="slow"),
+)
+
+# Most tests in these folders wait for sockets, processes or clocks: they get the marker ``clocks``.
+WAITING = (
+    "contract/*",
+    "unit/agent/*",
+    "unit/cli/*",
+    "unit/discovery/*",
+    "unit/hub*",
+    "unit/agent_client/*",
+    "unit/transport/*",
+    "unit/worker/*",
+)
+
+
+def waits(item: pytest.Item) -> bool:
+    """Say whether the table gives this test the marker ``clocks``."""
+    return any(fnmatchcase(_file(item), pattern) for pattern in WAITING)
+
+
+def tier_of(item: pytest.Item) -> str:
+    """Return the first tier that runs this test."""
+    for row in TABLE:
+        if _fits(row, _file(item), item):
+            return row.tier
+    is_slow = any(item.get_closest_marker(name) is not None for name in ("slow", "lab"))
+    return "gate" if is_slow else "fast"
+
+
+def _file(item: pytest.Item) -> str:
+    return item.path.relative_to(_TESTS).as_posix() if _TESTS in item.path.parents else ""
+
+
+def _fits(row: Row, file: str, item: pytest.Item) -> bool:
+    given = getattr(getattr(item, "callspec", None), "params", {})
+    return (
+        fnmatchcase(file, row.file)
+        and fnmatchcase(getattr(item, "originalname", None) or item.name, row.test)
+        and all(name in given and given[name] in values for name, values in row.where.items())
+        and (not row.marked or item.get_closest_marker(row.marked) is not None)
+    )

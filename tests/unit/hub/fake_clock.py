@@ -1,0 +1,33 @@
+"""The wall clock of a real process, moved from outside while it runs. Its monotonic clock goes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+LIBRARIES = sorted(Path("/usr/lib").glob("*-linux-gnu*/faketime/libfaketime.so.1"))
+
+
+class FakeClock:
+    """Of processes that are started with its environment."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.set(0)
+
+    def set(self, seconds: int) -> None:
+        """So far from the true time, within some two seconds from now on."""
+        draft = self._file.with_suffix(".draft")
+        draft.write_text(f"{seconds:+d}s\n")
+        os.replace(draft, self._file)  # whoever reads it meanwhile finds it whole
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {
+            "LD_PRELOAD": str(LIBRARIES[0]),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_CACHE_DURATION": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "NO_FAKE_STAT": "1",
+        }

@@ -1,0 +1,41 @@
+"""By what a member knows a server that is slow to show its key."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator
+
+import pytest
+
+from barnraise.core.errors import HubAway
+from barnraise.hub.protocol.tls import PinnedContext, context_for
+from barnraise.identity import NodeKey
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """The port of a server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_slow_hub_is_slow_and_no_impostor(silent: int) -> None:
+    """Whoever took it for a stranger with a strange certificate would ask for a new invite in vain."""
+    with pytest.raises(HubAway, match=f"127.0.0.1:{silent} does not answer in time"):
+        context_for("127.0.0.1", silent, NodeKey.generate().id, 0.2)
+
+
+def test_behind_a_proxy_a_hub_need_not_be_reached_directly(
+    silent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    found = context_for("127.0.0.1", silent, NodeKey.generate().id, 0.2)
+    assert not isinstance(found, PinnedContext)
+    assert found.verify_mode == ssl.CERT_REQUIRED

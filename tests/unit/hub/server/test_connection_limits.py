@@ -1,0 +1,231 @@
+"""How many connections a hub has at once, how many of one address, and what those hear who are too many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from starlette.responses import Response
+
+from barnraise.core.errors import HubRefused
+from barnraise.hub.protocol.invites import Invite
+from barnraise.hub.protocol.messages import Problem, decode_message
+from barnraise.hub.protocol.signatures import sign_request, verify_response
+from barnraise.hub.server import connection_limits
+from barnraise.hub.server.app import error_response
+from barnraise.hub.server.connection_limits import (
+    ConnectionLimiter,
+    LimitedServer,
+    SlowClientProtocol,
+    connections_within,
+    place_of,
+)
+from barnraise.hub.server.health import HealthStatus
+from barnraise.hub.server.server import running
+from barnraise.hub.storage.blobs import BlobStore
+from barnraise.hub.storage.create import found_hub, hub_blobs, hub_key
+from barnraise.identity import NodeKey
+from tests.unit.hub.hub_process import TERMS, Friend, HubProcess, Refused
+
+
+def test_an_address_is_one_home() -> None:
+    assert place_of("203.0.113.5") == place_of("::ffff:203.0.113.5") == "203.0.113.5"
+    assert place_of("2001:db8:1:2:aaaa::1") == place_of("2001:db8:1:2:bbbb::9")
+    assert place_of("2001:db8:1:2::1") != place_of("2001:db8:1:3::1")
+    assert place_of("fe80::1%eth0") == place_of("fe80::2%eth0")
+    assert {place_of(own) for own in ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1")} == {""}
+
+
+def test_a_school_fits_behind_an_address_and_one_address_never_takes_all() -> None:
+    assert ConnectionLimiter(8192).of_one == 1024
+    assert ConnectionLimiter(600).of_one == 256
+    doors = ConnectionLimiter(20, of_one=5)
+    assert [doors.enter("203.0.113.5") for _ in range(5)] == ["in"] * 5
+    assert [doors.enter("203.0.113.5") for _ in range(5)] == ["crowded"] * 4 + ["out"]
+    assert doors.enter("203.0.113.6") == "in"
+    doors.leave("203.0.113.5", "crowded")
+    assert doors.enter("203.0.113.5") == "crowded", "there is somebody to tell it again"
+    doors.leave("203.0.113.5", "in")
+    assert doors.enter("203.0.113.5") == "in"
+
+
+def test_behind_a_proxy_of_this_machine_only_the_whole_is_limited() -> None:
+    doors = ConnectionLimiter(20, of_one=5)
+    assert [doors.enter("127.0.0.1") for _ in range(20)] == ["in"] * 20
+    assert not doors.is_roomy
+    told = [doors.enter("127.0.0.1") for _ in range(100)]
+    assert told == ["full"] * 64 + ["out"] * 36
+    for _ in range(20):
+        doors.leave("127.0.0.1", "in")
+    assert doors.is_roomy
+    assert doors.enter("203.0.113.5") == "in"
+
+
+def test_connections_leave_room_for_files() -> None:
+    assert connections_within(None, 8192) == connections_within(1 << 20, 8192) == 8192
+    assert connections_within(1024, 8192) == 448
+    assert connections_within(64, 8192) == 1
+
+
+def test_too_many_of_one_address_are_told_so_and_others_come_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limits, "place_of", lambda address: address)  # 127.0.0.2 is another home
+    found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
+    key = hub_key(tmp_path)
+
+    def check(port: int) -> None:
+        with contextlib.ExitStack() as held:
+            for _ in range(3):
+                held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            answer, headers = ask(port, "127.0.0.1")  # who comes first is let in first
+            assert answer.status_code == 429
+            verify_response(key.id, 429, answer.headers, answer.content, headers)
+            problem = decode_message(Problem, answer.content)
+            assert (problem.kind, problem.retry_s) == ("rate", 10.0)
+            assert "from this address" in problem.message
+            assert answer.headers["connection"] == "close"
+            assert ask(port, "127.0.0.2")[0].status_code == 200
+        _until(lambda: ask(port, "127.0.0.1")[0].status_code == 200, "as soon as they are gone")
+
+    def ask(port: int, source: str) -> tuple[httpx.Response, dict[str, str]]:
+        headers = sign_request(NodeKey.generate(), "GET", "/v1/run", "", b"", key.id, time.time())
+        with httpx.Client(transport=httpx.HTTPTransport(local_address=source), timeout=60) as line:
+            return line.get(f"http://127.0.0.1:{port}/v1/run", headers=headers), headers
+
+    _serve(tmp_path, check, key)
+
+
+def _until(holds: Callable[[], bool], what: str) -> None:
+    give_up, is_so = time.monotonic() + 60, False
+    while not is_so:
+        assert time.monotonic() < give_up, what
+        with contextlib.suppress(httpx.TransportError):  # too many were told, and not even that is said
+            is_so = holds()
+        time.sleep(0.02)
+
+
+def _serve(directory: Path, check: Callable[[int], None], key: NodeKey) -> None:
+    """A hub in this process, for as long as the check of its port takes."""
+
+    async def scene() -> None:
+        async with running(directory) as (_, app):
+            config = uvicorn.Config(app, http=SlowClientProtocol, log_level="warning", lifespan="off")
+
+            def respond(asked: Mapping[str, str], error: HubRefused) -> Response:
+                return error_response(key, asked, error, time.time())
+
+            server = LimitedServer(config, ConnectionLimiter(20, of_one=3), HealthStatus(), respond)
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                listener.setblocking(False)
+                serving = asyncio.create_task(server.serve(sockets=[listener]))
+                try:
+                    await asyncio.to_thread(check, listener.getsockname()[1])
+                finally:
+                    server.should_exit = True
+                    await serving
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_whoever_asks_and_never_reads_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    if not reads:
+        monkeypatch.setattr(connection_limits, "_UNREAD_S", 0.3)
+    found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
+    size, lost, clocks = 32 << 20, threading.Event(), list[asyncio.TimerHandle]()
+    name = hub_blobs(tmp_path).put(bytes(size))
+    connection_lost, pause_writing = SlowClientProtocol.connection_lost, SlowClientProtocol.pause_writing
+
+    def noted(self: SlowClientProtocol, error: Exception | None) -> None:
+        connection_lost(self, error)
+        lost.set()
+
+    def paused(self: SlowClientProtocol) -> None:
+        pause_writing(self)
+        assert self._unread is not None
+        clocks.append(self._unread)
+
+    monkeypatch.setattr(SlowClientProtocol, "connection_lost", noted)
+    monkeypatch.setattr(SlowClientProtocol, "pause_writing", paused)
+    blobs = BlobStore.sweep
+    monkeypatch.setattr(BlobStore, "sweep", lambda self, needed: blobs(self, {*needed, name}))
+
+    def check(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
+            line.sendall(f"GET /v1/blobs/{name} HTTP/1.1\r\nhost: hub\r\n\r\n".encode())
+            _until(lambda: bool(clocks), "the hub waits for its reader")
+            if not reads:
+                assert lost.wait(60)
+                return
+            arrived = 0
+            while arrived < size:
+                part = line.recv(1 << 16)
+                assert part, "it was cut off"
+                arrived += len(part)
+            # However long that took: when something is taken, the time begins anew.
+            _until(lambda: all(clock.cancelled() for clock in list(clocks)), "nobody waits any more")
+            assert not lost.is_set()
+
+    _serve(tmp_path, check, hub_key(tmp_path))
+
+
+@contextlib.contextmanager
+def _with_files(folder: Path, soft: int, hard: int) -> Iterator[HubProcess]:
+    limit = f'ulimit -Sn {soft} && ulimit -Hn {hard} && exec "$@"'
+    hub = HubProcess(folder / "hub", wrapper=["sh", "-c", limit, "sh"])
+    hub.start()
+    try:
+        yield hub
+    finally:
+        hub.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_hub_raises_its_limit_of_open_files(tmp_path: Path) -> None:
+    with _with_files(tmp_path, 300, 2000) as hub:
+        limits = Path(f"/proc/{hub.pid}/limits").read_text()
+        assert re.search(r"Max open files +2000 +2000", limits)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no such limit")
+def test_a_hub_with_all_connections_taken_says_so_and_recovers(tmp_path: Path) -> None:
+    with _with_files(tmp_path, 200, 200) as hub, contextlib.ExitStack() as held:
+        most = connections_within(200, 8192)
+        assert f"{most} connections are possible" in hub.said()
+        invite = hub.invite()
+        friend = Friend(hub.address, invite.hub_id)
+        held.callback(friend.close)
+        lines = [socket.create_connection(("127.0.0.1", hub.port), timeout=10) for _ in range(most)]
+        with pytest.raises(Refused, match="503 busy: the hub has as many connections"):
+            friend.join(invite)
+        assert hub.said().count(f"all {most} connections that this hub may have are taken") == 1
+        for line in lines:
+            line.close()
+        _until(lambda: _joins(friend, invite), "there is room")
+        # It is said to the log when somebody comes in.
+        _until(lambda: _comes_in(hub) and "there is room for connections again" in hub.said(), "it says so")
+
+
+def _joins(friend: Friend, invite: Invite) -> bool:
+    try:
+        return friend.join(invite).role == "friend"
+    except Refused:
+        return False
+
+
+def _comes_in(hub: HubProcess) -> bool:
+    return httpx.get(f"{hub.address}/v1/run", timeout=60, trust_env=False, verify=False).status_code == 200

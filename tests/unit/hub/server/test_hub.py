@@ -1,0 +1,406 @@
+"""What one member alone could do to the others: a hub in this process, and a member that means no good."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from barnraise.core.errors import HubRefused
+from barnraise.core.flow.rate_limit import RateLimit
+from barnraise.hub.aggregation.aggregator import ClosedRound, RoundResult
+from barnraise.hub.protocol.messages import (
+    PIECE_BYTES,
+    JoinRequest,
+    Lease,
+    RoundConfig,
+    SampleSpan,
+    decode_message,
+    encode_message,
+)
+from barnraise.hub.protocol.signatures import sign_request
+from barnraise.hub.server.uploads import UploadService
+from barnraise.hub.storage.create import invite_to
+from barnraise.hub.storage.log import HubLog
+from barnraise.identity import NodeKey
+from tests.unit.hub.hub_process import LAYOUT, TERMS, declared
+from tests.unit.hub.in_process_hub import ADDRESS, COURSE, InProcessHub, play, update
+
+
+def test_nobody_takes_a_blob_of_the_run_away(tmp_path: Path) -> None:
+    async def story(scene: InProcessHub) -> None:
+        ann, eve = await scene.member(), await scene.member()
+        await scene.round(ann)
+        await scene.round(ann)  # with momentum: it points elsewhere than what ann sent
+        hub = scene.hub
+        for sha256 in (hub.versions[-1].step.sha256, *hub.founding.kept):
+            data = hub.blobs.path(sha256).read_bytes()
+            lease = await scene.lease(eve)
+            trained = (SampleSpan(7, 0, 1),)
+            for changes, kind in (({"samples": 5, "trained": trained}, "lease-differs"), ({}, "copy")):
+                with pytest.raises(HubRefused) as caught:
+                    await scene.send(eve, declared(lease, data, **changes), data)
+                assert caught.value.kind == kind
+                assert hub.blobs.has(sha256)
+
+    play(tmp_path, story)
+
+
+def test_what_is_refused_at_last_takes_no_needed_blob_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes of two members at once: the one that counts keeps them."""
+
+    async def story(scene: InProcessHub) -> None:
+        ann, eve, idle = await scene.member(), await scene.member(), await scene.member()
+        hub, first, second = scene.hub, await scene.lease(ann), await scene.lease(eve)
+        await scene.lease(idle)  # so that the round stays open
+        data, adopt = update(first), hub.blobs.adopt
+
+        def adopt_late(file: Path, name: str) -> None:
+            monkeypatch.setattr(hub.blobs, "adopt", adopt)
+            sent = scene.send(ann, declared(first, data), data)
+            asyncio.run_coroutine_threadsafe(sent, loop).result(30)
+            asyncio.run_coroutine_threadsafe(hub.leave(eve), loop).result(30)
+            adopt(file, name)
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(hub.blobs, "adopt", adopt_late)
+        with pytest.raises(HubRefused, match="lease"):
+            await scene.send(eve, declared(second, data), data)
+        assert [one.sha256 for one in hub.arrivals.values()] == [hashlib.sha256(data).hexdigest()]
+        assert hub.blobs.has(hashlib.sha256(data).hexdigest())
+
+    play(tmp_path, story)
+
+
+def test_what_is_refused_during_a_merge_goes_with_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(scene: InProcessHub) -> None:
+        ann, eve = await scene.member(), await scene.member()
+        hub, first, second = scene.hub, await scene.lease(ann), await scene.lease(eve)
+        data, late, adopt = update(first), update(second), hub.blobs.adopt
+        finisher, may_end = await hub.finisher(), threading.Event()
+        finish = finisher.finish
+
+        def finish_later(closed: ClosedRound) -> RoundResult:
+            assert may_end.wait(30)
+            return finish(closed)
+
+        def adopt_late(file: Path, name: str) -> None:
+            asyncio.run_coroutine_threadsafe(hub.leave(eve), loop).result(30)  # now the round closes
+            adopt(file, name)
+
+        monkeypatch.setattr(finisher, "finish", finish_later)
+        await scene.send(ann, declared(first, data), data)
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(hub.blobs, "adopt", adopt_late)
+        with pytest.raises(HubRefused, match="lease"):
+            await scene.send(eve, declared(second, late), late)
+        assert hub.state.closing
+        may_end.set()
+        gone = hub.blobs.path(hashlib.sha256(late).hexdigest())
+        await asyncio.wait_for(scene.until(lambda: hub.version == 1 and not gone.exists()), 30)
+
+    play(tmp_path, story)
+
+
+def test_what_was_needed_on_the_way_goes_unless_the_hub_has_a_use_for_it(tmp_path: Path) -> None:
+    async def story(scene: InProcessHub) -> None:
+        hub = scene.hub
+        needed, spent = hub.versions[0].step.sha256, hub.blobs.put(b"spent")
+        await hub._commit((), RoundResult((), (), {}, frozenset({needed, spent})))
+        assert (hub.blobs.has(needed), hub.blobs.has(spent)) == (True, False)
+
+    play(tmp_path, story)
+
+
+def test_the_longest_rounds_have_leases_that_members_can_read(tmp_path: Path) -> None:
+    limits = {"round_s": 86_400.0, "grace": 4.0, "slack_s": 3600.0, "stale_limit": 64}
+    longest = msgspec.convert({**msgspec.to_builtins(TERMS), **limits}, RoundConfig)
+
+    async def story(scene: InProcessHub) -> None:
+        lease = await scene.lease(await scene.member())
+        assert decode_message(Lease, encode_message(lease)).void_s > longest.round_s
+
+    play(tmp_path, story, longest)
+
+
+def test_a_member_has_one_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("barnraise.hub.server.uploads._FRESH_S", 0.0)
+
+    async def story(scene: InProcessHub) -> None:
+        eve, before = await scene.member(), scene.partial_files()
+        lease = await scene.lease(eve)
+        for _ in range(5):
+            data = update(lease)
+            progress = await scene.intake.declare(eve, declared(lease, data))
+            await scene.intake.append(eve, progress.id, 0, data[:-1])
+            assert scene.partial_files() == before + 1
+        scene.intake = UploadService(scene.hub)  # as after a new start
+        assert (await scene.intake.declare(eve, declared(lease, data))).offset == len(data) - 1, "it goes on"
+        scene.intake = UploadService(scene.hub)
+        with pytest.raises(HubRefused, match="no such upload"):
+            await scene.intake.append(eve, progress.id, len(data) - 1, data[-1:])
+        other = update(lease)
+        await scene.intake.declare(eve, declared(lease, other))
+        assert scene.partial_files() == before
+        assert (await scene.send(eve, declared(lease, other), other)).accepted
+
+    play(tmp_path, story)
+
+
+def test_two_machines_of_a_home_that_lost_each_other_do_not_cancel_each_other(tmp_path: Path) -> None:
+    async def story(scene: InProcessHub) -> None:
+        home, lease, one = await scene.half_sent()
+        two, name = update(lease), (await scene.intake.declare(home, declared(lease, one))).id
+        with pytest.raises(HubRefused, match="not done yet") as busy:
+            await scene.intake.declare(home, declared(lease, two))
+        assert busy.value.status == 503, "it is asked again"
+        last = await scene.intake.append(home, name, len(one) - 1, one[-1:])
+        assert last.accepted
+        with pytest.raises(HubRefused) as late:
+            await scene.intake.declare(home, declared(lease, two))
+        assert late.value.status == 409
+
+    play(tmp_path, story)
+
+
+def test_who_broke_off_makes_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(scene: InProcessHub) -> None:
+        home, lease, _ = await scene.half_sent()
+        two = update(lease)
+        monkeypatch.setattr("barnraise.hub.server.uploads._FRESH_S", 0.0)  # as after a while
+        assert (await scene.send(home, declared(lease, two), two)).accepted
+
+    play(tmp_path, story)
+
+
+def test_an_update_brings_no_layout(tmp_path: Path) -> None:
+    async def story(scene: InProcessHub) -> None:
+        eve = await scene.member()
+        lease = await scene.lease(eve)
+        for changes in ({"layout": LAYOUT}, {"course": COURSE}):
+            with pytest.raises(HubRefused, match="no layout"):
+                await scene.intake.declare(eve, declared(lease, update(lease), **changes))
+
+    play(tmp_path, story)
+
+
+def test_an_invite_for_one_admits_one_of_many_at_once(tmp_path: Path) -> None:
+    async def story(scene: InProcessHub) -> None:
+        token = invite_to(scene.directory, ADDRESS).token_text
+        came = await asyncio.gather(*(scene.join(token) for _ in range(20)), return_exceptions=True)
+        assert sum(isinstance(one, str) for one in came) == 1
+        assert {one.kind for one in came if isinstance(one, HubRefused)} == {"invite-used"}
+
+    play(tmp_path, story)
+
+
+def test_a_quarantine_outlives_an_update_that_was_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(scene: InProcessHub) -> None:
+        hub, eve = scene.hub, await scene.member()
+        lease = await scene.lease(eve)
+        data, adopt = update(lease), hub.blobs.adopt
+
+        async def quarantine() -> None:
+            for _ in range(TERMS.refusals):
+                await hub.note(eve, "norm", "too large")
+
+        def adopt_late(file: Path, name: str) -> None:
+            asyncio.run_coroutine_threadsafe(quarantine(), loop).result(30)
+            adopt(file, name)
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(hub.blobs, "adopt", adopt_late)
+        with pytest.raises(HubRefused, match="quarantine"):
+            await scene.send(eve, declared(lease, data), data)
+        assert hub.members[eve].quarantine
+
+    play(tmp_path, story)
+
+
+def test_a_lease_that_ends_while_a_version_is_committed_does_not_come_back(tmp_path: Path) -> None:
+    """What a kill at that moment finds in the log: its samples are free, and nobody holds them."""
+
+    async def story(scene: InProcessHub) -> None:
+        hub, eve = scene.hub, await scene.member()
+        lease = await scene.lease(eve)
+        later = hub.now() + 1e6
+        hub.now = lambda: later
+        await hub._commit((), RoundResult((), (), {}))
+        log = HubLog(scene.directory)
+        found = log.read()
+        log.close()
+        assert hub.state.pool.returned == lease.spans
+        assert not found.leases
+
+    play(tmp_path, story)
+
+
+def test_schedules_go_on_where_they_were_when_old_versions_are_unknown(tmp_path: Path) -> None:
+    async def story(scene: InProcessHub) -> None:
+        ann, eve = await scene.member(), await scene.member()
+        for _ in range(3):
+            await scene.round(ann)
+        lease = await scene.lease(eve)
+        covered = scene.hub.covered
+        assert covered == sum(one.samples for one in scene.hub.versions) == lease.covered > 0
+        log = HubLog(scene.directory)
+        log.transact([lambda log: log._base.execute("DELETE FROM version WHERE number < 2")])
+        log.close()
+        scene.hub.read()
+        assert scene.hub.covered == covered
+
+    play(tmp_path, story)
+
+
+async def _trickle() -> AsyncIterator[bytes]:
+    yield b"x"
+    await asyncio.sleep(600)
+
+
+def test_pieces_that_never_end_keep_only_their_sender_waiting(tmp_path: Path) -> None:
+    async def story(scene: InProcessHub) -> None:
+        eve, ann = await scene.member(), await scene.member()
+        bad, good = await scene.lease(eve), await scene.lease(ann)
+        junk, data = update(bad), update(good)
+        async with scene.line() as line:
+            mine = (await scene.intake.declare(eve, declared(bad, junk))).id
+            asked = f"PATCH /v1/uploads/{mine}?offset=0"
+            stuck = [
+                asyncio.create_task(scene.ask(line, scene.keys[eve], asked, junk, _trickle()))
+                for _ in range(20)
+            ]
+            await asyncio.sleep(0.2)
+            name = (await scene.intake.declare(ann, declared(good, data))).id
+
+            async def whole() -> AsyncIterator[bytes]:
+                yield data
+
+            piece = scene.ask(line, scene.keys[ann], f"PATCH /v1/uploads/{name}?offset=0", data, whole())
+            answer = await asyncio.wait_for(piece, 20)
+            assert (answer.status_code, answer.json()["accepted"]) == (200, True)
+            for task in stuck:
+                task.cancel()
+            await asyncio.gather(*stuck, return_exceptions=True)
+
+    play(tmp_path, story)
+
+
+def test_a_piece_of_nothing_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    async def story(scene: InProcessHub) -> None:
+        eve = await scene.member()
+        async with scene.line() as line:
+            asked = f"PATCH /v1/uploads/{'0' * 32}?offset=0"
+            answer = await asyncio.wait_for(scene.ask(line, scene.keys[eve], asked, b"x", _trickle()), 20)
+            assert answer.status_code == 404
+            for _ in range(TERMS.refusals):
+                await scene.hub.note(eve, "norm", "too large")
+            answer = await asyncio.wait_for(scene.ask(line, scene.keys[eve], asked, b"x", _trickle()), 20)
+            assert answer.status_code == 403
+
+    play(tmp_path, story)
+
+
+def test_only_the_owner_sends_large_declarations(tmp_path: Path) -> None:
+    async def story(scene: InProcessHub) -> None:
+        eve = await scene.member()
+        async with scene.line() as line:
+            answer = await scene.ask(line, scene.keys[eve], "POST /v1/uploads", bytes(PIECE_BYTES + 1))
+            assert answer.status_code == 413
+
+    play(tmp_path, story)
+
+
+def test_of_strangers_little_is_remembered(tmp_path: Path) -> None:
+    async def story(scene: InProcessHub) -> None:
+        scene.hub.now = lambda: 1000.0
+        async with scene.line() as line:
+            scene.reception._requests = RateLimit(1.0, 5.0)
+            asked = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(20)]
+            assert [answer.status_code for answer in asked] == [200] * 5 + [429] * 15
+            assert len(scene.reception._nonces._seen) == 5
+
+    play(tmp_path, story)
+
+
+def test_a_stranger_leaves_something_for_the_others(tmp_path: Path) -> None:
+    """Who asks without end from one address keeps nobody else from being invited."""
+
+    async def story(scene: InProcessHub) -> None:
+        scene.hub.now = lambda: 1000.0
+        async with scene.line("2001:db8::1") as line:
+            scene.reception._strangers, scene.reception._requests = (
+                RateLimit(1.0, 3.0),
+                RateLimit(1.0, 8.0),
+            )
+            asked = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(20)]
+            assert [answer.status_code for answer in asked] == [200] * 3 + [429] * 17
+        for address, status in (("2001:db8::2", 429), ("2001:db8:0:1::1", 200), ("203.0.113.7", 200)):
+            async with scene.again(address) as line:
+                answer = await scene.ask(line, NodeKey.generate(), "GET /v1/run")
+                assert answer.status_code == status, address
+        async with scene.again("127.0.0.1") as line:  # a proxy, of whom somebody else counts
+            asked = [await scene.ask(line, NodeKey.generate(), "GET /v1/run") for _ in range(5)]
+            assert [answer.status_code for answer in asked] == [200] * 3 + [429] * 2, "all together"
+
+    play(tmp_path, story)
+
+
+def test_who_repeats_a_members_request_does_not_use_up_what_it_may_ask(tmp_path: Path) -> None:
+    async def story(scene: InProcessHub) -> None:
+        ann = await scene.member()
+        scene.hub.now = lambda: 1000.0
+        async with scene.line() as line:
+            scene.reception._requests = RateLimit(1.0, 5.0)
+            headers = sign_request(scene.keys[ann], "GET", "/v1/run", "", b"", scene.hub.id, time.time())
+            heard = [await line.get("http://hub/v1/run", headers=headers) for _ in range(9)]
+            assert [answer.status_code for answer in heard] == [200] + [401] * 8
+            assert (await scene.ask(line, scene.keys[ann], "GET /v1/run")).status_code == 200
+
+    play(tmp_path, story)
+
+
+def test_what_does_not_count_never_fills_the_page(tmp_path: Path) -> None:
+    async def story(scene: InProcessHub) -> None:
+        ann, eve = await scene.member(), await scene.member()
+        lease = await scene.lease(ann)
+        with pytest.raises(HubRefused, match="another member's lease"):
+            await scene.send(eve, declared(lease, b"?"), b"?")
+        invented = msgspec.structs.replace(lease, id="0" * 32)
+        for _ in range(20):
+            with pytest.raises(HubRefused, match="is over"):
+                await scene.intake.declare(eve, declared(invented, b"?"))
+        with pytest.raises(HubRefused, match="another member's lease"):
+            await scene.send(eve, declared(lease, b"?"), b"?")
+        assert [one.kind for one in scene.hub.refusals] == ["forged", "lease-over", "forged"]
+        later = scene.hub.now() + 61.0
+        scene.hub.now = lambda: later  # type: ignore[method-assign]
+        with pytest.raises(HubRefused, match="is over"):
+            await scene.intake.declare(eve, declared(invented, b"?"))
+        assert [one.kind for one in scene.hub.refusals][3:] == ["lease-over"]
+
+    play(tmp_path, story)
+
+
+def test_invented_invites_keep_nobody_out(tmp_path: Path) -> None:
+    async def story(scene: InProcessHub) -> None:
+        scene.hub.now = lambda: 1000.0
+        tokens = ["A" * 22, "B" * 22, invite_to(scene.directory, ADDRESS).token_text]
+        async with scene.line() as line:
+            scene.reception._joins = RateLimit(1.0, 1.0)
+            joins = [encode_message(JoinRequest(token=token, name="ann")) for token in tokens]
+            asked = [await scene.ask(line, NodeKey.generate(), "POST /v1/members", one) for one in joins]
+            assert [answer.status_code for answer in asked] == [403, 403, 200]
+
+    play(tmp_path, story)

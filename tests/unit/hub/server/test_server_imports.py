@@ -1,0 +1,34 @@
+"""A hub answers before torch is loaded, and without what it was not asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def test_neither_torch_nor_what_an_object_store_needs_is_loaded() -> None:
+    names = (
+        "protocol.messages",
+        "protocol.signatures",
+        "protocol.invites",
+        "rounds.state_machine",
+        "aggregation.update_checks",
+        "storage.log",
+        "storage.blobs",
+        "server.app",
+        "server.server",
+        "__main__",
+    )
+    program = "".join(f"import barnraise.hub.{name}\n" for name in names)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"{program}import sys; sys.exit(bool({{'torch', 'botocore'}} & set(sys.modules)))",
+        ],
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=120,
+    )
+    assert done.returncode == 0

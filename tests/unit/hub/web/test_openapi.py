@@ -1,0 +1,168 @@
+"""The hub's own description of its routes, against itself: what fits it and what nearly does, signed by the
+owner, by a member and by a stranger, is answered with a documented status, and nothing falls over."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from barnraise.hub.protocol.messages import Problem, decode_message
+from barnraise.hub.protocol.signatures import sign_request, verify_response
+from barnraise.hub.web.openapi import describe
+from barnraise.identity import NodeKey
+from tests.unit.hub.attacked_hub import AttackedHub
+from tests.unit.hub.hub_process import plainly
+
+DESCRIBED = describe()
+SEEN = Counter[tuple[int, str, str]]()
+ROUTES = [(method, path) for path, methods in DESCRIBED["paths"].items() for method in methods]
+NONSENSE = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+    | st.just([])
+    | st.just({})
+    | st.just("../" * 5 + "hub.db")
+    | st.just(1 << 70)
+)
+
+
+def fitting(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+    """Values of a schema, as far as the hub's messages use them."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return st.deferred(lambda: fitting(DESCRIBED["components"]["schemas"][name]))
+    if "anyOf" in schema:
+        return st.one_of([fitting(one) for one in schema["anyOf"]])
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    return _KINDS[schema["type"]](schema)
+
+
+def _object(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+    properties = {name: fitting(one) for name, one in schema["properties"].items()}
+    optional = {name: properties.pop(name) for name in [*properties] if name not in schema["required"]}
+    return st.fixed_dictionaries(properties, optional=optional)
+
+
+def _array(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+    if "prefixItems" in schema:
+        return st.tuples(*[fitting(one) for one in schema["prefixItems"]])
+    return st.lists(fitting(schema["items"]), min_size=schema.get("minItems", 0), max_size=4)
+
+
+def _string(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+    if "pattern" in schema:
+        return st.from_regex(schema["pattern"], fullmatch=True)
+    return st.text(min_size=schema.get("minLength", 0), max_size=min(40, schema.get("maxLength", 40)))
+
+
+def _number(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+    low, high = schema.get("minimum", schema.get("exclusiveMinimum", 0)), schema.get("maximum", 1e6)
+    return st.floats(low, high, allow_nan=False) | st.sampled_from([low, high])
+
+
+_KINDS: Mapping[str, Callable[[Mapping[str, Any]], st.SearchStrategy[Any]]] = {
+    "object": _object,
+    "array": _array,
+    "string": _string,
+    "number": _number,
+    "integer": lambda one: st.integers(one.get("minimum"), one.get("maximum")),
+    "boolean": lambda one: st.booleans(),
+    "null": lambda one: st.none(),
+}
+
+
+@st.composite
+def spoilt(draw: st.DrawFn, value: Any) -> Any:
+    """With one thing in it that is another, or is not there."""
+    if isinstance(value, dict) and value and draw(st.booleans()):
+        key = draw(st.sampled_from(sorted(value)))
+        rest = {name: one for name, one in value.items() if name != key}
+        return rest if draw(st.booleans()) else rest | {key: draw(spoilt(value[key]))}
+    if isinstance(value, list | tuple) and value and draw(st.booleans()):
+        place = draw(st.integers(0, len(value) - 1))
+        return [*value[:place], draw(spoilt(value[place])), *value[place + 1 :]]
+    return draw(NONSENSE)
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> tuple[str, str, dict[str, str], str, bytes]:
+    """A method, the path as described, what stands for its names, the query and the body."""
+    method, path = draw(st.sampled_from(ROUTES))
+    route = DESCRIBED["paths"][path][method]
+    names, query = {}, []
+    for one in route["parameters"]:
+        value = draw(fitting(one["schema"]) if draw(st.booleans()) else NONSENSE)
+        if one["in"] == "path":
+            names[one["name"]] = str(value)
+        elif draw(st.booleans()):
+            query.append(f"{one['name']}={quote(str(value), safe='')}")
+    content = route.get("requestBody", {}).get("content", {})
+    if "application/json" not in content:
+        some = content or draw(st.integers(0, 9)) == 0
+        return method, path, names, "&".join(query), draw(st.binary(max_size=200)) if some else b""
+    value = draw(fitting(content["application/json"]["schema"]))
+    if draw(st.booleans()):
+        value = draw(spoilt(value))
+    return method, path, names, "&".join(query), json.dumps(value).encode()
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedHub]:
+    made = AttackedHub(tmp_path_factory.mktemp("scene"))
+    try:
+        yield made
+    finally:
+        made.hub.kill()
+        for friend in made.friends:
+            friend.close()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(asked=asked(), who=st.sampled_from(["owner", "member", "stranger"]), known=st.booleans())
+def test_every_route_keeps_to_its_description(
+    scene: AttackedHub, asked: tuple[str, str, dict[str, str], str, bytes], who: str, known: bool
+) -> None:
+    method, path, names, query, body = asked
+    keys = {"owner": scene.owner.key, "member": scene.ann.key, "stranger": NodeKey.generate()}
+    if known and "node" in names:
+        names["node"] = str(scene.ann.key.id)
+    url = path
+    for name, value in names.items():
+        url = url.replace(f"{{{name}}}", quote(value, safe="") or "-")
+    query = query.replace("wait=", "wait=0&x=")
+    headers = sign_request(keys[who], method.upper(), url, query, body, scene.ann.hub, time.time())
+    answer = plainly(
+        f"{scene.hub.address}{url}?{query}", method=method.upper(), headers=headers, content=body
+    )
+    said = f"{method} {url}?{query} {body!r}: {answer.status_code} {answer.text[:500]}"
+    SEEN[answer.status_code, method, path] += 1
+    assert str(answer.status_code) in DESCRIBED["paths"][path][method]["responses"], said
+    if answer.status_code >= 400:
+        problem = decode_message(Problem, answer.content)
+        assert problem.message, said
+        if problem.kind not in (
+            "route",
+            "blob",
+        ):  # the first is nobody's; blobs prove themselves by their hash
+            verify_response(scene.ann.hub, answer.status_code, answer.headers, answer.content, headers)
+    assert "Traceback" not in scene.hub.said(), said
+
+
+def test_the_hub_goes_on_after_all_that(scene: AttackedHub) -> None:
+    """After the test above, in the same hub: honest members train on. And it was no idle test."""
+    reached = {(method, path) for status, method, path in SEEN if status not in (401, 404)}
+    assert len(reached) >= len(ROUTES) - 3, SEEN
+    friend = scene.member("late")
+    assert friend.lease().spans
