@@ -53,16 +53,16 @@ TABLE = (
     Row("deep", "lab/*"),
     # Numerics: our backend, groups of one and three, the common dtypes. Gloo is the control.
     Row("deep", "numerics/*", where={"pool": ("gloo",)}),
-    Row("gate", "numerics/test_training.py", "test_ddp", {"world": (3,)}),
-    Row("gate", "numerics/test_training.py", "test_fsdp2", {"world": (2,)}),
-    Row("gate", "numerics/test_strategies.py", "test_small", {"world": (3,)}),
+    Row("gate", "numerics/test_training.py", "test_ddp_matches_single_process", {"world": (3,)}),
+    Row("gate", "numerics/test_training.py", "test_fsdp2_matches_single_process", {"world": (2,)}),
+    Row("gate", "numerics/test_algorithms.py", "test_small_operations_match_expectation", {"world": (3,)}),
     Row("deep", "numerics/*", marked="slow"),
     Row("deep", "numerics/*", where={"world": (4, 5)}),
     # Simulations: see --one-seed-in.
     Row("deep", "sim/test_commit.py", where={"block": tuple(range(2, 10))}),
     # Failures of real processes.
     Row("deep", "failure/test_hostile.py"),
-    Row("deep", "failure/test_leaving.py", "test_a_thousand_rebuilds_leak_nothing"),
+    Row("deep", "failure/test_leaving.py", "test_thousand_group_rebuilds_leak_no_resources"),
     Row("gate", "failure/*"),
     # Whole programs, real waits of many seconds.
     Row("deep", "unit/training/test_examples.py", marked="slow"),

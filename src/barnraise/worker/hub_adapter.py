@@ -31,7 +31,7 @@ _EPOCHS = 1 << 20  # the script's own loop says when it is enough
 
 
 def rounds_from_environment() -> HubAdapter:
-    """In a process that was started for a machine's seat at a hub."""
+    """Create the adapter in a process that was started for one member of a hub."""
     seat = read_seat(Path(os.environ[VARIABLE]))
     contributor = _contributor(seat, Path(seat.folder))
     # Asked to end, it gives back what it has leased: others need not wait for it.
@@ -41,7 +41,9 @@ def rounds_from_environment() -> HubAdapter:
 
 
 def site_rounds_from_environment() -> HubAdapter:
-    """On a machine of a site. The lease is all machines' and stays when this one leaves."""
+    """Create the adapter on a machine of a site. The site shares its lease, which stays when this machine
+    leaves.
+    """
     seat = read_seat_text(os.environ[SITE_VARIABLE])
     kept = os.environ.get(
         "BARNRAISE_CHECKPOINTS"

@@ -35,13 +35,13 @@ def init(
     mixed: bool = False,
     sync: SyncMode | Sync | None = None,
 ) -> Session:
-    """The session of this process.
+    """Return the session of this process.
 
-    ``unit``: samples of a canonical micro-batch (0: an eighth of a batch). Every ``checkpoint_s`` seconds the
-    state is saved, on the disks of ``copies`` machines. Machines whose processors compute
-    differently are noticed; ``mixed`` says so where only the optimizer at hand does. ``sync``: "exact"; or
-    "auto", to let the planner choose codecs and local steps too; or a `Sync`. None: as the run was started.
-    In a process that ``barnraise join --invite`` started, the hub decides how all stay together.
+    ``unit``: samples of one micro-batch (0: an eighth of a batch). Every ``checkpoint_s`` seconds the state
+    is saved, on the disks of ``copies`` machines. Machines whose processors compute differently are detected;
+    ``mixed`` declares them where only the optimizer differs. ``sync``: "exact"; or "auto", which also lets
+    the planner choose codecs and local steps; or a `Sync`. None: as the run was started. In a process that
+    ``barnraise join --invite`` started, the hub decides how members synchronize.
     """
     place = WorkerId.from_environment()
     is_site = place is not None and bool(os.environ.get("BARNRAISE_SITE"))
@@ -69,7 +69,7 @@ def init(
 
 
 def _levels() -> Levels:
-    """What the run was started with; the command line has checked it against ``--sync``."""
+    """Return the levels of this run; the command line has checked them against ``--sync``."""
     text = os.environ.get(VARIABLE)
     if not text:
         return OPEN
@@ -83,7 +83,9 @@ def _levels() -> Levels:
 
 
 def _hub(*, is_site: bool) -> ParameterServer | None:
-    """None on a machine of a site that lacks what a hub needs: another one speaks."""
+    """Create the client of a hub. Return None on a machine of a site without the packages; another machine
+    talks to the hub.
+    """
     try:
         from barnraise.worker.hub_adapter import rounds_from_environment, site_rounds_from_environment
     except ModuleNotFoundError as error:

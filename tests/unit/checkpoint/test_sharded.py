@@ -298,7 +298,7 @@ def test_another_model_is_refused_on_all(crew: Crew, machines: list[Path]) -> No
 
 def test_ranks_must_save_the_same_step(crew: Crew, machines: list[Path]) -> None:
     assert {answer[:32] for answer in crew.call("save_another_step", machines)} == {
-        "rank 0 says save with step 0 and"
+        "rank 0 calls save with step 0 and"
     }
 
 

@@ -1,6 +1,6 @@
-"""Imports torch once and forks workers on request; a worker executes ``bodies`` until it is told to exit.
+"""Fork server: imports torch once and forks workers, which execute ``bodies`` until they are told to exit.
 
-``python -m tests.failure.nursery DOOR``: DOOR is the driver's Unix socket (see ``crew``).
+``python -m tests.failure.fork_server SOCKET``: SOCKET is the driver's Unix socket (see ``worker_pool``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch._dynamo  # DDP needs it: imported once, before the forks
 
 import barnraise.collectives.process_group  # noqa: F401
 from tests.failure import bodies
-from tests.failure.line import Line
+from tests.failure.json_socket import JsonSocket
 
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNET = 0x40000000
@@ -29,19 +29,19 @@ _CLONE_NEWNET = 0x40000000
 def main(door: str) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed workers leave no zombies
-    line = Line.dial(door)
-    line.send({"nursery": os.getpid()})
+    json_socket = JsonSocket.dial(door)
+    json_socket.send({"fork_server": os.getpid()})
     gc.freeze()
-    while (request := line.receive(None)) is not None:
+    while (request := json_socket.receive(None)) is not None:
         if os.fork() == 0:
-            line.close()
+            json_socket.close()
             _become(request)
             _serve(door, str(request["label"]))
             return  # an ordinary end of the interpreter, exit handlers included
 
 
 def _become(request: Mapping[str, Any]) -> None:
-    """Turn the forked child into the worker that was asked for."""
+    """Turn the forked child into the requested worker."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -59,17 +59,17 @@ def _become(request: Mapping[str, Any]) -> None:
 
 
 def _serve(door: str, label: str) -> None:
-    line = Line.dial(door)
-    line.send({"label": label, "pid": os.getpid()})
-    while (request := line.receive(None)) is not None:
+    json_socket = JsonSocket.dial(door)
+    json_socket.send({"label": label, "pid": os.getpid()})
+    while (request := json_socket.receive(None)) is not None:
         body = request.pop("body")
         if body == "exit":
-            line.send({"ok": None})
+            json_socket.send({"ok": None})
             return
         try:
-            line.send({"ok": getattr(bodies, body)(**request)})
+            json_socket.send({"ok": getattr(bodies, body)(**request)})
         except Exception:
-            line.send({"error": traceback.format_exc()})
+            json_socket.send({"error": traceback.format_exc()})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Those who should not be here, and what they send. Each attack checks that it got nowhere."""
+"""Attacks by unauthenticated and hostile peers. Each attack checks that it had no effect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HELLO_BYTES = HEADER_BYTES + 16
 
 @dataclass(frozen=True)
 class Target:
-    """A worker under attack, and everything that its friends know of it."""
+    """A worker under attack, with all data that its trusted peers have."""
 
     port: int
     worker: bytes
@@ -39,15 +39,17 @@ class Target:
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), WAIT_S)
 
-    def knock(self, secret: bytes | None = None) -> socket.socket:
-        """Connected, with a right preface unless another secret is given."""
+    def send_preface(self, secret: bytes | None = None) -> socket.socket:
+        """Connect and send a valid preface, unless another secret is given."""
         sock = self.connect()
         sock.sendall(preface.encode(preface.Preface(self.worker, os.urandom(16)), secret or self.secret))
         return sock
 
-    def shake(self, key: NodeKey, run: str, worker: bytes | None = None, stream: int = 0) -> ssl.SSLSocket:
-        """TLS as a worker of that node and run; in TLS 1.3 the refusal comes only afterwards."""
-        sock = self.knock()
+    def tls_handshake(
+        self, key: NodeKey, run: str, worker: bytes | None = None, stream: int = 0
+    ) -> ssl.SSLSocket:
+        """Perform TLS as a worker of that node and run. In TLS 1.3 the rejection arrives only afterwards."""
+        sock = self.send_preface()
         assert not preface.parse_answer(_take(sock, preface.ANSWER_BYTES)).refusal
         name = worker or os.urandom(16)
         context = tls.client_context(delegate(key, run=run, worker=name), [self.key.id])
@@ -58,9 +60,9 @@ class Target:
             pass  # the refusal was faster
         return wrapped
 
-    def enter(self) -> ssl.SSLSocket:
-        """A link, as a trusted worker of the run that is in none of the groups."""
-        sock = self.shake(self.key, self.run)
+    def open_link(self) -> ssl.SSLSocket:
+        """Open a link as a trusted worker of the run that is in none of the groups."""
+        sock = self.tls_handshake(self.key, self.run)
         assert _take(sock, _HELLO_BYTES)[0] == FrameKind.HELLO
         return sock
 
@@ -75,7 +77,7 @@ def _take(sock: socket.socket, count: int) -> bytes:
 
 
 def is_shut(sock: socket.socket) -> bool:
-    """Whether the other side ends the connection; what it still says on it does not matter."""
+    """Return True if the other side closes the connection. Data that arrives before is ignored."""
     sock.settimeout(WAIT_S)
     try:
         while sock.recv(1 << 16):
@@ -96,18 +98,18 @@ def _all_shut(socks: Iterable[socket.socket]) -> None:
 
 
 def wrong_secret(target: Target) -> None:
-    sock = target.knock(secret=bytes(32))
+    sock = target.send_preface(secret=bytes(32))
     sock.settimeout(WAIT_S)
     assert sock.recv(1) == b"", "a stranger got an answer"
     sock.close()
 
 
 def replayed_preface(target: Target) -> None:
-    words = preface.encode(preface.Preface(target.worker, os.urandom(16)), target.secret)
+    log_tail = preface.encode(preface.Preface(target.worker, os.urandom(16)), target.secret)
     first, second = target.connect(), target.connect()
-    first.sendall(words)
+    first.sendall(log_tail)
     assert not preface.parse_answer(_take(first, preface.ANSWER_BYTES)).refusal
-    second.sendall(words)
+    second.sendall(log_tail)
     assert second.recv(1) == b"", "a replay got an answer"
     first.close()
     second.close()
@@ -121,18 +123,18 @@ def unknown_worker(target: Target) -> None:
 
 
 def untrusted_key(target: Target) -> None:
-    _all_shut(target.shake(NodeKey.generate(), target.run) for _ in range(3))
+    _all_shut(target.tls_handshake(NodeKey.generate(), target.run) for _ in range(3))
 
 
 def wrong_run(target: Target) -> None:
-    _all_shut(target.shake(target.key, "another run") for _ in range(3))
+    _all_shut(target.tls_handshake(target.key, "another run") for _ in range(3))
 
 
 def garbage_after_preface(target: Target) -> None:
     source = random.Random(7)
     socks = []
     for _ in range(10):
-        sock = target.knock()
+        sock = target.send_preface()
         sock.sendall(source.randbytes(2000))
         socks.append(sock)
     _all_shut(socks)
@@ -146,28 +148,28 @@ def silent_connections(target: Target) -> None:
 
 
 def half_prefaces(target: Target) -> None:
-    words = preface.encode(preface.Preface(target.worker, os.urandom(16)), target.secret)
+    log_tail = preface.encode(preface.Preface(target.worker, os.urandom(16)), target.secret)
     socks = [target.connect() for _ in range(40)]
     for sock in socks:
-        sock.sendall(words[: preface.PREFACE_BYTES // 2])
+        sock.sendall(log_tail[: preface.PREFACE_BYTES // 2])
     _all_shut(socks)
 
 
 def stalled_handshakes(target: Target) -> None:
-    """A right preface and then nothing: the worker itself must give up on them."""
-    _all_shut([target.knock() for _ in range(40)])
+    """Send a valid preface and then nothing: the worker itself must time out."""
+    _all_shut([target.send_preface() for _ in range(40)])
 
 
 def stalled_hello(target: Target) -> None:
-    sock = target.knock()
+    sock = target.send_preface()
     _take(sock, preface.ANSWER_BYTES)
     context = tls.client_context(delegate(target.key, run=target.run, worker=os.urandom(16)), [target.key.id])
     _all_shut([context.wrap_socket(sock)])
 
 
 def silent_link(target: Target) -> None:
-    """A whole handshake, half a header, and then nothing: the silence clock ends it."""
-    sock = target.enter()
+    """Perform a whole handshake, send half a header, then nothing: the silence limit closes the link."""
+    sock = target.open_link()
     sock.sendall(FrameHeader(FrameKind.DATA, length=1 << 20, group=target.group).encode()[:10])
     _all_shut([sock])
 
@@ -180,22 +182,28 @@ def _raw(kind: int, length: int = 0, group: int = 0, sequence: int = 0, flags: i
 
 
 def huge_lengths(target: Target) -> None:
-    """Lengths and numbers as large as their fields allow, in every kind of frame."""
+    """Send lengths and numbers at the limits of their fields, in every kind of frame."""
     for kind in FrameKind:
-        sock = target.enter()
+        sock = target.open_link()
         sock.sendall(_raw(kind, length=0xFFFFFFFF, group=target.group, sequence=1 << 60))
         _all_shut([sock])
 
 
 def unknown_kinds(target: Target) -> None:
-    for words in (_raw(0), _raw(99), _raw(255), _raw(FrameKind.PING, flags=1), _raw(FrameKind.OPEN, group=0)):
-        sock = target.enter()
-        sock.sendall(words)
+    for log_tail in (
+        _raw(0),
+        _raw(99),
+        _raw(255),
+        _raw(FrameKind.PING, flags=1),
+        _raw(FrameKind.OPEN, group=0),
+    ):
+        sock = target.open_link()
+        sock.sendall(log_tail)
         _all_shut([sock])
 
 
 def frames_for_a_group_of_others(target: Target) -> None:
-    """It is in the run but not in the group: it may neither end it nor put a byte into it."""
+    """Send frames for a group that this worker is not in. They must not fail it or change a byte."""
     failure = msgspec.msgpack.encode(("peer-lost", "a lie", 0, ()))
     for kind in (
         FrameKind.FAIL,
@@ -206,12 +214,12 @@ def frames_for_a_group_of_others(target: Target) -> None:
         FrameKind.JOIN,
         FrameKind.TELL,
     ):
-        sock = target.enter()
+        sock = target.open_link()
         sock.sendall(
             FrameHeader(kind, length=len(failure), group=target.group, sequence=1).encode() + failure
         )
         _all_shut([sock])
-    sock = target.enter()
+    sock = target.open_link()
     for kind in (FrameKind.DATA, FrameKind.PARCEL, FrameKind.EAGER):
         try:
             sock.sendall(
@@ -223,9 +231,9 @@ def frames_for_a_group_of_others(target: Target) -> None:
 
 
 def borrowed_name(target: Target) -> None:
-    """Another trusted machine claims to be a worker of this one: it gets neither a link nor a lane."""
+    """Claim a worker id of another machine. The peer gets neither a link nor a stream."""
     for stream in (0, 1):
-        _all_shut([target.shake(target.friend, target.run, target.member, stream)])
+        _all_shut([target.tls_handshake(target.friend, target.run, target.member, stream)])
 
 
 def _join_body(generation: int, name: str, extra: bytes = b"") -> bytes:
@@ -234,8 +242,8 @@ def _join_body(generation: int, name: str, extra: bytes = b"") -> bytes:
 
 
 def old_generation(target: Target) -> None:
-    """Answered with what generation it is now."""
-    sock = target.enter()
+    """Join with an old generation. The reply names the current one."""
+    sock = target.open_link()
     body = _join_body(target.generation - 1, "old")
     sock.sendall(FrameHeader(FrameKind.JOIN, length=len(body), group=77).encode() + body)
     deadline = time.monotonic() + WAIT_S
@@ -247,16 +255,16 @@ def old_generation(target: Target) -> None:
 
 
 def nested_joins(target: Target) -> None:
-    """Deeper than any parser likes."""
-    sock = target.enter()
+    """Send msgpack that is nested too deeply for any parser."""
+    sock = target.open_link()
     body = _join_body(target.generation, "deep", b"\x91" * 30_000 + b"\xc0")
     sock.sendall(FrameHeader(FrameKind.JOIN, length=len(body), group=78).encode() + body)
     _all_shut([sock])
 
 
 def endless_joins(target: Target) -> socket.socket:
-    """Beginnings of groups that never come, as large as a frame may be."""
-    sock = target.enter()
+    """Send joins of groups that never form, as large as a frame may be."""
+    sock = target.open_link()
     sock.settimeout(8.0)
     try:
         for number in range(3000):
@@ -268,8 +276,8 @@ def endless_joins(target: Target) -> socket.socket:
 
 
 def questions_without_end(target: Target) -> socket.socket:
-    """Asks and never listens: the answers must not pile up for ever."""
-    sock = target.enter()
+    """Send queries without reading: the replies must not fill the memory."""
+    sock = target.open_link()
     question = FrameHeader(FrameKind.PING).encode() * 2000
     sock.settimeout(2.0)
     try:

@@ -1,4 +1,4 @@
-"""JSON lines over a stream socket: what the driver and its workers talk through."""
+"""JSON lines over a stream socket, between the driver and its workers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Line:
-    """One end; messages are JSON objects."""
+class JsonSocket:
+    """One end of the connection. Messages are JSON objects."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
         self._received = b""
 
     @classmethod
-    def dial(cls, path: str) -> Line:
+    def dial(cls, path: str) -> JsonSocket:
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         stream.connect(path)
         return cls(stream)
@@ -26,7 +26,7 @@ class Line:
         self._stream.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, timeout: float | None) -> dict[str, Any] | None:
-        """The next message; None at the end of the stream; TimeoutError."""
+        """Return the next message, or None at the end of the stream. Raise TimeoutError if none arrives."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while b"\n" not in self._received:
             self._stream.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0.001))

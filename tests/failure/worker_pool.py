@@ -1,4 +1,4 @@
-"""The driver's side: a crew of worker processes that tests may kill, stop and ask for things."""
+"""The driver's side: a pool of worker processes that tests can kill, stop and send requests to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import psutil
 from barnraise.agent_client.client import ListenerClient
 from barnraise.identity import NodeKey
 from barnraise.transport.ipc.messages import ListenerStanding
-from tests.failure.line import Line
+from tests.failure.json_socket import JsonSocket
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0
@@ -37,7 +37,7 @@ NOTICE_S = 10.0
 
 
 class WorkerError(AssertionError):
-    """A worker raised, died or did not answer; the message ends with its log."""
+    """Error of a worker that raised, died or did not answer. The message ends with its log."""
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class Worker:
 
     label: str
     pid: int
-    line: Line
+    json_socket: JsonSocket
     log: Path
     comm_process: int = 0
     dead: bool = False
@@ -54,20 +54,20 @@ class Worker:
 
     def tell(self, body: str, **arguments: Any) -> None:
         try:
-            self.line.send({"body": body, **arguments})
+            self.json_socket.send({"body": body, **arguments})
         except OSError as error:
-            raise WorkerError(f"{self.label} is gone: {error}\n{self.words()}") from error
+            raise WorkerError(f"{self.label} is gone: {error}\n{self.log_tail()}") from error
 
     def answer(self, timeout: float = ANSWER_SECONDS) -> Any:
         try:
-            reply = self.line.receive(timeout)
+            reply = self.json_socket.receive(timeout)
         except TimeoutError:
             self._dump()
-            raise WorkerError(f"{self.label}: no answer in {timeout:g} s\n{self.words()}") from None
+            raise WorkerError(f"{self.label}: no answer in {timeout:g} s\n{self.log_tail()}") from None
         except OSError as error:
-            raise WorkerError(f"{self.label}: {error}\n{self.words()}") from error
+            raise WorkerError(f"{self.label}: {error}\n{self.log_tail()}") from error
         if reply is None:
-            raise WorkerError(f"{self.label} ended without an answer\n{self.words()}")
+            raise WorkerError(f"{self.label} ended without an answer\n{self.log_tail()}")
         if "error" in reply:
             raise WorkerError(f"{self.label}: {reply['error']}")
         return reply["ok"]
@@ -80,23 +80,23 @@ class Worker:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL to the trainer alone; its communication process must follow by itself."""
+        """Send SIGKILL to the trainer alone. Its communication process must exit by itself."""
         self.dead = True
         try:
             os.kill(self.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        self.line.close()
+        self.json_socket.close()
 
-    def words(self) -> str:
-        """The end of what it and its communication process printed."""
+    def log_tail(self) -> str:
+        """Return the last output of the worker and its communication process."""
         try:
             return self.log.read_text(errors="replace")[-3000:]
         except OSError:
             return ""
 
     def _dump(self) -> None:
-        """Have it write its stacks to its log."""
+        """Make the worker write its stacks to its log."""
         try:
             os.kill(self.pid, signal.SIGUSR1)
             time.sleep(0.3)
@@ -105,8 +105,8 @@ class Worker:
 
 
 @dataclass(eq=False)
-class Crew:
-    """One nursery and the workers forked from it; healthy ones are used again."""
+class WorkerPool:
+    """One fork server and its workers. Healthy workers are used again."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -116,28 +116,31 @@ class Crew:
         self.state = self.directory / "state"
         self.friend = NodeKey.generate()  # another machine, which this one trusts
         self._idle: list[Worker] = []
-        self._out: list[Worker] = []
+        self._acquired: list[Worker] = []
         self._numbers = itertools.count()
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._door.bind(str(self.directory / "door"))
-        self._door.listen(64)
-        self._nursery, self._process = self._start()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(self.directory / "door"))
+        self._listener.listen(64)
+        self._fork_server, self._process = self._start()
 
     def close(self) -> None:
-        for worker in [*self._idle, *self._out]:
+        for worker in [*self._idle, *self._acquired]:
             worker.kill()
-        self._nursery.close()
+        self._fork_server.close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._door.close()
-        until(lambda: not living(self.state), 30.0)
+        self._listener.close()
+        until(lambda: not running_processes(self.state), 30.0)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def take(self, count: int, quick: bool = False) -> list[Worker]:
-        """Workers without a group, on request with quick clocks; communication processes included."""
+        """Return workers without a group, optionally with short timeouts.
+
+        Their communication processes run.
+        """
         taken = [worker for worker in self._idle if worker.quick == quick][:count]
         self._idle = [worker for worker in self._idle if worker not in taken]
         while len(taken) < count:
@@ -147,22 +150,22 @@ class Crew:
             worker.tell("prepare")
         for worker in taken:
             worker.comm_process = int(worker.answer()["comm_process"])
-        self._out += taken
+        self._acquired += taken
         return taken
 
-    def give_back(self) -> None:
-        """After a test: who is well goes back to the pool, the others are ended."""
-        for worker in self._out:
+    def release_all(self) -> None:
+        """Return healthy workers to the pool after a test, and kill the others."""
+        for worker in self._acquired:
             try:
                 if not worker.dead:
                     worker.ask("leave_all")
                     self._idle.append(worker)
             except WorkerError:
                 self.end(worker)
-        self._out = []
+        self._acquired = []
 
     def end(self, worker: Worker) -> None:
-        """Whatever state it is in, stopped included."""
+        """Kill a worker in any state, even if it is stopped."""
         for pid in (worker.comm_process, worker.pid):
             try:
                 os.kill(pid or worker.pid, signal.SIGKILL)
@@ -186,23 +189,23 @@ class Crew:
             **(environment or {}),
         }
         request = {"label": label, "environment": settings, "namespace": namespace, "log": str(log)}
-        self._nursery.send(request)
-        hello, line = self._accept(ANSWER_SECONDS)
-        return Worker(label, int(hello["pid"]), line, log)
+        self._fork_server.send(request)
+        hello, json_socket = self._accept(ANSWER_SECONDS)
+        return Worker(label, int(hello["pid"]), json_socket, log)
 
     def meeting(self) -> str:
-        """A fresh place for a group to meet: the path of a file store."""
+        """Return the path of a new file store for a group."""
         return str(self.directory / f"meeting-{next(self._numbers)}")
 
     def join(self, workers: Sequence[Worker], **arguments: Any) -> None:
-        """These workers make their default group, ranked in this order."""
+        """Form a default group of these workers, ranked in this order."""
         place = self.meeting()
         for rank, worker in enumerate(workers):
             worker.tell("join", place=place, rank=rank, world=len(workers), **arguments)
         answers(workers)
 
-    def set_to_work(self, workers: Sequence[Worker], elements: int) -> None:
-        """These workers make all-reduces until one fails; back when each has made one."""
+    def start_all_reduces(self, workers: Sequence[Worker], elements: int) -> None:
+        """Start all-reduces on these workers until one fails. Return after the first one of each worker."""
         places = [Path(self.meeting()) for _ in workers]
         for worker, place in zip(workers, places, strict=True):
             worker.tell("all_reduces_until_error", elements=elements, begun=str(place))
@@ -212,41 +215,44 @@ class Crew:
         with ListenerClient.connect(self.state, timeout=ANSWER_SECONDS) as client:
             return client.standing()
 
-    def _start(self) -> tuple[Line, subprocess.Popen[bytes]]:
+    def _start(self) -> tuple[JsonSocket, subprocess.Popen[bytes]]:
         environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1", PYTHONWARNINGS="ignore")
         paths = [str(REPOSITORY / "src"), str(REPOSITORY), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        # here too, because /proc shows a forked worker with its nursery's environment
+        # here too, because /proc shows a forked worker with the fork server's environment
         environment["BARNRAISE_STATE_DIRECTORY"] = str(self.state)
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.failure.nursery", str(self.directory / "door")],
+            [sys.executable, "-m", "tests.failure.fork_server", str(self.directory / "door")],
             env=environment,
             cwd=REPOSITORY,
             stdin=subprocess.DEVNULL,
         )
         return self._accept(START_SECONDS)[1], process
 
-    def _accept(self, timeout: float) -> tuple[dict[str, Any], Line]:
-        self._door.settimeout(timeout)
-        stream, _ = self._door.accept()
-        line = Line(stream)
-        hello = line.receive(timeout)
+    def _accept(self, timeout: float) -> tuple[dict[str, Any], JsonSocket]:
+        self._listener.settimeout(timeout)
+        stream, _ = self._listener.accept()
+        json_socket = JsonSocket(stream)
+        hello = json_socket.receive(timeout)
         if hello is None:
             raise WorkerError("a process ended before it said who it is")
-        return hello, line
+        return hello, json_socket
 
 
 def ask_all(
     workers: Sequence[Worker], body: str, *, timeout: float = ANSWER_SECONDS, **rest: Any
 ) -> list[Any]:
-    """The same of all, together; answers in order."""
+    """Send one request to all workers, and return their answers in order."""
     for worker in workers:
         worker.tell(body, **rest)
     return answers(workers, timeout)
 
 
 def answers(workers: Sequence[Worker], timeout: float = ANSWER_SECONDS) -> list[Any]:
-    """One of each, in order. All are taken before the first failure is raised, or the next would be amiss."""
+    """Return one answer of each worker, in order.
+
+    All answers are read before the first failure is raised, so that no answer is left for the next request.
+    """
     taken, failures = [], []
     for worker in workers:
         try:
@@ -260,7 +266,7 @@ def answers(workers: Sequence[Worker], timeout: float = ANSWER_SECONDS) -> list[
 
 
 def until(truth: Callable[[], bool], seconds: float, every: float = 0.05) -> bool:
-    """Wait for something to come true."""
+    """Wait until ``truth`` returns True. Return False after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not truth():
         if time.monotonic() > deadline:
@@ -269,8 +275,8 @@ def until(truth: Callable[[], bool], seconds: float, every: float = 0.05) -> boo
     return True
 
 
-def living(state: Path) -> list[int]:
-    """Every process that was started to work on this state directory."""
+def running_processes(state: Path) -> list[int]:
+    """Return every process that was started for this state directory."""
     found = []
     for process in psutil.process_iter():
         try:
