@@ -49,8 +49,8 @@ from barnraise.planning import (
     refit,
 )
 from barnraise.topology.graph import TopologyGraph, decode_graph
-from barnraise.training.autotune.codec_benchmark import measured as measured_codecs
-from barnraise.training.autotune.tuner import CODECS, cluster_at, sync_of
+from barnraise.training.autotune.codec_benchmark import measure_codecs
+from barnraise.training.autotune.tuner import CODECS, cluster_of_group, sync_of
 from benchmarks import plot
 from benchmarks.machines import Machines
 from benchmarks.report import environment_line, last_line, table
@@ -113,13 +113,13 @@ class Bench:
         """``speed``: samples per second of each host."""
         graph = self.graph()
         nodes = [facts.node for facts in graph.nodes]
-        return cluster_at(graph, MODEL, nodes, [speed] * len(nodes))
+        return cluster_of_group(graph, MODEL, nodes, [speed] * len(nodes))
 
     def codecs(self, wanted: Sequence[PlanCodec] = CODECS) -> tuple[PlanCodec, ...]:
         """As fast as they are here while all hosts encode at once."""
         torch.set_num_threads(1)
         share = min(1.0, (os.cpu_count() or 1) / len(self._machines.hosts))
-        found = measured_codecs(wanted)
+        found = measure_codecs(wanted)
         return tuple(replace(one, mb_per_s=share * (one.mb_per_s or 1.0)) for one in found)
 
     def graph(self) -> TopologyGraph:
