@@ -19,13 +19,13 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from barnraise.checkpoint.serialization import FlatState, byte_view
 from barnraise.core.errors import RunError
 from barnraise.runs.sharding import MicroBatch
-from barnraise.training.group.single import SingleWorkerGroup
+from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.recovery.out_of_memory import OutOfMemoryGuard, is_out_of_memory
 from barnraise.training.session import Session
 from barnraise.training.state.bitwise_sync import arithmetic_of
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.steps.throughput import Throughput
-from tests.unit.training.together import Seat, together
+from tests.unit.training.threaded_group import ThreadWorker, run_workers
 
 SAMPLES, BATCH = 60, 12
 
@@ -61,8 +61,8 @@ def rows() -> TensorDataset:
     return TensorDataset(x, x.sum(1, keepdim=True).tanh())
 
 
-def session(circle: Any, *, mixed: bool = False) -> Session:
-    return Session(circle, seed=3, unit=2, saving=CheckpointManager(None, 60.0, 1), mixed=mixed)
+def session(manager: Any, *, mixed: bool = False) -> Session:
+    return Session(manager, seed=3, unit=2, checkpoints=CheckpointManager(None, 60.0, 1), mixed=mixed)
 
 
 def model() -> torch.nn.Module:
@@ -86,24 +86,24 @@ def train(run: Session, data: Any, epochs: int = 2, error: float = 0.0) -> tuple
 
 
 def test_who_computes_differently_adopts_the_anchors_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barnraise.training.steps.step_loop.ADOPT_EVERY", 5)  # an epoch has five steps
+    monkeypatch.setattr("barnraise.training.steps.commit.ADOPT_EVERY", 5)  # an epoch has five steps
 
-    def member(seat: Seat) -> tuple[Session, torch.nn.Module]:
-        return train(session(seat, mixed=True), rows(), epochs=4, error=seat.rank * 1e-12)
+    def member(worker: ThreadWorker) -> tuple[Session, torch.nn.Module]:
+        return train(session(worker, mixed=True), rows(), epochs=4, error=worker.rank * 1e-12)
 
-    members = together(3, member)
+    members = run_workers(3, member)
     weights = [net.weight for _, net in members]  # type: ignore[union-attr]
     assert all(torch.equal(weights[0], other) for other in weights[1:]), "the last commit was one of adoption"
-    _, alone = train(session(SingleWorkerGroup()), rows(), epochs=4)
+    _, alone = train(session(SingleWorkerManager()), rows(), epochs=4)
     torch.testing.assert_close(weights[0], alone.weight, rtol=0, atol=1e-10)
-    drifts = [run._steps._anchoring.drift for run, _ in members]
+    drifts = [run._step_loop._bitwise_sync.drift for run, _ in members]
     assert drifts[0] == 0.0
     assert 1e-12 < drifts[1] < drifts[2] < 1e-10
 
 
 def test_different_bits_that_nobody_expected_end_the_run() -> None:
     with pytest.raises(RunError, match="hold different bits at step") as caught:
-        together(2, lambda seat: train(session(seat), rows(), error=seat.rank * 1e-3))
+        run_workers(2, lambda worker: train(session(worker), rows(), error=worker.rank * 1e-3))
     assert "mixed=True" in caught.value.hint
 
 
@@ -134,9 +134,9 @@ def test_the_probe_tells_processors_apart() -> None:
 
 def test_a_stream_is_read_by_all_and_counts_once() -> None:
     """The last batch of an epoch is smaller."""
-    alone, expected = train(session(SingleWorkerGroup()), Numbers(31))
+    alone, expected = train(session(SingleWorkerManager()), Numbers(31))
     assert alone.done == 6
-    for run, net in together(3, lambda seat: train(session(seat), Numbers(31))):
+    for run, net in run_workers(3, lambda worker: train(session(worker), Numbers(31))):
         assert run.done == 6
         for one, other in zip(net.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
@@ -146,7 +146,7 @@ def test_a_stream_is_read_by_all_and_counts_once() -> None:
 def test_a_streams_randomness_belongs_to_its_items(workers: int) -> None:
     def seen(noise: int) -> list[float]:
         loader = DataLoader(Numbers(31, 0.1), batch_size=BATCH, num_workers=workers)
-        run, net = session(SingleWorkerGroup()), model()
+        run, net = session(SingleWorkerManager()), model()
         net, optimizer, batches = run.prepare(net, Crooked(net.parameters(), 0.05), loader)
         found = []
         for _ in run.epochs(2):
@@ -165,17 +165,17 @@ def test_a_streams_randomness_belongs_to_its_items(workers: int) -> None:
 
 def test_streams_that_differ_are_named() -> None:
     with pytest.raises(RunError, match="samples in step 2") as caught:
-        together(2, lambda seat: train(session(seat), Numbers(31 + seat.rank)))
+        run_workers(2, lambda worker: train(session(worker), Numbers(31 + worker.rank)))
     assert "same items on every machine" in caught.value.hint
 
 
 def test_a_newcomer_reads_what_the_others_had() -> None:
-    whole, expected = train(session(SingleWorkerGroup()), Numbers(48), epochs=1)
-    late = session(SingleWorkerGroup())
+    whole, expected = train(session(SingleWorkerManager()), Numbers(48), epochs=1)
+    late = session(SingleWorkerManager())
     net = model()
     loader = DataLoader(Numbers(48), batch_size=BATCH)
     _, optimizer, batches = late.prepare(net, Crooked(net.parameters(), 0.05), loader)
-    half = session(SingleWorkerGroup())
+    half = session(SingleWorkerManager())
     other = model()
     _, first, earlier = half.prepare(other, Crooked(other.parameters(), 0.05), loader)
     for x, y in earlier:
@@ -184,8 +184,8 @@ def test_a_newcomer_reads_what_the_others_had() -> None:
         first.zero_grad()
         if half.done == 2:
             break
-    late._steps.done = late._state.load(half._state.parts(half.done))
-    late._steps._forget_step()
+    late._step_loop.done = late._state.load(half._state.flatten(half.done))
+    late._step_loop._start_next_step()
     for x, y in batches:
         torch.nn.functional.mse_loss(net(x), y).backward()
         optimizer.step()
@@ -205,61 +205,63 @@ class Counted(Numbers):
             yield item
 
 
-def test_a_newcomer_reads_on_while_it_is_nursed(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+def test_iterable_during_live_recovery_is_read_ahead(
+    caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
     """And not when the others wait for it."""
-    monkeypatch.setattr("barnraise.training.data.iterable._SAY_S", -1.0)
-    half = session(SingleWorkerGroup())
+    monkeypatch.setattr("barnraise.training.data.iterable._REPORT_S", -1.0)
+    half = session(SingleWorkerManager())
     other = model()
     loader = DataLoader(Numbers(48), batch_size=BATCH)
     _, first, earlier = half.prepare(other, Crooked(other.parameters(), 0.05), loader)
     results: list[Any] = []
-    half._steps._nurse.note = lambda result: results.append(result())  # type: ignore[method-assign]
+    half._step_loop._recovery.note_commit = lambda result: results.append(result())  # type: ignore[method-assign]
     snapshot = None
     for x, y in earlier:
         torch.nn.functional.mse_loss(other(x), y).backward()
         first.step()
         first.zero_grad()
         if half.done == 2 and snapshot is None:
-            parts = half._state.parts(2)
+            parts = half._state.flatten(2)
             snapshot = FlatState(parts.skeleton, [one.clone() for one in parts.tensors])
         if half.done == 3:
             break
-    late, net, items = session(SingleWorkerGroup()), model(), Counted(48)
+    late, net, items = session(SingleWorkerManager()), model(), Counted(48)
     late.prepare(net, Crooked(net.parameters(), 0.05), DataLoader(items, batch_size=BATCH))
     assert snapshot is not None
-    assert late._steps._load(snapshot) == 2
+    assert late._step_loop._load_state(snapshot) == 2
     assert items.read == 3 * BATCH, "with those of the next step"
-    assert "to where the training is: 23 of 24 items" in caplog.text
+    assert "catch up with the training: 23 of 24 items" in caplog.text
     *_, last = results
-    late._steps._follow(msgspec.structs.replace(last, tensors=[byte_view(one) for one in last.tensors]))
+    late._step_loop._replay(msgspec.structs.replace(last, tensors=[byte_view(one) for one in last.tensors]))
     assert items.read == 4 * BATCH
     assert torch.equal(net.weight, other.weight)  # type: ignore[arg-type]
 
 
 def test_the_hopelessly_slow_get_nothing_and_are_tried_again() -> None:
     pace = Throughput()
-    pace.begin_group([10.0, 10.0, 0.1])
-    assert pace.due(3) == frozenset()
-    assert pace.dealt([4, 4, 0]) == [2], "it is said once"
+    pace.start_group([10.0, 10.0, 0.1])
+    assert pace.ranks_to_retry(3) == frozenset()
+    assert pace.note_assignment([4, 4, 0]) == [2], "it is said once"
     tried = []
     for commit in range(200):
-        due = pace.due(3)
+        due = pace.ranks_to_retry(3)
         if due:
             tried.append(commit)
-        assert pace.dealt([4, 4, 1 if due else 0]) == []
+        assert pace.note_assignment([4, 4, 1 if due else 0]) == []
     assert [later - earlier for earlier, later in pairwise(tried)] == [33, 65]
 
 
 def test_speeds_are_remembered_from_group_to_group() -> None:
     pace = Throughput()
     assert pace.speed() == 0.0, "nobody knows"
-    pace.begin_group([])
-    pace.learn([0.0, 3.0], 0)
-    assert pace.shares == []
-    pace.learn([2.0, 3.0], 0)
-    assert pace.shares == [2.0, 3.0]
-    pace.learn([0.0, 5.0], 0)
-    assert pace.shares == [2.0, 4.0], "who computed nothing is as fast as before"
+    pace.start_group([])
+    pace.update([0.0, 3.0], 0)
+    assert pace.speeds == []
+    pace.update([2.0, 3.0], 0)
+    assert pace.speeds == [2.0, 3.0]
+    pace.update([0.0, 5.0], 0)
+    assert pace.speeds == [2.0, 4.0], "who computed nothing is as fast as before"
 
 
 def test_a_unit_in_parts_is_the_same_sum(tmp_path: Path) -> None:
@@ -269,14 +271,14 @@ def test_a_unit_in_parts_is_the_same_sum(tmp_path: Path) -> None:
     assert memory.halve(4)
     assert not memory.halve(4), "one sample cannot be split"
     assert OutOfMemoryGuard(tmp_path / "run" / "parts-0").parts == 4
-    assert [piece.span[1:] for piece in memory.pieces(MicroBatch(3, 10, 13))] == [
+    assert [piece.span[1:] for piece in memory.split(MicroBatch(3, 10, 13))] == [
         (10, 11),
         (11, 12),
         (12, 13),
     ]
-    _, whole = train(session(SingleWorkerGroup()), rows())
-    run = session(SingleWorkerGroup())
-    run._memory = OutOfMemoryGuard(tmp_path / "run" / "parts-0")
+    _, whole = train(session(SingleWorkerManager()), rows())
+    run = session(SingleWorkerManager())
+    run._oom_guard = OutOfMemoryGuard(tmp_path / "run" / "parts-0")
     _, split = train(run, rows())
     torch.testing.assert_close(split.weight, whole.weight, rtol=0, atol=1e-12)
 
@@ -306,8 +308,8 @@ def test_out_of_memory_is_followed_by_smaller_pieces(tmp_path: Path) -> None:
         for _ in range(3)
     ]
     assert [end.returncode for end in ends] == [-signal.SIGKILL, -signal.SIGKILL, 0], ends[-1].stderr
-    assert "starts again with at most 4" in ends[0].stderr
-    assert "starts again with at most 2" in ends[1].stderr
+    assert "restarts with at most 4" in ends[0].stderr
+    assert "restarts with at most 2" in ends[1].stderr
     assert ends[2].stdout.split() == ["done", "2", "4"], "a unit counts as one for the batch norm"
 
 
@@ -316,13 +318,13 @@ def test_every_machine_saves_the_model(tmp_path: Path, monkeypatch: pytest.Monke
     """By its first worker; the main member does in any case."""
     monkeypatch.setenv("LOCAL_RANK", place)
 
-    def member(seat: Seat) -> bytes:
-        run, _ = train(session(seat), rows(), epochs=1)
-        path = tmp_path / f"{seat.rank}.safetensors"
+    def member(worker: ThreadWorker) -> bytes:
+        run, _ = train(session(worker), rows(), epochs=1)
+        path = tmp_path / f"{worker.rank}.safetensors"
         run.save(path)
         return path.read_bytes() if path.exists() else b""
 
-    first, second = together(2, member)
+    first, second = run_workers(2, member)
     assert first
     assert second == (first if place == "0" else b"")
     assert {one.suffix for one in tmp_path.iterdir()} == {".safetensors"}

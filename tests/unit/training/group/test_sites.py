@@ -1,4 +1,4 @@
-"""Encoded sums of a session whose members are at two sites: real processes, see site_members.py."""
+"""Encoded sums of a session whose members are at two sites: real processes, see site_workers.py."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from barnraise.training.group.single import SingleWorkerGroup
+from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.sync import Sync
 from tests.repository import ROOT
 from tests.unit.training.test_local_sgd import Training
 
 REPOSITORY = ROOT
-MEMBERS = Path(__file__).with_name("site_members.py")
+MEMBERS = Path(__file__).with_name("site_workers.py")
 Found = dict[str, dict[str, Any]]
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def test_a_leader_that_dies_in_a_sum_costs_nothing_but_what_it_kept(found: Found
     assert all(one["hashes"] == broken[0]["hashes"] for one in broken)
     assert broken[0]["counts"] == list(range(1, 25)), "no step was lost, and none was counted twice"
     assert all(sites == 2 for one in broken for sites, _ in one["crossed"])
-    exact = Training(SingleWorkerGroup(), Sync()).train(2)
+    exact = Training(SingleWorkerManager(), Sync()).train(2)
     parameters = torch.tensor(broken[0]["parameters"], dtype=torch.float64)
     torch.testing.assert_close(parameters, exact.flat, rtol=0, atol=5e-3)
     assert not torch.equal(parameters, exact.flat)

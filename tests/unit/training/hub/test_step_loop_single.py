@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from barnraise.core.errors import RunError
-from barnraise.training.group.single import SingleWorkerGroup
-from barnraise.training.hub.port import LeasedWork, ModelSpec, RoundUpdate, SampleRange
+from barnraise.training.group.single import SingleWorkerManager
+from barnraise.training.hub.parameter_server import LeasedWork, ModelSpec, RoundUpdate, SampleRange
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 
@@ -46,7 +46,12 @@ class Friend:
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
         self.run = Session(
-            SingleWorkerGroup(), seed=3, unit=2, saving=CheckpointManager(None, 60.0, 1), beyond=hub, **more
+            SingleWorkerManager(),
+            seed=3,
+            unit=2,
+            checkpoints=CheckpointManager(None, 60.0, 1),
+            parameter_server=hub,
+            **more,
         )
         self.seen: list[list[int]] = []
 
@@ -78,7 +83,7 @@ def test_exactly_the_leased_samples_are_trained_and_what_they_changed_is_handed_
     tasks = [task(0, (0, 16), (40, 48)), task(0, (48, 64), covered=40, members=2), OVER]
     hub = FakeHub(tasks)
     friend = Friend(hub).train()
-    order = friend.run._data.course.sample_order(0).tolist()  # type: ignore[union-attr]
+    order = friend.run._data.data_order.sample_order(0).tolist()  # type: ignore[union-attr]
     assert friend.seen[0] == order[0:16] + order[40:48] + order[48:64]
     assert [handed.samples for handed in hub.handed] == [24, 16]
     assert all(handed.loss is not None and handed.loss > 0 for handed in hub.handed)
@@ -120,14 +125,14 @@ def test_a_newcomer_begins_with_everybodys_model_and_epoch() -> None:
     hub = FakeHub([task(1, (0, 8), covered=64), task(2, (0, 8), covered=72)], start)
     friend = Friend(hub).train(epochs=2)
     assert torch.equal(friend.first["0.weight"].reshape(-1), start[:16])
-    order = friend.run._data.course.sample_order(1).tolist()  # type: ignore[union-attr]
+    order = friend.run._data.data_order.sample_order(1).tolist()  # type: ignore[union-attr]
     assert friend.seen == [order[:8]]
 
 
 def test_a_lease_may_go_over_the_end_of_an_epoch() -> None:
     both = LeasedWork((SampleRange(0, 56, 64), SampleRange(1, 0, 8)), 0, 1)
     friend = Friend(FakeHub([both, OVER])).train()
-    orders = [friend.run._data.course.sample_order(epoch).tolist() for epoch in range(2)]  # type: ignore[union-attr]
+    orders = [friend.run._data.data_order.sample_order(epoch).tolist() for epoch in range(2)]  # type: ignore[union-attr]
     assert friend.seen == [orders[0][56:] + orders[1][:8], []]
 
 
@@ -138,7 +143,7 @@ def test_after_the_end_nothing_is_trained() -> None:
 
 @pytest.mark.parametrize("spans", [((0, 65),), ((-1, 4),), ((4, 4),), ((0, 8), (4, 12))])
 def test_a_lease_that_cannot_be_is_refused(spans: tuple[tuple[int, int], ...]) -> None:
-    with pytest.raises(RunError, match="which cannot be"):
+    with pytest.raises(RunError, match="which do not exist"):
         Friend(FakeHub([task(0, *spans)])).train()
 
 
@@ -150,5 +155,5 @@ class _Endless(IterableDataset[Any]):
 def test_a_stream_is_refused() -> None:
     friend = Friend(FakeHub([OVER]))
     loader: DataLoader[Any] = DataLoader(_Endless(), batch_size=4)
-    with pytest.raises(RunError, match="a stream has none"):
+    with pytest.raises(RunError, match="an iterable dataset does not have"):
         friend.run.prepare(friend.net, friend.optimizer, loader)

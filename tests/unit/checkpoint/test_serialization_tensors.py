@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import torch
 
+from barnraise.checkpoint.serialization import decode_tensor, encode_tensor
 from barnraise.core.errors import ProtocolError
-from barnraise.training.group.gathered import decode_tensor, encode_tensor
 
 
 @pytest.mark.parametrize(

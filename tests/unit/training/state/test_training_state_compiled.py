@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
 from barnraise.runs.sharding import DataOrder
-from barnraise.training.group.single import SingleWorkerGroup
-from barnraise.training.hub.port import FlatParameters
+from barnraise.training.group.single import SingleWorkerManager
+from barnraise.training.hub.flat_parameters import FlatParameters
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 
@@ -40,7 +40,9 @@ def _in_place(net: torch.nn.Sequential) -> Any:
 
 class Script:
     def __init__(self, make: Callable[[torch.nn.Sequential], Any]) -> None:
-        self.run = Session(SingleWorkerGroup(), seed=3, unit=3, saving=CheckpointManager(None, 60.0, 1))
+        self.run = Session(
+            SingleWorkerManager(), seed=3, unit=3, checkpoints=CheckpointManager(None, 60.0, 1)
+        )
         net = make(copy.deepcopy(NET))
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
         loader = DataLoader(TensorDataset(X, X.sum(1, keepdim=True)), batch_size=6)
@@ -71,8 +73,8 @@ def test_a_compiled_model_is_the_same_model(make: Any, tmp_path: Path) -> None:
 
 def _layout(script: Script) -> Any:
     """What a hub is told of the model."""
-    flat = FlatParameters(script.run._state.model, script.run._sums)
-    return flat.form(DataOrder(24, 6, 3, seed=3)).layout
+    flat = FlatParameters(script.run._state.model, script.run._reducer)
+    return flat.spec(DataOrder(24, 6, 3, seed=3)).layout
 
 
 @pytest.mark.parametrize("make", [_compiled, _within])
@@ -81,9 +83,9 @@ def test_who_compiles_and_who_does_not_have_the_same_state(make: Any) -> None:
     whole = Script(lambda net: net).train()
     for first, second in ((make, lambda net: net), (lambda net: net, make)):
         half, late = Script(first).train(stop=2), Script(second)
-        parts = half.run._state.parts(half.run.done)
-        late.run._steps.done = late.run._state.load(parts)
-        late.run._steps._forget_step()
+        parts = half.run._state.flatten(half.run.done)
+        late.run._step_loop.done = late.run._state.load(parts)
+        late.run._step_loop._start_next_step()
         assert late.run.state_digest() == half.run.state_digest()
         late.train()
         assert late.run.done == 4

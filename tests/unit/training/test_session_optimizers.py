@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from barnraise.core.errors import RunError
-from barnraise.training.group.single import SingleWorkerGroup
+from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
-from tests.unit.training.together import Seat, together
+from tests.unit.training.threaded_group import ThreadWorker, run_workers
 
 SAMPLES, BATCH = 48, 12
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"
@@ -65,12 +65,12 @@ def _plain(epochs: int) -> list[torch.Tensor]:
     return gan.state()
 
 
-def _session(circle: Any) -> Session:
-    return Session(circle, seed=3, unit=4, saving=CheckpointManager(None, 60.0, 1))
+def _session(manager: Any) -> Session:
+    return Session(manager, seed=3, unit=4, checkpoints=CheckpointManager(None, 60.0, 1))
 
 
-def _train(circle: Any, order: list[str], epochs: int = 2) -> list[torch.Tensor]:
-    gan, run = Gan(), _session(circle)
+def _train(manager: Any, order: list[str], epochs: int = 2) -> list[torch.Tensor]:
+    gan, run = Gan(), _session(manager)
     _, _, batches = run.prepare(
         gan.nets, [gan.optimizers[name] for name in order], DataLoader(_rows(), batch_size=BATCH)
     )
@@ -86,7 +86,10 @@ def _train(circle: Any, order: list[str], epochs: int = 2) -> list[torch.Tensor]
 @pytest.mark.parametrize("order", [[DISCRIMINATOR, GENERATOR], [GENERATOR, DISCRIMINATOR]])
 def test_alternating_losses_are_those_of_the_plain_loop(order: list[str]) -> None:
     expected = _plain(2)
-    for found in [_train(SingleWorkerGroup(), order), *together(2, lambda seat: _train(seat, order))]:
+    for found in [
+        _train(SingleWorkerManager(), order),
+        *run_workers(2, lambda worker: _train(worker, order)),
+    ]:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
@@ -94,8 +97,8 @@ def test_a_gradient_that_is_dropped_after_it_had_left_does_not_count() -> None:
     """zero_grad() between backward() and step(), also in the last unit of a step."""
     x, z = _rows().tensors
 
-    def train(seat: Seat) -> list[torch.Tensor]:
-        gan, run = Gan(), _session(seat)
+    def train(worker: ThreadWorker) -> list[torch.Tensor]:
+        gan, run = Gan(), _session(worker)
         optimizer = torch.optim.SGD(gan.nets.parameters(), lr=0.05)
         _, _, batches = run.prepare(gan.nets, optimizer, DataLoader(_rows(), batch_size=BATCH))
         for real, noise in batches:
@@ -110,16 +113,16 @@ def test_a_gradient_that_is_dropped_after_it_had_left_does_not_count() -> None:
         gan.nets.zero_grad()
         gan.loss(DISCRIMINATOR, x[first : first + BATCH], z[first : first + BATCH]).backward()
         optimizer.step()
-    for found in together(2, train):
+    for found in run_workers(2, train):
         torch.testing.assert_close(found, gan.state(), rtol=0, atol=1e-12)
 
 
 def test_each_steps_once_for_each_batch() -> None:
-    gan, run = Gan(), _session(SingleWorkerGroup())
+    gan, run = Gan(), _session(SingleWorkerManager())
     first, second = gan.optimizers.values()
     with pytest.raises(RunError, match="without a batch"):
         run.prepare(gan.nets, [first, second], DataLoader(_rows(), batch_size=BATCH)) and first.step()
-    batches = iter(run.units_of(0))
+    batches = iter(run.microbatches(0))
     next(batches)
     first.step()
     with pytest.raises(RunError, match="twice for a batch") as caught:

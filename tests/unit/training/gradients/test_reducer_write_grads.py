@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from barnraise.checkpoint.serialization import FlatState
-from barnraise.training.group.single import SingleWorkerGroup
+from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
-from tests.unit.training.together import Seat, together
+from tests.unit.training.threaded_group import ThreadWorker, run_workers
 
 SAMPLES, BATCH = 24, 6
 STEPS = SAMPLES // BATCH
@@ -28,16 +28,16 @@ def _rows(*shape: int) -> torch.Tensor:
     return torch.randn(SAMPLES, *shape, generator=torch.Generator().manual_seed(1)).double()
 
 
-def _session(circle: Any) -> Session:
-    return Session(circle, seed=3, unit=2, saving=CheckpointManager(None, 60.0, 1))
+def _session(manager: Any) -> Session:
+    return Session(manager, seed=3, unit=2, checkpoints=CheckpointManager(None, 60.0, 1))
 
 
 def _optimizer(net: torch.nn.Module, **options: Any) -> torch.optim.AdamW:
     return torch.optim.AdamW(net.parameters(), lr=0.05, weight_decay=0.1, **options)
 
 
-def _train(circle: Any, net: torch.nn.Module, rows: torch.Tensor, loss: Loss, **options: Any) -> Session:
-    run, optimizer = _session(circle), _optimizer(net, **options)
+def _train(manager: Any, net: torch.nn.Module, rows: torch.Tensor, loss: Loss, **options: Any) -> Session:
+    run, optimizer = _session(manager), _optimizer(net, **options)
     _, _, batches = run.prepare(net, optimizer, DataLoader(TensorDataset(rows), batch_size=BATCH))
     for (x,) in batches:
         loss(net, run.done, x).backward()
@@ -71,12 +71,12 @@ def test_what_has_no_gradient_is_not_moved() -> None:
     rows = _rows(3)
     expected = _plain(copy.deepcopy(NETS), rows, _seldom)
 
-    def train(circle: Any) -> list[torch.Tensor]:
+    def train(manager: Any) -> list[torch.Tensor]:
         net = copy.deepcopy(NETS)
-        _train(circle, net, rows, _seldom)
+        _train(manager, net, rows, _seldom)
         return _state(net)
 
-    for found in [train(SingleWorkerGroup()), *together(2, train)]:
+    for found in [train(SingleWorkerManager()), *run_workers(2, train)]:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
@@ -91,14 +91,14 @@ def test_one_members_gradient_counts_for_all() -> None:
         used = ["first", "second"] if float(x[:, 0].max()) else ["first"]
         return sum((x[:, :1] * net[name](x) + net[name](x).square()).mean() for name in used)  # type: ignore[return-value]
 
-    def train(seat: Seat) -> list[torch.Tensor]:
+    def train(worker: ThreadWorker) -> list[torch.Tensor]:
         net = copy.deepcopy(NETS)
-        _train(seat, net, rows, once)
+        _train(worker, net, rows, once)
         return _state(net)
 
     alone = copy.deepcopy(NETS)
-    _train(SingleWorkerGroup(), alone, rows, once)
-    for found in together(2, train):
+    _train(SingleWorkerManager(), alone, rows, once)
+    for found in run_workers(2, train):
         torch.testing.assert_close(found, _state(alone), rtol=0, atol=1e-12)
         assert not torch.equal(found[2], NETS["second"].weight)  # type: ignore[arg-type]
 
@@ -114,7 +114,7 @@ def test_what_is_frozen_later_stays_and_may_be_trained_again() -> None:
             seen.append(net["second"].weight.detach().clone())  # type: ignore[union-attr,operator]
         return sum((one(x) - 1).square().mean() for one in net.values())  # type: ignore[return-value]
 
-    _train(SingleWorkerGroup(), net, rows, loss)
+    _train(SingleWorkerManager(), net, rows, loss)
     assert not torch.equal(seen[1], seen[2])
     assert torch.equal(seen[2], seen[3]), "frozen in the third step"
     assert not torch.equal(seen[3], net["second"].weight)  # type: ignore[arg-type]
@@ -133,14 +133,14 @@ def test_layouts_are_the_parameters(fused: bool) -> None:
 
     expected = _plain(net(), rows, loss, fused=fused)
     ours = net()
-    run = _train(SingleWorkerGroup(), ours, rows, loss, fused=fused)
+    run = _train(SingleWorkerManager(), ours, rows, loss, fused=fused)
     torch.testing.assert_close(_state(ours), expected, rtol=0, atol=1e-12)
 
-    parts = run._state.parts(run.done)
-    newcomer, other = _session(SingleWorkerGroup()), net()
+    parts = run._state.flatten(run.done)
+    newcomer, other = _session(SingleWorkerManager()), net()
     optimizer = _optimizer(other, fused=fused)
     newcomer.prepare(other, optimizer, DataLoader(TensorDataset(rows), batch_size=BATCH))
     newcomer._state.load(FlatState(parts.skeleton, [one.clone().contiguous() for one in parts.tensors]))
     for parameter, kept in optimizer.state.items():
         assert kept["exp_avg"].stride() == parameter.stride()
-    assert newcomer._state.parts(run.done).skeleton == parts.skeleton
+    assert newcomer._state.flatten(run.done).skeleton == parts.skeleton

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from barnraise.core.errors import CollectiveError, RunError
-from barnraise.training.group.single import SingleWorkerGroup
+from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.local_sgd import LocalSgd
 from barnraise.training.steps.step_loop import StepLoop
 from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync
 from tests.unit.training.test_local_sgd import BATCH, SAMPLES, UNIT, Training
-from tests.unit.training.together import Arriving, Seat, Table, together
+from tests.unit.training.threaded_group import PendingCopy, SharedExchange, ThreadWorker, run_workers
 
 
 @pytest.fixture(autouse=True)
@@ -27,57 +27,57 @@ def _equal_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _tell_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that has done all that it may do before a sum has come."""
-    settle = StepLoop.settle
+    settle = StepLoop.wait_in_flight
 
     def told(steps: StepLoop) -> None:
-        if isinstance(steps._circle, SlowSeat):
-            steps._circle.is_awaited.set()
+        if isinstance(steps._manager, SlowWorker):
+            steps._manager.is_awaited.set()
         settle(steps)
-        if isinstance(steps._circle, SlowSeat):
-            steps._circle.is_awaited.clear()
+        if isinstance(steps._manager, SlowWorker):
+            steps._manager.is_awaited.clear()
 
-    monkeypatch.setattr(StepLoop, "settle", told)
+    monkeypatch.setattr(StepLoop, "wait_in_flight", told)
 
 
-class SlowSeat(Seat):
+class SlowWorker(ThreadWorker):
     """Its line is slow: what is on its way comes when its member waits for it, and not before. Sums with
     these numbers break for everybody when they have left."""
 
     breaks_at: frozenset[int] = frozenset()
 
-    def __init__(self, table: Table, rank: int) -> None:
-        super().__init__(table, rank)
+    def __init__(self, exchange: SharedExchange, rank: int) -> None:
+        super().__init__(exchange, rank)
         self.sums = self.met = 0
         self.is_awaited = threading.Event()
 
-    def begin_sum(self, tensor: torch.Tensor) -> Arriving:
+    def all_reduce_async(self, tensor: torch.Tensor) -> PendingCopy:
         self.sums += 1
-        if threading.current_thread().name == "barnraise-sum":
+        if threading.current_thread().name == "barnraise-reduce":
             assert self.is_awaited.wait(60)
-        found = super().begin_sum(tensor)
+        found = super().all_reduce_async(tensor)
         if self.sums in self.breaks_at:
             raise CollectiveError("a line is cut")
         return found
 
-    def meet(self, broken: CollectiveError | None) -> None:
+    def join_next_group(self, error: CollectiveError | None) -> None:
         self.met += 1
 
 
 class Watched(Training):
     """Notes which units were computed of which step, and how far ahead of the commits."""
 
-    def __init__(self, circle: Any, sync: Sync) -> None:
+    def __init__(self, manager: Any, sync: Sync) -> None:
         self.units: list[tuple[int, int]] = []
         self.ahead = 0
-        super().__init__(circle, sync)
+        super().__init__(manager, sync)
 
     def train(self, epochs: int = 2) -> Watched:
         for _ in self.run.epochs(epochs):
             for x, y in self.batches:
-                steps = self.run._steps
+                steps = self.run._step_loop
                 assert self.run._current is not None
-                self.units.append((steps.at[1], self.run._current.unit.number))
-                self.ahead += steps.at[0] > steps.done
+                self.units.append((steps.position[1], self.run._current.unit.number))
+                self.ahead += steps.position[0] > steps.done
                 torch.nn.functional.mse_loss(self.net(x), y).backward()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
@@ -86,8 +86,8 @@ class Watched(Training):
 
 
 def _all_together(world: int, sync: Sync, breaks_at: Sequence[int] = ()) -> list[Watched]:
-    kind = type("Seat", (SlowSeat,), {"breaks_at": frozenset(breaks_at)})
-    return together(world, lambda seat: Watched(kind(seat._table, seat.rank), sync).train(3))
+    kind = type("ThreadWorker", (SlowWorker,), {"breaks_at": frozenset(breaks_at)})
+    return run_workers(world, lambda worker: Watched(kind(worker._exchange, worker.rank), sync).train(3))
 
 
 @pytest.mark.parametrize("codec", ["exact", "int8"])
@@ -112,13 +112,13 @@ def test_a_sum_that_breaks_on_its_way_costs_no_work(
 ) -> None:
     """Neither that of its round nor what was done since; and all members hold the same again."""
     kept: list[float] = []
-    turn_back = LocalSgd.turn_back
+    rollback_round = LocalSgd.rollback_round
 
     def noted(rounds: LocalSgd, clip: float | None) -> None:
-        turn_back(rounds, clip)
-        kept.append(rounds._since_weight)
+        rollback_round(rounds, clip)
+        kept.append(rounds._next_weight)
 
-    monkeypatch.setattr(LocalSgd, "turn_back", noted)
+    monkeypatch.setattr(LocalSgd, "rollback_round", noted)
     members = _all_together(2, Sync(period=2, momentum=0.5), breaks_at)
     assert len(kept) == 2 * len(breaks_at)
     assert max(kept) > 0, "somebody was ahead"
@@ -133,23 +133,23 @@ def test_a_sum_that_breaks_within_a_unit_doubles_none_of_it(monkeypatch: pytest.
     apply = LocalSgd.apply
 
     def noted(rounds: LocalSgd) -> None:
-        weights.append(float(rounds._sums.total_weight[0]))
+        weights.append(float(rounds._reducer.total_metadata[0]))
         apply(rounds)
 
     monkeypatch.setattr(LocalSgd, "apply", noted)
-    kind = type("Seat", (SlowSeat,), {"breaks_at": frozenset((6, 9, 14))})
+    kind = type("ThreadWorker", (SlowWorker,), {"breaks_at": frozenset((6, 9, 14))})
 
     class InParts(Watched):
         between = 0
 
         def train(self, epochs: int = 2) -> Watched:
-            self.run._memory.parts = 2
+            self.run._oom_guard.parts = 2
             step = self.optimizer.step
 
             def when_it_has_come(*given: Any) -> None:
-                flight, piece = self.run._steps._flight, self.run._current
+                flight, piece = self.run._step_loop._in_flight, self.run._current
                 if flight is not None and piece is not None and not piece.is_last:
-                    self.run._circle.is_awaited.set()  # type: ignore[attr-defined]
+                    self.run._manager.is_awaited.set()  # type: ignore[attr-defined]
                     flight.wait(60)
                     self.between += 1
                 step(*given)
@@ -158,8 +158,8 @@ def test_a_sum_that_breaks_within_a_unit_doubles_none_of_it(monkeypatch: pytest.
             self.optimizer.step = when_it_has_come  # type: ignore[method-assign]
             return super().train(epochs)
 
-    members = together(
-        2, lambda seat: InParts(kind(seat._table, seat.rank), Sync(period=2, momentum=0.5)).train(3)
+    members = run_workers(
+        2, lambda worker: InParts(kind(worker._exchange, worker.rank), Sync(period=2, momentum=0.5)).train(3)
     )
     assert all(one.between > 3 for one in members if isinstance(one, InParts))
     assert sum(weights) == 2 * (3 * SAMPLES - BATCH), "all but the first step, as both members sum it"
@@ -171,7 +171,7 @@ def test_a_sum_that_breaks_within_a_unit_doubles_none_of_it(monkeypatch: pytest.
 def test_units_that_weigh_nothing_change_nothing() -> None:
     alike = []
     for period in (1, 4):
-        one = Training(SingleWorkerGroup(), Sync(period=period), kind=torch.optim.AdamW)
+        one = Training(SingleWorkerManager(), Sync(period=period), kind=torch.optim.AdamW)
         before = one.flat.clone()
         for x, y in one.batches:
             one.run.weight(0.0)
@@ -189,7 +189,7 @@ def test_what_weighs_nothing_is_nothing_also_if_it_is_not_a_number(period: int, 
     """As the mean over the tokens of a unit whose labels are all ignored."""
     found = []
     for factor in (float("nan"), 1.0):
-        one = Training(SingleWorkerGroup(), Sync(period=period), kind=torch.optim.AdamW)
+        one = Training(SingleWorkerManager(), Sync(period=period), kind=torch.optim.AdamW)
         before, done = one.flat.clone(), 0
         for number, (x, y) in enumerate(one.batches):
             if number == 24:
@@ -209,7 +209,7 @@ def test_what_weighs_nothing_is_nothing_also_if_it_is_not_a_number(period: int, 
 
 
 def test_nobody_gathers_within_a_unit() -> None:
-    one = Training(SingleWorkerGroup(), Sync(period=2))
+    one = Training(SingleWorkerManager(), Sync(period=2))
     for x, y in one.batches:
         torch.nn.functional.mse_loss(one.net(x), y).backward()
         with pytest.raises(RunError, match="within a batch"):
@@ -221,36 +221,36 @@ def test_nobody_gathers_within_a_unit() -> None:
 
 def test_no_more_than_two_copies_of_the_model_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     most: list[int] = []
-    copied = LocalSgd._copied
+    copied = LocalSgd._copy
 
     def noted(rounds: LocalSgd, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         found = copied(rounds, tensors)
-        held = (rounds._other, rounds._since, rounds._handed_in, *rounds._spare)
+        held = (rounds._shadow, rounds._next_change, rounds._submitted, *rounds._free)
         most.append(1 + sum(bool(one) for one in held))
         return found
 
-    monkeypatch.setattr(LocalSgd, "_copied", noted)
+    monkeypatch.setattr(LocalSgd, "_copy", noted)
     members = _all_together(2, Sync(period=2, momentum=0.5), (9, 16, 18))
     assert max(most) == 2
-    assert all(len(one.run._steps._rounds._spare) <= 2 for one in members)
+    assert all(len(one.run._step_loop._local_sgd._free) <= 2 for one in members)
 
 
 def test_it_learns_as_well() -> None:
     exact = _all_together(2, Sync())
     ahead = _all_together(2, Sync(period=3, rate=1.0, momentum=0.3))
-    start = Training(Seat(Table(1), 0), Sync()).loss()
+    start = Training(ThreadWorker(SharedExchange(1), 0), Sync()).loss()
     assert ahead[0].loss() < start - 0.7 * (start - exact[0].loss())
 
 
 def test_the_word_of_the_first_member_takes_effect_one_round_later() -> None:
     """By then everybody has it, also those who were ahead."""
 
-    def member(seat: Seat) -> Watched:
-        one = Watched(SlowSeat(seat._table, seat.rank), Sync(period=3))
-        one.run._steps.on_commit.append(lambda: _wish(one))
+    def member(worker: ThreadWorker) -> Watched:
+        one = Watched(SlowWorker(worker._exchange, worker.rank), Sync(period=3))
+        one.run._step_loop.on_commit.append(lambda: _wish(one))
         return one.train(3)
 
-    members = together(2, member)
+    members = run_workers(2, member)
     assert members[0].hashes == members[1].hashes
     assert [one.run.sync for one in members] == [Sync(period=2, codec="bf16", inner=4)] * 2
     _each_unit_once(members)
@@ -258,33 +258,33 @@ def test_the_word_of_the_first_member_takes_effect_one_round_later() -> None:
 
 def _wish(one: Watched) -> None:
     if one.run.done >= 12:
-        one.run._steps.wanted = Sync(period=2, codec="bf16")
+        one.run._step_loop.requested_sync = Sync(period=2, codec="bf16")
 
 
 def test_a_script_that_ends_meanwhile_ends() -> None:
-    class Never(SlowSeat):
-        def __init__(self, table: Table, rank: int) -> None:
-            super().__init__(table, rank)
+    class Never(SlowWorker):
+        def __init__(self, exchange: SharedExchange, rank: int) -> None:
+            super().__init__(exchange, rank)
             self._ended = threading.Event()
 
-        def begin_sum(self, tensor: torch.Tensor) -> Arriving:
-            if threading.current_thread().name == "barnraise-sum":
+        def all_reduce_async(self, tensor: torch.Tensor) -> PendingCopy:
+            if threading.current_thread().name == "barnraise-reduce":
                 self._ended.wait(60)
                 raise CollectiveError("it was aborted")
-            return super().begin_sum(tensor)
+            return super().all_reduce_async(tensor)
 
         def abort(self) -> None:
             self._ended.set()
 
-    def member(seat: Seat) -> int:
-        one = Watched(Never(seat._table, seat.rank), Sync(period=3))
+    def member(worker: ThreadWorker) -> int:
+        one = Watched(Never(worker._exchange, worker.rank), Sync(period=3))
         for x, y in one.batches:
             torch.nn.functional.mse_loss(one.net(x), y).backward()
             one.optimizer.step()
-            if one.run._steps._flight is not None:
-                one.run._steps.close()
-                assert one.run._steps._flight.has_ended
+            if one.run._step_loop._in_flight is not None:
+                one.run._step_loop.close()
+                assert one.run._step_loop._in_flight.has_ended
                 return one.run.done
         raise AssertionError("nothing was on its way")
 
-    assert all(together(2, member))
+    assert all(run_workers(2, member))

@@ -23,10 +23,11 @@ from barnraise.collectives.process_group import create_group
 from barnraise.compression.allreduce import hierarchical as sites_module
 from barnraise.core.errors import CollectiveError
 from barnraise.topology.graph import LinkFacts, NodeFacts, TopologyGraph, build_graph
-from barnraise.training.group import process_group as room_module
-from barnraise.training.group.manager import AgentGroupManager, WorkerId
+from barnraise.training.group import process_group as group_module
+from barnraise.training.group.agent_client import WorkerId
+from barnraise.training.group.interface import RecoveryGroup
+from barnraise.training.group.manager import AgentGroupManager
 from barnraise.training.group.process_group import TrainingGroup
-from barnraise.training.recovery.live_recovery import RecoveryGroup
 from barnraise.training.sync import Sync
 from tests.unit.forked import fork_all
 from tests.unit.training.test_local_sgd import Training
@@ -45,7 +46,7 @@ def surveyed() -> TopologyGraph:
     return build_graph([NodeFacts(node=name, name=f"m{name}") for name in MACHINES], links)
 
 
-class FileCircle(AgentGroupManager):
+class FileGroupManager(AgentGroupManager):
     """Groups whose members are given beforehand."""
 
     def __init__(self, machine: str, room: Path, groups: list[str]) -> None:
@@ -59,31 +60,30 @@ class FileCircle(AgentGroupManager):
     def survey(self) -> TopologyGraph:
         return surveyed()
 
-    def newest(self) -> int:
+    def newest_generation(self) -> int:
         return self.generation
 
-    def await_nursery(self) -> RecoveryGroup | None:
+    def wait_for_recovery_group(self) -> RecoveryGroup | None:
         return None
 
-    def meet(self, broken: CollectiveError | None) -> None:
-        if self._room is not None:
-            self._room.close()
+    def join_next_group(self, error: CollectiveError | None) -> None:
+        self.group.close()
         self._members = self._groups[self.generation]
-        self.generation += 1
+        self._agent.generation += 1
         self.rank, self.world = self._members.index(self._machine), len(self._members)
         store = dist.FileStore(str(self._folder / f"{self._groups[0]}-{self.generation}"), self.world)
         group = create_group(store, self.rank, self.world, 60.0, self.generation)
-        self._room = TrainingGroup(group, self.rank, self.world, self.world)
-        self._sites_open = self.world > 2
+        self.group = TrainingGroup(
+            group, self.rank, self.world, self.world, lambda: self._site_map.ranks(self.machines())
+        )
 
     def leave(self) -> None:
-        if self._room is not None:
-            self._room.close()
+        self.group.close()
 
 
 def noting(crossed: list[list[int]]) -> Callable[..., Any]:
     """Every encoded sum: how many sites it went through, and the bytes that left this one's."""
-    real = room_module.sum_over
+    real = group_module.sum_over
 
     def noted(*given: Any, **more: Any) -> Any:
         found = real(*given, **more)
@@ -105,16 +105,16 @@ def die_in_the_middle() -> None:
     sites_module._ChunkReduction.send_sums = send_sums  # type: ignore[method-assign]
 
 
-def found_of(one: Training, crossed: list[list[int]], circle: FileCircle) -> dict[str, Any]:
-    squeeze, sums = one.run._steps._squeeze, one.run._steps._sums
-    own = squeeze._feedback.state_dict()["residuals"]
-    pooled = squeeze.pooled(circle, sums.parts())
+def found_of(one: Training, crossed: list[list[int]], manager: FileGroupManager) -> dict[str, Any]:
+    compression, reducer = one.run._step_loop._compression, one.run._step_loop._reducer
+    own = compression._feedback.state_dict()["residuals"]
+    pooled = compression.sum_residuals(manager.group, reducer.feedback_parts())
     return {
         "hashes": one.hashes,
         "counts": one.counts,
         "parameters": one.flat.tolist(),
         "crossed": crossed,
-        "generation": circle.generation,
+        "generation": manager.generation,
         "own": torch.cat([own[name] for name in sorted(own)]).tolist(),
         "pooled": torch.cat([pooled[name] for name in sorted(pooled)]).tolist(),
     }
@@ -124,20 +124,20 @@ def member(machine: str, room: Path) -> None:
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
     crossed: list[list[int]] = []
-    room_module.sum_over = noting(crossed)  # type: ignore[assignment]
-    ahead = FileCircle(machine, room, [MACHINES])
+    group_module.sum_over = noting(crossed)  # type: ignore[assignment]
+    ahead = FileGroupManager(machine, room, [MACHINES])
     found["rounds"] = found_of(Training(ahead, Sync(period=3, codec="int4")).train(3), crossed[:], ahead)
     ahead.leave()
     crossed.clear()
     os.environ["BARNRAISE_COLLECTIVES_STRATEGY"] = "ring"
-    flat = FileCircle(machine, room, ["bacd"])
+    flat = FileGroupManager(machine, room, ["bacd"])
     found["ring"] = found_of(Training(flat, Sync(codec="int8")).train(1), crossed[:], flat)
     flat.leave()
     crossed.clear()
     del os.environ["BARNRAISE_COLLECTIVES_STRATEGY"]
     if machine == "a":
         die_in_the_middle()
-    broken = FileCircle(machine, room, ["".join(reversed(MACHINES)), "dcb"])
+    broken = FileGroupManager(machine, room, ["".join(reversed(MACHINES)), "dcb"])
     found["broken"] = found_of(Training(broken, Sync(codec="int8")).train(2), crossed, broken)
     broken.leave()
     (room / f"{machine}.json").write_text(json.dumps(found))

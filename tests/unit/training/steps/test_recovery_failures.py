@@ -8,55 +8,55 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from barnraise.checkpoint.serialization import FlatState, dismantle
+from barnraise.checkpoint.serialization import FlatState, flatten
 from barnraise.core.errors import CollectiveError, OperationMismatch, RunError, UnsupportedOperation
 from barnraise.training.recovery.blocking_recovery import BlockingRecovery
 from barnraise.training.steps.throughput import Throughput
 from barnraise.training.sync import Sync
 from tests.unit.training.test_local_sgd import Training
-from tests.unit.training.together import Arriving, Seat, Table, together
+from tests.unit.training.threaded_group import PendingCopy, SharedExchange, ThreadWorker, run_workers
 
 SPEEDS = (100.0, 100.0, 1.0)
 NUMBERS = 64
 
 
-class HalfHeard(Seat):
+class HalfHeard(ThreadWorker):
     """The second member does not hear the words of some commits; then nobody hears a thing until all meet."""
 
     deaf_at = (7, 32)
-    lost: dict[int, threading.Event] = {}  # noqa: RUF012  # by table
+    lost: dict[int, threading.Event] = {}  # noqa: RUF012  # by exchange
 
-    def __init__(self, table: Table, rank: int) -> None:
-        super().__init__(table, rank)
-        self._is_lost = self.lost.setdefault(id(table), threading.Event())
+    def __init__(self, exchange: SharedExchange, rank: int) -> None:
+        super().__init__(exchange, rank)
+        self._is_lost = self.lost.setdefault(id(exchange), threading.Event())
         self.heard = self.met = 0
 
-    def gather(self, word: bytes) -> list[bytes]:
+    def all_gather_bytes(self, message: bytes) -> list[bytes]:
         self._check()
-        found = super().gather(word)
+        found = super().all_gather_bytes(message)
         self.heard += 1
         if self.rank == 1 and self.heard in self.deaf_at:
             self._is_lost.set()
             raise CollectiveError("a line is cut")
         return found
 
-    def begin_sum(self, tensor: torch.Tensor) -> Arriving:
+    def all_reduce_async(self, tensor: torch.Tensor) -> PendingCopy:
         self._check()
-        return super().begin_sum(tensor)
+        return super().all_reduce_async(tensor)
 
     def _check(self) -> None:
         # All have left the last exchange, so they see the same.
-        self._table.barrier.wait()
+        self._exchange.barrier.wait()
         if self._is_lost.is_set():
             raise CollectiveError("a member is gone")
 
-    def meet(self, broken: CollectiveError | None) -> None:
+    def join_next_group(self, error: CollectiveError | None) -> None:
         self.met += 1
-        if broken is not None and self.rank == 1:
-            self._table.barrier.wait()  # where the others learn of it
-        self._table.barrier.wait()
+        if error is not None and self.rank == 1:
+            self._exchange.barrier.wait()  # where the others learn of it
+        self._exchange.barrier.wait()
         self._is_lost.clear()
-        self._table.barrier.wait()
+        self._exchange.barrier.wait()
 
 
 def test_all_go_on_with_the_same_leases(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,25 +64,25 @@ def test_all_go_on_with_the_same_leases(monkeypatch: pytest.MonkeyPatch) -> None
     ranks = threading.local()
     monkeypatch.setattr(Throughput, "speed", lambda self: SPEEDS[ranks.mine])
 
-    def member(seat: Seat) -> Training:
-        ranks.mine = seat.rank
-        return Training(HalfHeard(seat._table, seat.rank), Sync()).train(5)
+    def member(worker: ThreadWorker) -> Training:
+        ranks.mine = worker.rank
+        return Training(HalfHeard(worker._exchange, worker.rank), Sync()).train(5)
 
-    members = together(3, member)
-    assert members[0].run._circle.met == 1 + len(HalfHeard.deaf_at)  # type: ignore[attr-defined]
+    members = run_workers(3, member)
+    assert members[0].run._manager.met == 1 + len(HalfHeard.deaf_at)  # type: ignore[attr-defined]
     assert members[0].hashes == members[1].hashes == members[2].hashes
     assert members[0].counts[-1] == 5 * 12
 
 
-class Garbled(Seat):
+class Garbled(ThreadWorker):
     """What the second member receives first is damaged on its way."""
 
-    def __init__(self, table: Table, rank: int, times: int) -> None:
-        super().__init__(table, rank)
+    def __init__(self, exchange: SharedExchange, rank: int, times: int) -> None:
+        super().__init__(exchange, rank)
         self.damaged, self.times, self.met = 0, times, 0
 
-    def begin_receive(self, tensor: torch.Tensor, sender: int) -> Arriving:
-        arriving = super().begin_receive(tensor, sender)
+    def receive_async(self, tensor: torch.Tensor, sender: int) -> PendingCopy:
+        arriving = super().receive_async(tensor, sender)
         if tensor.numel() == 4 * NUMBERS and self.damaged < self.times:
             wait = arriving.wait
 
@@ -94,37 +94,37 @@ class Garbled(Seat):
             arriving.wait = damage  # type: ignore[method-assign]
         return arriving
 
-    def meet(self, broken: CollectiveError | None) -> None:
+    def join_next_group(self, error: CollectiveError | None) -> None:
         self.met += 1
 
 
 class State:
-    most_bytes = 1 << 20
+    max_bytes = 1 << 20
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
-    def parts(self, done: int) -> FlatState:
-        return dismantle({"w": torch.arange(float(NUMBERS)) + self.rank, "done": done})
+    def flatten(self, done: int) -> FlatState:
+        return flatten({"w": torch.arange(float(NUMBERS)) + self.rank, "done": done})
 
 
 @pytest.mark.parametrize("times", [1, 9])
 def test_a_state_that_came_damaged_is_sent_again_a_few_times(times: int) -> None:
-    table, damaged = Table(2), [0]
+    exchange, damaged = SharedExchange(2), [0]
 
     def member(rank: int) -> FlatState | None:
-        seat = Garbled(table, rank, times)
-        sharing = BlockingRecovery(seat, State(rank))  # type: ignore[arg-type]
+        worker = Garbled(exchange, rank, times)
+        recovery = BlockingRecovery(worker, State(rank))  # type: ignore[arg-type]
         for _ in range(5):
             try:
-                return sharing.share(5, (0,), (1,)) if rank else _given(sharing)
+                return recovery.transfer(5, (0,), (1,)) if rank else _given(recovery)
             except CollectiveError:
                 damaged[0] += 1
         raise AssertionError("it is repeated without end")
 
-    def _given(sharing: BlockingRecovery) -> None:
+    def _given(recovery: BlockingRecovery) -> None:
         for _ in range(min(times + 1, 3)):
-            sharing.share(5, (0,), (1,))
+            recovery.transfer(5, (0,), (1,))
 
     with ThreadPoolExecutor(2) as pool:
         giver, taker = pool.submit(member, 0), pool.submit(member, 1)
@@ -139,18 +139,18 @@ def test_a_state_that_came_damaged_is_sent_again_a_few_times(times: int) -> None
             taker.result()
 
 
-class Unlike(Seat):
+class Unlike(ThreadWorker):
     """One operation ends with an error that the next group would meet with again."""
 
-    def __init__(self, table: Table, rank: int, error: CollectiveError) -> None:
-        super().__init__(table, rank)
+    def __init__(self, exchange: SharedExchange, rank: int, error: CollectiveError) -> None:
+        super().__init__(exchange, rank)
         self._error = error
         self.met = 0
 
-    def begin_sum(self, tensor: torch.Tensor) -> Arriving:
+    def all_reduce_async(self, tensor: torch.Tensor) -> PendingCopy:
         raise self._error
 
-    def meet(self, broken: CollectiveError | None) -> None:
+    def join_next_group(self, error: CollectiveError | None) -> None:
         self.met += 1
         assert self.met < 5, "it is repeated"
 
@@ -164,10 +164,10 @@ class Unlike(Seat):
 )
 @pytest.mark.parametrize("period", [1, 4])
 def test_what_no_group_can_do_is_not_repeated(error: CollectiveError, hint: str, period: int) -> None:
-    def member(seat: Seat) -> Training:
-        return Training(Unlike(seat._table, seat.rank, error), Sync(period=period)).train(2)
+    def member(worker: ThreadWorker) -> Training:
+        return Training(Unlike(worker._exchange, worker.rank, error), Sync(period=period)).train(2)
 
     with pytest.raises(RunError) as caught:
-        together(2, member)
+        run_workers(2, member)
     assert caught.value.message == error.message
     assert hint in caught.value.hint

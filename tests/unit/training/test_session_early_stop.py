@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
-from barnraise.training.group.single import SingleWorkerGroup
+from barnraise.training.group.single import SingleWorkerManager
 from barnraise.training.recovery.out_of_memory import OutOfMemoryGuard
 from barnraise.training.session import Session
 from barnraise.training.state.checkpoint_manager import CheckpointManager
 from barnraise.training.steps.throughput import Throughput
-from tests.unit.training.together import Seat, together
+from tests.unit.training.threaded_group import ThreadWorker, run_workers
 
 SAMPLES, BATCH, UNIT = 48, 12, 4
 
@@ -32,10 +32,10 @@ NET = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)).double
 class Script:
     """An ordinary training; ``stop`` is how many steps it has behind it when it breaks out of the loop."""
 
-    def __init__(self, circle: Any, parts: int = 1) -> None:
-        self.run = Session(circle, seed=3, unit=UNIT, saving=CheckpointManager(None, 60.0, 1))
-        self.run._memory = OutOfMemoryGuard(None)
-        self.run._memory.parts = parts
+    def __init__(self, manager: Any, parts: int = 1) -> None:
+        self.run = Session(manager, seed=3, unit=UNIT, checkpoints=CheckpointManager(None, 60.0, 1))
+        self.run._oom_guard = OutOfMemoryGuard(None)
+        self.run._oom_guard.parts = parts
         self.net = copy.deepcopy(NET)
         optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.05)
         loader = DataLoader(_rows(), batch_size=BATCH)
@@ -66,7 +66,7 @@ def _same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
 
 def test_statistics_are_what_was_committed(tmp_path: Path) -> None:
     committed: list[torch.Tensor] = []
-    script = Script(SingleWorkerGroup())
+    script = Script(SingleWorkerManager())
     script.run.on_commit(lambda run: committed.__setitem__(slice(None), _state(script)))
     script.train(stop=2)
     assert script.run.done == 2
@@ -79,7 +79,7 @@ def test_statistics_are_what_was_committed(tmp_path: Path) -> None:
 
 
 def test_in_the_middle_of_a_unit_what_was_committed_is_saved(tmp_path: Path) -> None:
-    script = Script(SingleWorkerGroup())
+    script = Script(SingleWorkerManager())
     for x, y in script.batches:
         script.run.save(tmp_path / "model.safetensors")
         digest = script.run.state_digest()
@@ -90,14 +90,14 @@ def test_in_the_middle_of_a_unit_what_was_committed_is_saved(tmp_path: Path) -> 
         if script.run.done == 0:
             assert script.run.state_digest() == digest
     assert float(load_file(tmp_path / "model.safetensors")["0.running_var"].min()) > 0
-    _same(_state(script), _state(Script(SingleWorkerGroup()).train()))
+    _same(_state(script), _state(Script(SingleWorkerManager()).train()))
 
 
 @pytest.mark.parametrize("place", ["before backward", "after backward", "after step"])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_another_pass_goes_on_where_it_was_left(place: str, parts: int) -> None:
     """In the middle of a step, too: every sample of it counts once."""
-    script = Script(SingleWorkerGroup(), parts)
+    script = Script(SingleWorkerManager(), parts)
     for number, (x, y) in enumerate(script.batches, 1):
         if number == 3 * parts + 2 and place == "before backward":
             break
@@ -110,7 +110,7 @@ def test_another_pass_goes_on_where_it_was_left(place: str, parts: int) -> None:
     assert script.run.done == 1
     script.train(epochs=1)
     assert script.run.done == SAMPLES // BATCH
-    whole = Script(SingleWorkerGroup(), parts).train()
+    whole = Script(SingleWorkerManager(), parts).train()
     if parts == 1:
         _same(_state(script), _state(whole))
     seen = script.net[0].num_batches_tracked
@@ -118,7 +118,7 @@ def test_another_pass_goes_on_where_it_was_left(place: str, parts: int) -> None:
 
 
 def test_an_error_in_the_loop_leaves_what_was_committed() -> None:
-    script = Script(SingleWorkerGroup())
+    script = Script(SingleWorkerManager())
 
     def fail() -> None:
         for x, _ in script.batches:
@@ -127,19 +127,19 @@ def test_an_error_in_the_loop_leaves_what_was_committed() -> None:
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    _same(_state(script), _state(Script(SingleWorkerGroup())))
+    _same(_state(script), _state(Script(SingleWorkerManager())))
 
 
 def test_all_members_of_a_group_stop_at_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """And can still gather. Both have units in every step: who has none is not in the loop."""
     monkeypatch.setattr(Throughput, "learn", lambda *_: None)
-    expected = _state(Script(SingleWorkerGroup()).train(stop=2))
+    expected = _state(Script(SingleWorkerManager()).train(stop=2))
 
-    def member(seat: Seat) -> tuple[int, list[torch.Tensor], torch.Tensor]:
-        script = Script(seat).train(stop=2)
-        return script.run.done, _state(script), script.run.gather(torch.tensor([float(seat.rank)]))
+    def member(worker: ThreadWorker) -> tuple[int, list[torch.Tensor], torch.Tensor]:
+        script = Script(worker).train(stop=2)
+        return script.run.done, _state(script), script.run.gather(torch.tensor([float(worker.rank)]))
 
-    for done, state, gathered in together(2, member):
+    for done, state, gathered in run_workers(2, member):
         assert done == 2
         _same(state, expected)
         assert gathered.tolist() == [0.0, 1.0]
