@@ -127,7 +127,9 @@ class StepRecovery(StepCommitter):
         self._bitwise_sync.start_group(donors[0], mixed=decision.mixed)
         if decision.mixed and decision.donors:
             donors, receivers = self._bitwise_sync.split_by_state(group, self.done)
-        elif decision.recovered_live or not decision.donors:  # they may have the same state, for example by one seed
+        elif (
+            decision.recovered_live or not decision.donors
+        ):  # they may have the same state, for example by one seed
             fingerprint = self._state.fingerprint(self.done, is_full=not decision.donors)
             same = ranks_with_same_state(group, fingerprint, donors[0])
             same = same.intersection(decision.recovered_live or receivers)
