@@ -188,6 +188,7 @@ class AgentGroupManager:
         world = response.world + response.nursed
         try:
             store = self._store(response, is_stale)
+            # The prefix is part of the protocol between workers.
             process_group = _create(store, response, rank, world, f"nursery-{attempt}")
         except BaseException:
             on_close()
