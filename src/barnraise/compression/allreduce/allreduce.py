@@ -75,31 +75,31 @@ def sum_over(
     ``sites``: the ranks at each site, if links between sites are slower than inside.
     """
     flat = as_flat(tensor, turn.name)
-    named = [FeedbackPart(turn.name, tuple(tensor.shape))] if parts is None else list(parts)
-    if (given := sum(part.numel for part in named)) != flat.numel():
+    all_parts = [FeedbackPart(turn.name, tuple(tensor.shape))] if parts is None else list(parts)
+    if (given := sum(part.numel for part in all_parts)) != flat.numel():
         raise OperationMismatch(f"the parts of {turn.name!r} have {given} numbers, it has {flat.numel()}")
     exchange = PayloadExchange(group, sites)
     keeps = feedback is not None
-    values = flat if feedback is None else feedback.compensated(flat, named)
+    values = flat if feedback is None else feedback.compensated(flat, all_parts)
     if exchange.world == 1 or not flat.numel():
         outcome = _single_member(values, keeps)
     elif isinstance(codec, PowerSGD):
-        outcome = _all_reduce_powersgd(exchange, codec, turn, values, named, keeps)
+        outcome = _all_reduce_powersgd(exchange, codec, turn, values, all_parts, keeps)
     elif codec.is_sparse and not exchange.sites:
         outcome = _all_reduce_gathered(exchange, codec, turn, values, keeps)
     else:
         outcome = _Outcome(*_all_reduce_encoded(exchange, codec, turn, values, keeps))
-    bad = next((one for one in outcome.verdicts if one.kind is not PayloadKind.FINE), None)
-    if bad is not None:
-        if if_not_finite == "refuse" or bad.kind is PayloadKind.MALFORMED:
-            raise _error(bad, exchange.rank, turn, flat, named)
+    failed = next((check for check in outcome.verdicts if check.kind is not PayloadKind.FINE), None)
+    if failed is not None:
+        if if_not_finite == "refuse" or failed.kind is PayloadKind.MALFORMED:
+            raise _error(failed, exchange.rank, turn, flat, all_parts)
         outcome = _Outcome(torch.full_like(flat, float("nan")), _FINE)
 
     def keep() -> None:
         if outcome.keep is not None:
             outcome.keep()
-        if feedback is not None and bad is None:
-            feedback.keep(values, named)
+        if feedback is not None and failed is None:
+            feedback.keep(values, all_parts)
 
     reason = _reason(codec, exchange, flat.numel())
     return AllReduceResult(outcome.total, exchange.sent, reason, keep, exchange.crossed)
@@ -133,14 +133,14 @@ def _all_reduce_gathered(
         payload = torch.zeros(size, dtype=torch.uint8, device=values.device)
     sizes = [codec.payload_bytes(values.numel())] * exchange.world
     if not codec.is_fixed:
-        most = sizes[0]
+        max_bytes = sizes[0]
         sizes = [row[0] for row in exchange.all_gather_numbers([payload.numel()], values.device)]
-        if not all(0 <= size <= most for size in sizes):
-            raise ProtocolError(f"a member announced more than the {most} bytes of {codec.name}")
+        if not all(0 <= size <= max_bytes for size in sizes):
+            raise ProtocolError(f"a member announced more than the {max_bytes} bytes of {codec.name}")
     arrived = [message for (message,) in exchange.gather(PayloadMessage(verdict, payload), sizes).wait()]
     verdicts = [PayloadCheck(message.verdict.kind, rank) for rank, message in enumerate(arrived)]
     total = torch.zeros_like(values)
-    if all(one.kind is PayloadKind.FINE for one in verdicts):
+    if all(check.kind is PayloadKind.FINE for check in verdicts):
         for message in arrived:
             codec.add(total, message.payload, turn)
         if keeps:
@@ -160,25 +160,25 @@ def _all_reduce_powersgd(
 ) -> _Outcome:
     split = power.split(parts)
     factors = [power.factor(matrix, turn.step).to(values.device) for matrix in split.matrices]
-    projections = [one.view(values) @ q for one, q in zip(split.matrices, factors, strict=True)]
+    projections = [matrix.view(values) @ q for matrix, q in zip(split.matrices, factors, strict=True)]
     mark = powersgd.fingerprint(factors, values.device)
     whole = [values[span] for span in split.spans]
     sums, verdicts = _all_reduce_exact(exchange, turn, [*projections, *whole, mark])
-    if any(one.kind is not PayloadKind.FINE for one in verdicts):
+    if any(check.kind is not PayloadKind.FINE for check in verdicts):
         return _Outcome(values, verdicts)
     powersgd.require_equal(sums[-1], exchange.world)
-    bases = [powersgd.orthonormal(one) for one in sums[: len(factors)]]
-    own = [one.view(values).t() @ p for one, p in zip(split.matrices, bases, strict=True)]
+    bases = [powersgd.orthonormal(projection) for projection in sums[: len(factors)]]
+    own = [matrix.view(values).t() @ p for matrix, p in zip(split.matrices, bases, strict=True)]
     summed, verdicts = _all_reduce_exact(exchange, turn, own)
-    if any(one.kind is not PayloadKind.FINE for one in verdicts):
+    if any(check.kind is not PayloadKind.FINE for check in verdicts):
         return _Outcome(values, verdicts)
     total = torch.empty_like(values)
-    for matrix, p, q, mine in zip(split.matrices, bases, summed, own, strict=True):
+    for matrix, p, q, own_q in zip(split.matrices, bases, summed, own, strict=True):
         powersgd.restore(p, q, matrix.view(total))
         if keeps:
-            matrix.view(values).sub_(p @ mine.t())
-    for span, one in zip(split.spans, sums[len(factors) : -1], strict=True):
-        total[span] = one
+            matrix.view(values).sub_(p @ own_q.t())
+    for span, span_sum in zip(split.spans, sums[len(factors) : -1], strict=True):
+        total[span] = span_sum
         if keeps:
             values[span] = 0.0
     kept = {matrix.name: q for matrix, q in zip(split.matrices, summed, strict=True)}
@@ -191,24 +191,24 @@ def _all_reduce_exact(
     """Sum several tensors as one in float32, in a fixed order."""
     if not tensors:
         return [], _FINE
-    joined = torch.cat([one.reshape(-1) for one in tensors])
+    joined = torch.cat([tensor.reshape(-1) for tensor in tensors])
     total, verdicts = _all_reduce_encoded(exchange, Fp32(), turn, joined, keeps=False)
-    pieces = torch.split(total, [one.numel() for one in tensors])
-    return [piece.view(one.shape) for piece, one in zip(pieces, tensors, strict=True)], verdicts
+    sums = torch.split(total, [tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(sums, tensors, strict=True)], verdicts
 
 
 def _error(
-    bad: PayloadCheck, rank: int, turn: CodecRound, flat: torch.Tensor, parts: Sequence[FeedbackPart]
+    failed: PayloadCheck, rank: int, turn: CodecRound, flat: torch.Tensor, parts: Sequence[FeedbackPart]
 ) -> CollectiveError | ProtocolError:
-    if bad.kind is PayloadKind.MALFORMED:
-        return ProtocolError(f"rank {bad.rank} sent a payload of {turn.name!r} that cannot be decoded")
-    if bad.kind is PayloadKind.TOO_LARGE:
+    if failed.kind is PayloadKind.MALFORMED:
+        return ProtocolError(f"rank {failed.rank} sent a payload of {turn.name!r} that cannot be decoded")
+    if failed.kind is PayloadKind.TOO_LARGE:
         return CollectiveError(
             f"the sum of {turn.name!r} over all ranks is too large for float32",
             hint="Lower the learning rate or the loss scale, or clip the gradient.",
         )
-    if bad.rank != rank:
-        return CollectiveError(f"rank {bad.rank} holds numbers of {turn.name!r} that are not finite")
+    if failed.rank != rank:
+        return CollectiveError(f"rank {failed.rank} holds numbers of {turn.name!r} that are not finite")
     try:
         for part, values in zip(parts, torch.split(flat, [part.numel for part in parts]), strict=True):
             check_input_finite(values, part.name)

@@ -71,7 +71,10 @@ class GradientHook:
         return buffer.copy_(summed.values.div_(self._group.size()).view_as(buffer))
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        parts = [FeedbackPart(self._name_of(one), tuple(one.shape)) for one in bucket.parameters()]
+        parts = [
+            FeedbackPart(self._name_of(parameter), tuple(parameter.shape))
+            for parameter in bucket.parameters()
+        ]
         turn = CodecRound(f"bucket {bucket.index()}", self.step)
         buffer = bucket.buffer()
         if bucket.is_last():

@@ -51,12 +51,12 @@ class SiteChannel(NamedTuple):
 
 def channels_of(numel: int, sites: Sequence[Sequence[int]], grain: int) -> list[SiteChannel]:
     """Cut the tensor into channels. The last ones may be shorter or empty; every member leads one or more."""
-    found = []
+    channels = []
     for number, whole in enumerate(sharded.cut(numel, max(map(len, sites)), grain)):
         shards = sharded.cut(whole.stop - whole.start, len(sites), grain)
         moved = tuple(slice(whole.start + shard.start, whole.start + shard.stop) for shard in shards)
-        found.append(SiteChannel(whole, moved, tuple(site[number % len(site)] for site in sites)))
-    return found
+        channels.append(SiteChannel(whole, moved, tuple(site[number % len(site)] for site in sites)))
+    return channels
 
 
 def all_reduce_hierarchical(
@@ -65,7 +65,7 @@ def all_reduce_hierarchical(
     """Return the sum and its checks. With ``keeps``, ``values`` become their own residual."""
     total = torch.zeros_like(values)
     reductions = [
-        _ChunkReduction(exchange, one) for one in sharded.cut_chunks(codec, turn, values, total, keeps)
+        _ChunkReduction(exchange, chunk) for chunk in sharded.cut_chunks(codec, turn, values, total, keeps)
     ]
     stages = (
         _ChunkReduction.send_to_leaders,
@@ -107,19 +107,19 @@ class _ChunkReduction:
         self.verdicts: list[PayloadCheck] = []
 
     def send_to_leaders(self) -> None:
-        me, is_fine = self._exchange.rank, is_finite(self._values)
-        verdict = PayloadCheck(PayloadKind.FINE if is_fine else PayloadKind.NOT_FINITE, me)
+        own_rank, is_fine = self._exchange.rank, is_finite(self._values)
+        verdict = PayloadCheck(PayloadKind.FINE if is_fine else PayloadKind.NOT_FINITE, own_rank)
         self._checks = dict.fromkeys(self._led_channels, verdict)
         messages, expected = self._outgoing(), self._incoming()
         for channel in self._channels:
             leader = channel.leaders[self._site]
             size = _PLAIN.payload_bytes(channel.whole.stop - channel.whole.start)
-            if leader == me:
+            if leader == own_rank:
                 for site_peer in self._site_peers:
                     expected[site_peer].append(size)
             else:
-                mine = self._values[channel.whole]
-                payload = _PLAIN.encode(mine, self._turn) if is_fine else self._blank(size)
+                own_values = self._values[channel.whole]
+                payload = _PLAIN.encode(own_values, self._turn) if is_fine else self._blank(size)
                 messages[leader].append(PayloadMessage(verdict, payload))
         self._send(messages, expected)
 
@@ -190,16 +190,16 @@ class _ChunkReduction:
 
     def _sum_site(self, number: int, received: Sequence[Iterator[PayloadMessage]]) -> None:
         """Compute this site's sum of a channel, and check it."""
-        me, whole = self._exchange.rank, self._channels[number].whole
+        own_rank, whole = self._exchange.rank, self._channels[number].whole
         total = torch.zeros_like(self._values[whole])
-        for rank in sorted((*self._site_peers, me)):
-            if rank == me:
+        for rank in sorted((*self._site_peers, own_rank)):
+            if rank == own_rank:
                 total.add_(self._values[whole])
             else:
                 self._add(_PLAIN, number, total, next(received[rank]), rank, (rank,), self._turn)
         self._summed[whole] = total
         if self._checks[number].kind is PayloadKind.FINE and not is_finite(total):
-            self._checks[number] = PayloadCheck(PayloadKind.TOO_LARGE, me)
+            self._checks[number] = PayloadCheck(PayloadKind.TOO_LARGE, own_rank)
 
     def _site_sum(self, number: int, received: Sequence[Iterator[PayloadMessage]]) -> PayloadMessage:
         """Return this site's message: the sum of its shard, or its own sum if the codec is sparse."""
@@ -235,14 +235,14 @@ class _ChunkReduction:
 
         A sender reports only on itself, and a leader on its site.
         """
-        found = message.verdict
-        if found.kind is PayloadKind.FINE:
+        check = message.verdict
+        if check.kind is PayloadKind.FINE:
             try:
                 codec.add(total, message.payload, turn)
             except ProtocolError:
-                found = PayloadCheck(PayloadKind.MALFORMED, sender)
-        if found.kind is not PayloadKind.FINE and self._checks[number].kind is PayloadKind.FINE:
-            self._checks[number] = found if found.rank in about else PayloadCheck(found.kind, sender)
+                check = PayloadCheck(PayloadKind.MALFORMED, sender)
+        if check.kind is not PayloadKind.FINE and self._checks[number].kind is PayloadKind.FINE:
+            self._checks[number] = check if check.rank in about else PayloadCheck(check.kind, sender)
 
     def _encoded(self, number: int, values: torch.Tensor, span: slice) -> PayloadMessage:
         """Encode values with the channel's check. If residuals are kept, ``values`` become the residual."""
@@ -287,10 +287,10 @@ class _ChunkReduction:
 
     def _size(self, announced: Sequence[Sequence[int]], rank: int, place: int, span: slice) -> int:
         """Return a valid size. All members see all sizes, so all reject the same ones."""
-        most = self._max_bytes(span)
-        size = announced[rank][place] if announced else most
-        if not 0 <= size <= most:
-            raise ProtocolError(f"a member announced {size} bytes, but {self._codec.name} allows {most}")
+        max_bytes = self._max_bytes(span)
+        size = announced[rank][place] if announced else max_bytes
+        if not 0 <= size <= max_bytes:
+            raise ProtocolError(f"a member announced {size} bytes, but {self._codec.name} allows {max_bytes}")
         return size
 
     def _max_bytes(self, span: slice) -> int:

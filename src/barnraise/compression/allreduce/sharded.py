@@ -34,7 +34,7 @@ def all_reduce_sharded(
 ) -> tuple[torch.Tensor, list[PayloadCheck]]:
     """Return the sum and its checks. With ``keeps``, ``values`` become their own residual."""
     total = torch.zeros_like(values)
-    reductions = [_ChunkReduction(exchange, one) for one in cut_chunks(codec, turn, values, total, keeps)]
+    reductions = [_ChunkReduction(exchange, chunk) for chunk in cut_chunks(codec, turn, values, total, keeps)]
     for reduction in reductions:
         reduction.send_shares()
     for reduction in reductions:
@@ -86,43 +86,45 @@ class _ChunkReduction:
         self._arriving: IncomingPayloads | None = None
 
     def send_shares(self) -> None:
-        me, fine = self._exchange.rank, self._verdict
+        own_rank, fine = self._exchange.rank, self._verdict
         payloads: list[torch.Tensor | None] = [None] * self._exchange.world
         try:
             for rank, (shard, turn) in enumerate(zip(self._shards, self._turns, strict=True)):
-                if rank != me:
+                if rank != own_rank:
                     payloads[rank] = self._encode(self._values[shard], turn)
         except CollectiveError:
-            self._verdict = PayloadCheck(PayloadKind.NOT_FINITE, me)
+            self._verdict = PayloadCheck(PayloadKind.NOT_FINITE, own_rank)
         if not is_finite(self._values[self._own]):
-            self._verdict = PayloadCheck(PayloadKind.NOT_FINITE, me)
+            self._verdict = PayloadCheck(PayloadKind.NOT_FINITE, own_rank)
         if self._verdict != fine:
             payloads = [
-                None if rank == me else self._nothing(shard) for rank, shard in enumerate(self._shards)
+                None if rank == own_rank else self._nothing(shard) for rank, shard in enumerate(self._shards)
             ]
-        messages = [[] if one is None else [PayloadMessage(self._verdict, one)] for one in payloads]
-        sizes = self._sizes_for_me([0 if one is None else one.numel() for one in payloads])
-        expected = [[] if rank == me else [size] for rank, size in enumerate(sizes)]
+        messages = [
+            [] if payload is None else [PayloadMessage(self._verdict, payload)] for payload in payloads
+        ]
+        sizes = self._sizes_for_me([0 if payload is None else payload.numel() for payload in payloads])
+        expected = [[] if rank == own_rank else [size] for rank, size in enumerate(sizes)]
         self._arriving = self._exchange.all_to_all(messages, expected, self._values.device)
 
     def send_sum(self) -> None:
         assert self._arriving is not None
-        me = self._exchange.rank
+        own_rank = self._exchange.rank
         shares = self._arriving.wait()
         total = torch.zeros_like(self._values[self._own])
         verdict = self._verdict
         for rank in range(self._exchange.world):
-            if rank == me:
+            if rank == own_rank:
                 total.add_(self._values[self._own])
             else:
-                found = self._added(total, shares[rank][0], rank)
-                verdict = found if verdict.kind is PayloadKind.FINE else verdict
+                check = self._added(total, shares[rank][0], rank)
+                verdict = check if verdict.kind is PayloadKind.FINE else verdict
         payload = self._nothing(self._own)
         if verdict.kind is PayloadKind.FINE:
             try:
-                payload = self._encode(total, self._turns[me])
+                payload = self._encode(total, self._turns[own_rank])
             except CollectiveError:
-                verdict = PayloadCheck(PayloadKind.TOO_LARGE, me)
+                verdict = PayloadCheck(PayloadKind.TOO_LARGE, own_rank)
         if self._keeps:
             self._values[self._own] = total
         sizes = self._sizes_of_sums(payload.numel())
@@ -134,7 +136,7 @@ class _ChunkReduction:
         for shard, turn, (verdict, payload) in zip(self._shards, self._turns, sums, strict=True):
             if verdict.kind is PayloadKind.FINE:
                 self._codec.add(self._total[shard], payload, turn)
-        return [one.verdict for one in sums]
+        return [message.verdict for message in sums]
 
     def _encode(self, values: torch.Tensor, turn: CodecRound) -> torch.Tensor:
         payload = self._codec.encode(values, turn)
@@ -164,7 +166,7 @@ class _ChunkReduction:
         return self._codec.payload_bytes(shard.stop - shard.start)
 
     def _sizes_for_me(self, leaving: Sequence[int]) -> list[int]:
-        me, world = self._exchange.rank, self._exchange.world
+        own_rank, world = self._exchange.rank, self._exchange.world
         if self._codec.is_fixed:
             return [self._max_bytes(self._own)] * world
         table = self._exchange.all_gather_numbers(leaving, self._values.device)
@@ -172,18 +174,20 @@ class _ChunkReduction:
             self._require(
                 [(size, self._max_bytes(shard)) for size, shard in zip(row, self._shards, strict=True)]
             )
-        return [row[me] for row in table]
+        return [row[own_rank] for row in table]
 
     def _sizes_of_sums(self, own: int) -> list[int]:
-        most = [self._max_bytes(shard) for shard in self._shards]
+        max_bytes = [self._max_bytes(shard) for shard in self._shards]
         if self._codec.is_fixed:
-            return most
+            return max_bytes
         sizes = [row[0] for row in self._exchange.all_gather_numbers([own], self._values.device)]
-        self._require(list(zip(sizes, most, strict=True)))
+        self._require(list(zip(sizes, max_bytes, strict=True)))
         return sizes
 
     def _require(self, sizes: Sequence[tuple[int, int]]) -> None:
         """Check the sizes that members announced. All members see all sizes, so all reject the same ones."""
-        for size, most in sizes:
-            if not 0 <= size <= most:
-                raise ProtocolError(f"a member announced {size} bytes, but {self._codec.name} allows {most}")
+        for size, max_bytes in sizes:
+            if not 0 <= size <= max_bytes:
+                raise ProtocolError(
+                    f"a member announced {size} bytes, but {self._codec.name} allows {max_bytes}"
+                )

@@ -127,8 +127,8 @@ def check_input_finite(values: torch.Tensor, name: str) -> None:
 def is_finite(values: torch.Tensor) -> bool:
     if not values.numel():
         return True
-    least, most = torch.aminmax(values)  # NaN propagates to both; much faster than isfinite().all()
-    return bool(torch.isfinite(least)) and bool(torch.isfinite(most))
+    smallest, largest = torch.aminmax(values)  # NaN propagates to both; much faster than isfinite().all()
+    return bool(torch.isfinite(smallest)) and bool(torch.isfinite(largest))
 
 
 def check_payload_finite(values: torch.Tensor) -> None:

@@ -33,9 +33,9 @@ class Half(Codec):
             return flat.to(self.dtype).view(torch.uint8)
         extremes = torch.stack(torch.aminmax(flat))
         check_input_finite(extremes, turn.name)
-        most = torch.finfo(self.dtype).max
-        if float(extremes.abs().max()) > most:
-            flat = flat.clamp(-most, most)
+        max_value = torch.finfo(self.dtype).max
+        if float(extremes.abs().max()) > max_value:
+            flat = flat.clamp(-max_value, max_value)
         return flat.to(self.dtype).view(torch.uint8)
 
     def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:

@@ -140,11 +140,11 @@ def _largest(rows: torch.Tensor, k: int) -> torch.Tensor:
     """
     width = rows.shape[1]
     keys = rows.abs().view(torch.int32).numpy()  # magnitudes sort like their bits
-    least = numpy.partition(keys, width - k, axis=1)[:, width - k : width - k + 1]
-    is_taken = keys >= least
+    threshold = numpy.partition(keys, width - k, axis=1)[:, width - k : width - k + 1]
+    is_taken = keys >= threshold
     surplus = numpy.count_nonzero(is_taken, axis=1) - k
     for row in numpy.flatnonzero(surplus):
-        is_taken[row, numpy.flatnonzero(keys[row] == least[row])[-surplus[row] :]] = False
+        is_taken[row, numpy.flatnonzero(keys[row] == threshold[row])[-surplus[row] :]] = False
     return torch.from_numpy(numpy.flatnonzero(is_taken).reshape(-1, k) % width)
 
 
@@ -158,8 +158,8 @@ def _levels_of(magnitudes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     lows = by_row.shape[0] - highs  # never 0: some value is not above the mean
     low = (whole - above).clamp_(min=0.0) / lows
     high = torch.where(highs > 0, above / highs.clamp(min=1), low)
-    most = torch.finfo(torch.bfloat16).max
-    levels = torch.stack([low, high], dim=1).clamp_(max=most).to(torch.bfloat16)
+    max_value = torch.finfo(torch.bfloat16).max
+    levels = torch.stack([low, high], dim=1).clamp_(max=max_value).to(torch.bfloat16)
     return levels, is_high.t()
 
 

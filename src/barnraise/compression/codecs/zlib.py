@@ -51,15 +51,15 @@ class ZlibCodec(Codec):
 
     def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
         plain = self.inner.encode(flat, turn).cpu().numpy()
-        pieces = []
+        planes = []
         for number in range(self.inner.item):
             data = plain[number :: self.inner.item].tobytes()
             deflated = _deflate(data) if _is_compressible(data) else data
             if len(deflated) + _LENGTH_BYTES < len(data):
-                pieces += [bytes([_DEFLATED]), len(deflated).to_bytes(_LENGTH_BYTES, "little"), deflated]
+                planes += [bytes([_DEFLATED]), len(deflated).to_bytes(_LENGTH_BYTES, "little"), deflated]
             else:
-                pieces += [bytes([_PLAIN]), data]
-        return torch.frombuffer(bytearray(b"".join(pieces)), dtype=torch.uint8).to(flat.device)
+                planes += [bytes([_PLAIN]), data]
+        return torch.frombuffer(bytearray(b"".join(planes)), dtype=torch.uint8).to(flat.device)
 
     def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
         size = self.inner.payload_bytes(total.numel()) // self.inner.item

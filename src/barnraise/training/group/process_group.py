@@ -49,7 +49,7 @@ class TrainingGroup:
 
     def tell_levels(self, levels: Levels) -> None:
         """The strategies that a person has fixed for the whole run."""
-        self._group.tell_levels(levels)
+        self._group.set_levels(levels)
 
     def agree_on_sites(self, mine: RankLayout) -> None:
         """As the first rank says; the others' word does not count."""
@@ -60,7 +60,7 @@ class TrainingGroup:
         except ProtocolError:  # whoever is first may be a guest; all hear the same
             sites, are_places = RankLayout()
         is_whole = sorted(rank for site in sites for rank in site) == list(range(self.world))
-        self._group.tell_sites(sites if is_whole else (), are_places=are_places)
+        self._group.set_sites(sites if is_whole else (), are_places=are_places)
 
     def begin_sum(self, tensor: torch.Tensor) -> PendingWork:
         return self._group.allreduce([tensor])
