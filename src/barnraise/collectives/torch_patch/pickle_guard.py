@@ -77,7 +77,7 @@ def check_group(participants: Participants, group: dist.ProcessGroup) -> None:
     not_owners = participants.not_owners(nodes)
     if not_owners:
         raise UntrustedPickle(
-            f"{' and '.join(not_owners)} is a guest in this group, and torch would unpickle data of its worker",
+            f"{' and '.join(not_owners)} is a guest in this group, and torch would unpickle its data",
             hint=_HINT,
         )
 

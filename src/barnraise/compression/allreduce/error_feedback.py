@@ -78,16 +78,16 @@ class ErrorFeedback:
             part.name: part_residual for part, part_residual in zip(parts, residuals, strict=True)
         }
 
-    def encode(self, codec: Codec, tensor: torch.Tensor, turn: CodecRound) -> Encoded:
+    def encode(self, codec: Codec, tensor: torch.Tensor, codec_round: CodecRound) -> Encoded:
         """Encode a tensor for one receiver.
 
-        After it has arrived, call `keep(encoded.residual, [FeedbackPart(turn.name, tensor.shape)])`.
+        After it has arrived, call `keep(encoded.residual, [FeedbackPart(codec_round.name, tensor.shape)])`.
         """
         residual = self.compensated(
-            as_flat(tensor, turn.name), [FeedbackPart(turn.name, tuple(tensor.shape))]
+            as_flat(tensor, codec_round.name), [FeedbackPart(codec_round.name, tuple(tensor.shape))]
         )
-        payload = codec.encode(residual, turn)
-        codec.add(residual, payload, turn, sign=-1.0)
+        payload = codec.encode(residual, codec_round)
+        codec.add(residual, payload, codec_round, sign=-1.0)
         return Encoded(payload, residual)
 
     def forget(self) -> None:

@@ -60,12 +60,17 @@ def channels_of(numel: int, sites: Sequence[Sequence[int]], grain: int) -> list[
 
 
 def all_reduce_hierarchical(
-    exchange: PayloadExchange, codec: Codec, turn: CodecRound, values: torch.Tensor, keeps: bool
+    exchange: PayloadExchange,
+    codec: Codec,
+    codec_round: CodecRound,
+    values: torch.Tensor,
+    keep_residual: bool,
 ) -> tuple[torch.Tensor, list[PayloadCheck]]:
-    """Return the sum and its checks. With ``keeps``, ``values`` become their own residual."""
+    """Return the sum and its checks. With ``keep_residual``, ``values`` become their own residual."""
     total = torch.zeros_like(values)
     reductions = [
-        _ChunkReduction(exchange, chunk) for chunk in sharded.cut_chunks(codec, turn, values, total, keeps)
+        _ChunkReduction(exchange, chunk)
+        for chunk in sharded.cut_chunks(codec, codec_round, values, total, keep_residual)
     ]
     stages = (
         _ChunkReduction.send_to_leaders,
@@ -89,10 +94,12 @@ class _ChunkReduction:
 
     def __init__(self, exchange: PayloadExchange, chunk: sharded.TensorChunk) -> None:
         codec, values = chunk.codec, chunk.values
-        self._exchange, self._codec, self._keeps = exchange, codec, chunk.keeps
-        self._turn, self._turn_at = chunk.turn, chunk.turn_at
+        self._exchange, self._codec, self._keep_residual = exchange, codec, chunk.keep_residual
+        self._codec_round, self._round_at = chunk.codec_round, chunk.round_at
         self._values, self._total = values, chunk.total
-        self._summed = values if self._keeps else torch.empty_like(values)  # over this site, for led channels
+        self._summed = (
+            values if self._keep_residual else torch.empty_like(values)
+        )  # over this site, for led channels
         self._site, self._sites = exchange.site, exchange.sites
         self._site_peers = [rank for rank in self._sites[self._site] if rank != exchange.rank]
         self._channels = channels_of(values.numel(), self._sites, codec.grain)
@@ -119,7 +126,7 @@ class _ChunkReduction:
                     expected[site_peer].append(size)
             else:
                 own_values = self._values[channel.whole]
-                payload = _PLAIN.encode(own_values, self._turn) if is_fine else self._blank(size)
+                payload = _PLAIN.encode(own_values, self._codec_round) if is_fine else self._blank(size)
                 messages[leader].append(PayloadMessage(verdict, payload))
         self._send(messages, expected)
 
@@ -127,7 +134,7 @@ class _ChunkReduction:
         received = self._received()
         for number in self._led_channels:
             self._sum_site(number, received)
-        for number, channel in enumerate(self._channels) if self._keeps else ():
+        for number, channel in enumerate(self._channels) if self._keep_residual else ():
             if number not in self._led_channels:
                 self._values[channel.whole] = 0.0  # its leader has it
         if self._codec.is_sparse:
@@ -184,7 +191,7 @@ class _ChunkReduction:
                 self.verdicts.append(verdict)
                 if verdict.kind is PayloadKind.FINE:
                     span = self._span(number, site)
-                    self._codec.add(self._total[span], payload, self._turn_at(span))
+                    self._codec.add(self._total[span], payload, self._round_at(span))
 
     # leaders only
 
@@ -196,7 +203,7 @@ class _ChunkReduction:
             if rank == own_rank:
                 total.add_(self._values[whole])
             else:
-                self._add(_PLAIN, number, total, next(received[rank]), rank, (rank,), self._turn)
+                self._add(_PLAIN, number, total, next(received[rank]), rank, (rank,), self._codec_round)
         self._summed[whole] = total
         if self._checks[number].kind is PayloadKind.FINE and not is_finite(total):
             self._checks[number] = PayloadCheck(PayloadKind.TOO_LARGE, own_rank)
@@ -212,12 +219,12 @@ class _ChunkReduction:
                 total.add_(self._summed[span])
             else:
                 sender = channel.leaders[site]
-                turn = self._turn_at(span)
-                self._add(self._codec, number, total, next(received[sender]), sender, members, turn)
+                codec_round = self._round_at(span)
+                self._add(self._codec, number, total, next(received[sender]), sender, members, codec_round)
         if self._checks[number].kind is PayloadKind.FINE and not is_finite(total):
             self._checks[number] = PayloadCheck(PayloadKind.TOO_LARGE, self._exchange.rank)
         message = self._encoded(number, total, span)
-        if self._keeps:
+        if self._keep_residual:
             self._summed[span] = total
         return message
 
@@ -229,7 +236,7 @@ class _ChunkReduction:
         message: PayloadMessage,
         sender: int,
         about: Sequence[int],
-        turn: CodecRound,
+        codec_round: CodecRound,
     ) -> None:
         """Add a message to the total.
 
@@ -238,7 +245,7 @@ class _ChunkReduction:
         check = message.verdict
         if check.kind is PayloadKind.FINE:
             try:
-                codec.add(total, message.payload, turn)
+                codec.add(total, message.payload, codec_round)
             except ProtocolError:
                 check = PayloadCheck(PayloadKind.MALFORMED, sender)
         if check.kind is not PayloadKind.FINE and self._checks[number].kind is PayloadKind.FINE:
@@ -246,12 +253,12 @@ class _ChunkReduction:
 
     def _encoded(self, number: int, values: torch.Tensor, span: slice) -> PayloadMessage:
         """Encode values with the channel's check. If residuals are kept, ``values`` become the residual."""
-        verdict, turn = self._checks[number], self._turn_at(span)
+        verdict, codec_round = self._checks[number], self._round_at(span)
         if verdict.kind is not PayloadKind.FINE:
             return PayloadMessage(verdict, self._blank(self._max_bytes(span) if self._codec.is_fixed else 0))
-        payload = self._codec.encode(values, turn)
-        if self._keeps:
-            self._codec.add(values, payload, turn, sign=-1.0)
+        payload = self._codec.encode(values, codec_round)
+        if self._keep_residual:
+            self._codec.add(values, payload, codec_round, sign=-1.0)
         return PayloadMessage(verdict, payload)
 
     # sizes

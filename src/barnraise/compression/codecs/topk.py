@@ -96,8 +96,8 @@ class TopK(Codec):
         if rest:
             yield _Rows(whole * self.block, full.last_byte, 1, rest, -(-rest * self.k // self.block))
 
-    def _encode(self, flat: torch.Tensor, turn: CodecRound) -> torch.Tensor:
-        check_input_finite(flat, turn.name)
+    def _encode(self, flat: torch.Tensor, codec_round: CodecRound) -> torch.Tensor:
+        check_input_finite(flat, codec_round.name)
         device, flat = flat.device, flat.cpu()
         payload = torch.empty(self.payload_bytes(flat.numel()), dtype=torch.uint8)
         for part in self._parts(flat.numel()):
@@ -116,7 +116,7 @@ class TopK(Codec):
             target[:, _LEVEL_BYTES:] = torch.from_numpy(_pack(positions.numpy(), codes.numpy(), part))
         return payload.to(device)
 
-    def _add(self, total: torch.Tensor, payload: torch.Tensor, turn: CodecRound, sign: float) -> None:
+    def _add(self, total: torch.Tensor, payload: torch.Tensor, codec_round: CodecRound, sign: float) -> None:
         payload = payload.cpu()
         for part in self._parts(total.numel()):
             source = payload[part.first_byte : part.last_byte].view(part.rows, part.row_bytes)
