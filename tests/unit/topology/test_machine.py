@@ -17,14 +17,13 @@ import pytest
 from barnraise.topology import Device, describe_machine, hardware_info, measured_speeds, with_speeds
 from barnraise.topology.devices import DeviceSpeed, Machine, ProbeReport, best_of, honest_notes
 from barnraise.topology.probe import CACHE_NAME, hardware_key, remembered_speeds, run_probe
+from tests.unit.processor_time import least_cpu_s
 from tests.unit.topology.graphs import machine
 
 
 def test_this_machine() -> None:
-    begin = time.process_time()
-    for _ in range(5):
-        found = describe_machine()
-    assert (time.process_time() - begin) / 5 < 0.5, "meant to take milliseconds"
+    found = describe_machine()
+    assert least_cpu_s(describe_machine) < 0.5, "meant to take milliseconds"
     assert found.os in ("linux", "macos", "windows")
     assert found.cores >= 1
     assert found.memory_bytes > 1 << 28
@@ -191,7 +190,7 @@ def test_a_probe_that_hangs_is_ended(tmp_path: Path) -> None:
 def test_a_spoilt_cache_is_made_anew(tmp_path: Path) -> None:
     here = machine(Device("cpu", 0, "AMD", 32 << 30))
     command = _command(ProbeReport(speeds=(_speed(1.5),)))
-    for rubbish in (b"", b"{", b'{"reports": {"x": 1}}', os.urandom(300_000)):
+    for rubbish in (b"", b"{", b'{"reports": {"x": 1}}', b'{"reports": {"\x80": 1}}', os.urandom(300_000)):
         (tmp_path / CACHE_NAME).write_bytes(rubbish)
         asyncio.run(measured_speeds(here, tmp_path, command=command))
         assert remembered_speeds(here, tmp_path) is not None
