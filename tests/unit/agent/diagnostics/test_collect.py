@@ -46,7 +46,7 @@ from barnraise.membership.node import MembershipNode
 from barnraise.membership.view import PresentMember, first
 from barnraise.transport.control.dial import AGENT_RUN, AgentTls, ControlConnection
 from barnraise.transport.listener import acceptor
-from tests.unit.transport.machines import Machine, Street
+from tests.unit.transport.listening_machines import Machine, Street
 
 HERE = LocalFacts("here", 52416, "linux", "0.1.0", "2.13.0")
 ETHERNET = Interface("eth0", "192.168.1.2", 24, "ethernet")
