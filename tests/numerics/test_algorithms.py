@@ -24,7 +24,7 @@ EXACT = (
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_small(ours: Pool, algorithm: str, world: int) -> None:
+def test_small_operations_match_expectation(ours: Pool, algorithm: str, world: int) -> None:
     for body in EXACT:
         options = {"algorithm": algorithm, "segment_bytes": 1024, "inner": body}
         ours.run("algorithms:under", world=world, arguments={"dtype": "float32"}, **options)
@@ -32,7 +32,7 @@ def test_small(ours: Pool, algorithm: str, world: int) -> None:
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_large_in_many_segments(ours: Pool, algorithm: str, world: int) -> None:
+def test_large_operations_in_many_segments(ours: Pool, algorithm: str, world: int) -> None:
     options = {"algorithm": algorithm, "segment_bytes": 16 * 1024}
     sums = {"dtype": "float32", "sizes": [70_001, 500_009]}
     digests = ours.run(
@@ -44,7 +44,7 @@ def test_large_in_many_segments(ours: Pool, algorithm: str, world: int) -> None:
 
 @pytest.mark.parametrize("across", ["ring", "tree", "star"])
 @pytest.mark.parametrize("inside", [("ring", "ring"), ("tree", "star"), ("star", "tree")])
-def test_sites_with_shapes_of_their_own(ours: Pool, inside: tuple[str, str], across: str) -> None:
+def test_hierarchical_sum_with_configured_shapes(ours: Pool, inside: tuple[str, str], across: str) -> None:
     """Five ranks at three sites; another group of one site takes what is fixed inside."""
     reduce, broadcast = inside
     levels = {
@@ -66,7 +66,7 @@ def test_sites_with_shapes_of_their_own(ours: Pool, inside: tuple[str, str], acr
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_many_in_flight(ours: Pool, algorithm: str) -> None:
+def test_many_operations_in_flight(ours: Pool, algorithm: str) -> None:
     arguments = {"size": 4099, "calls": 16}
     ours.run(
         "algorithms:under",

@@ -36,7 +36,7 @@ group.shutdown()
 """
 
 
-def test_three_streams_carry_what_one_carries(tmp_path: Path) -> None:
+def test_three_streams_give_same_results_as_one(tmp_path: Path) -> None:
     (tmp_path / "config.toml").touch()
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")},

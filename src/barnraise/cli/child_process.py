@@ -1,4 +1,4 @@
-"""A process that a command keeps: under a warden of its own, so that it ends whenever the command does."""
+"""A child process of a command, under its own supervisor, which stops the child with the command."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ChildProcess:
         return kept
 
     def show(self) -> None:
-        """What it has written since the last time."""
+        """Print the child's output since the last call."""
         part = read_log(self._log, self._shown, _READ_BYTES)
         self._shown = part.start + len(part.data)
         if part.data:
@@ -68,7 +68,7 @@ class ChildProcess:
             sys.stdout.flush()
 
     async def until_ended(self) -> None:
-        """By itself; what it writes is shown meanwhile."""
+        """Wait until the child stops by itself, and print its output meanwhile."""
         while self.ended is None:
             self.show()
             await asyncio.sleep(LOOK_S)
@@ -81,7 +81,7 @@ class ChildProcess:
 
     @property
     def code(self) -> int:
-        """Of the command that kept it: its own if there is one."""
+        """Return the exit code for the command: the child's own code if it has one."""
         if self.ended is None:
             return LEFT
         return self.ended.code if self.ended.code is not None else 1

@@ -1,4 +1,4 @@
-"""Any other body under a given strategy and segment size, whatever ``auto`` would have taken."""
+"""Runs any other body with a forced algorithm and segment size, in place of ``auto``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _run(ctx: Context, inner: str, arguments: dict[str, Any]) -> Any:
 
 
 def _counted() -> dict[str, float]:
-    """All-reduces by strategy."""
+    """Return the number of all-reduces by algorithm."""
     samples = [sample for one in metrics.collective_duration_seconds.collect() for sample in one.samples]
     return {
         sample.labels["strategy"]: sample.value

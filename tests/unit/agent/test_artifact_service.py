@@ -1,4 +1,4 @@
-"""Several shippers on one loop, with real stores on disk and links that die and return."""
+"""Several transfer services on one loop, with real stores on disk and connections that fail."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Cluster:
             await host.artifacts.close()
 
 
-def test_three_nodes_get_it_and_the_source_sends_it_about_once(
+def test_fetch_by_three_nodes_source_sends_about_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However late one begins here: the others wait for it instead of asking the source, too.
@@ -186,7 +186,7 @@ def test_three_nodes_get_it_and_the_source_sends_it_about_once(
     run(test)
 
 
-def test_many_small_files_travel_together(tmp_path: Path) -> None:
+def test_fetch_small_files_are_batched(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, 2)
         packed = cluster.pack(make_folder(tmp_path / "work", large=0, small=2000))
@@ -198,7 +198,7 @@ def test_many_small_files_travel_together(tmp_path: Path) -> None:
     run(test)
 
 
-def test_a_second_run_sends_only_what_changed(tmp_path: Path) -> None:
+def test_fetch_again_sends_only_changes(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, 3)
         folder = make_folder(tmp_path / "work")
@@ -215,7 +215,7 @@ def test_a_second_run_sends_only_what_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_links_that_die_and_return(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_survives_lost_connections(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swarm_scheduler, "RETRY_S", 0.05)
 
     async def test() -> None:
@@ -242,7 +242,7 @@ def test_links_that_die_and_return(tmp_path: Path, seed: int, monkeypatch: pytes
     run(test)
 
 
-def test_the_source_vanishes_while_another_receiver_has_all(
+def test_fetch_continues_from_receiver_when_source_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(swarm_scheduler, "RETRY_S", 0.05)
@@ -261,7 +261,7 @@ def test_the_source_vanishes_while_another_receiver_has_all(
     run(test)
 
 
-def test_it_resumes_after_the_agent_was_restarted(tmp_path: Path) -> None:
+def test_fetch_resumes_after_agent_restart(tmp_path: Path) -> None:
     async def first() -> PackedFolder:
         cluster = Cluster(tmp_path, 2)
         packed = cluster.pack(make_folder(tmp_path / "work", large=1, small=0))
@@ -292,7 +292,7 @@ def test_it_resumes_after_the_agent_was_restarted(tmp_path: Path) -> None:
     asyncio.run(second(packed))
 
 
-def test_a_receiver_that_lies_is_left_out_and_a_lying_source_is_named(tmp_path: Path) -> None:
+def test_fetch_wrong_bytes_exclude_receiver_or_name_source(tmp_path: Path) -> None:
     def spoil(body: bytes) -> bytes:
         message = messages.decode(body)
         if not isinstance(message, PieceList):
@@ -319,7 +319,7 @@ def test_a_receiver_that_lies_is_left_out_and_a_lying_source_is_named(tmp_path: 
     run(test)
 
 
-def test_nobody_gets_what_it_may_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_only_to_allowed_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("barnraise.artifacts.transfer.piece_server._START_S", 0.1)
     monkeypatch.setattr("barnraise.artifacts.transfer.piece_server._LOOK_S", 0.05)
 
@@ -346,7 +346,7 @@ def test_nobody_gets_what_it_may_not_have(tmp_path: Path, monkeypatch: pytest.Mo
     run(test)
 
 
-def test_who_asks_too_much_is_answered_a_bounded_amount(tmp_path: Path) -> None:
+def test_serve_excessive_requests_is_bounded(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, 2)
         packed = cluster.pack(make_folder(tmp_path / "work", large=1, small=0))
@@ -365,7 +365,7 @@ def test_who_asks_too_much_is_answered_a_bounded_amount(tmp_path: Path) -> None:
     run(test)
 
 
-def test_a_list_of_half_a_terabyte_or_of_escaping_names_is_refused(tmp_path: Path) -> None:
+def test_fetch_rejects_huge_or_escaping_manifest(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, 2)
         size = 1 << 39
@@ -389,7 +389,7 @@ def test_a_list_of_half_a_terabyte_or_of_escaping_names_is_refused(tmp_path: Pat
     run(test)
 
 
-def test_a_source_that_never_answers_is_named(tmp_path: Path) -> None:
+def test_fetch_timeout_names_silent_source(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, 2, patience_s=0.5)
         packed = cluster.pack(make_folder(tmp_path / "work", large=1, small=0))
@@ -402,7 +402,7 @@ def test_a_source_that_never_answers_is_named(tmp_path: Path) -> None:
     run(test)
 
 
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_full_disk_raises_shipping_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, 2)
         packed = cluster.pack(make_folder(tmp_path / "work", large=0))
@@ -422,7 +422,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     run(test)
 
 
-def test_two_callers_share_one_fetch_and_one_may_leave(tmp_path: Path) -> None:
+def test_fetch_shared_by_two_callers_survives_one(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, 2)
         packed = cluster.pack(make_folder(tmp_path / "work"))
@@ -438,7 +438,7 @@ def test_two_callers_share_one_fetch_and_one_may_leave(tmp_path: Path) -> None:
     run(test)
 
 
-def test_what_is_no_message_is_a_protocol_error(tmp_path: Path) -> None:
+def test_received_invalid_message_raises_protocol_error(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, 2)
         for junk in (b"", b"\xc1", os.urandom(100), messages.encode(WantPieces((), True))[:-1]):

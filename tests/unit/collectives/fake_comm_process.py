@@ -39,7 +39,7 @@ class FakeCommProcess(CommProcessClient):
         self.on_submit(command)
 
     def finish(self, at_ns: int = 1, peer: int = -1) -> Command:
-        """Answer the oldest."""
+        """Complete the oldest pending operation."""
         command, operation, done = self.pending.pop(0)
         done(OperationFinished(operation, at_ns, peer))
         return command

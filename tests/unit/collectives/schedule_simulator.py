@@ -35,7 +35,7 @@ def matched(schedules: Sequence[Schedule]) -> dict[tuple[int, int], tuple[int, i
 
 
 class Causes:
-    """What has happened for certain before each event, whatever the schedule. Sets of events are bits."""
+    """Events that precede each event in every possible message order."""
 
     def __init__(self, schedules: Sequence[Schedule]) -> None:
         pairs = matched(schedules)
@@ -70,7 +70,7 @@ class Causes:
 
 
 def prove_free_of_races(schedules: Sequence[Schedule]) -> None:
-    """Every send and receive that touch the same bytes are ordered by cause, whatever the schedule."""
+    """Check that dependencies order every send and receive that touch the same bytes."""
     before = Causes(schedules).before
     for rank, schedule in enumerate(schedules):
         for number, receive in enumerate(schedule.receives):
@@ -86,11 +86,7 @@ def prove_free_of_races(schedules: Sequence[Schedule]) -> None:
 
 
 class Simulation:
-    """One run. ``strict``: one message per link at a time, in the order listed, no place to hold it back.
-
-    Otherwise sends are read late or early at random, messages overtake each other, and placed bytes
-    are half written for a while.
-    """
+    """One simulated run of all ranks' schedules."""
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ def _gone(pid: int, seconds: float = 60.0) -> bool:
     return False
 
 
-def test_the_end_is_quiet_with_everything_open(house: dict[str, str]) -> None:
+def test_exit_with_open_groups_prints_nothing(house: dict[str, str]) -> None:
     out, err, code = _run(
         house,
         """
@@ -101,7 +101,7 @@ assert not work.is_completed() and work.exception() is None
     assert "never" not in out
 
 
-def test_a_killed_mover_ends_what_is_pending_and_another_takes_its_place(house: dict[str, str]) -> None:
+def test_killed_comm_process_fails_pending_works_and_is_restarted(house: dict[str, str]) -> None:
     out, err, code = _run(
         house,
         """
@@ -129,7 +129,7 @@ print("right")
     assert code == 0
 
 
-def test_what_hangs_on_a_future_may_wait_for_another_operation(house: dict[str, str]) -> None:
+def test_future_callback_may_wait_for_another_operation(house: dict[str, str]) -> None:
     out, err, code = _run(
         house,
         """
@@ -158,7 +158,7 @@ print(b'barnraise_groups_open 0.0' in metrics.render())
 
 
 @needs_fork
-def test_a_forked_child_leaves_the_mover_to_its_parent(house: dict[str, str]) -> None:
+def test_forked_child_does_not_close_parents_comm_process(house: dict[str, str]) -> None:
     out, err, code = _run(
         house,
         """
@@ -184,7 +184,7 @@ print("parent goes on")
 
 
 @needs_fork
-def test_a_forked_child_does_not_keep_a_dead_workers_mover(house: dict[str, str]) -> None:
+def test_forked_child_does_not_keep_dead_workers_comm_process(house: dict[str, str]) -> None:
     """The communication process notices its worker's death although a data loader's process lives on."""
     process = _start(
         house,
@@ -207,3 +207,21 @@ time.sleep(300)
     finally:
         os.kill(child, signal.SIGKILL)
         process.communicate()
+
+
+@pytest.mark.parametrize(("latency", "bandwidth"), [("250", "80"), ("8000", "2")])
+def test_costs_that_settings_give_are_those_of_the_groups_table(
+    house: dict[str, str], latency: str, bandwidth: str
+) -> None:
+    """Without both settings the links would be measured, and one process alone has none."""
+    costs = {
+        "BARNRAISE_COLLECTIVES_COST_LATENCY_US": latency,
+        "BARNRAISE_COLLECTIVES_COST_BANDWIDTH_MBPS": bandwidth,
+    }
+    body = """
+table = group._issuer.table
+print(round(table.latency_s * 1e6), round(8e-6 / table.seconds_per_byte))
+"""
+    out, err, code = _run(house | costs, body)
+    assert code == 0, err
+    assert out.split()[1:] == [latency, bandwidth]

@@ -1,4 +1,4 @@
-"""What is fixed by level decides what a group does, and only that."""
+"""Settings by network level decide on the algorithms of a group, and on nothing else."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ APART = Levels(inside=Level(all_reduce="star", reduce="star"), across=Level(all_
         (OperationKind.ALL_GATHER, APART, 2, "general"),
     ],
 )
-def test_what_is_set_for_an_operation(kind: OperationKind, levels: Levels, sites: int, expected: str) -> None:
+def test_algorithm_setting_by_level(kind: OperationKind, levels: Levels, sites: int, expected: str) -> None:
     assert algorithm_setting(kind, levels, "general", sites) == expected
 
 
-def test_shapes_are_chains_and_a_ring_unless_fixed() -> None:
+def test_shapes_default_to_chains_and_ring() -> None:
     assert shapes_of(FREE) == StageShapes("ring", "ring", "ring")
     assert shapes_of(APART) == StageShapes("star", "tree", "ring")
 
 
-def test_names_are_read_as_they_were_written() -> None:
+def test_label_round_trip_keeps_algorithm_and_shapes() -> None:
     assert format_label("sites", StageShapes()) == "sites"
     assert format_label("ring", StageShapes("star", "star", "star")) == "ring"
     for shapes in (StageShapes(a, b, c) for a in SHAPES for b in SHAPES for c in SHAPES):
         assert parse_label(format_label("sites", shapes)) == ("sites", shapes)
 
 
-def test_what_shapes_cost() -> None:
-    """Leaders of a star hear everybody; a site's star is nearer than its chain."""
+def test_predicted_cost_depends_on_shapes() -> None:
+    """Leaders of a star hear every rank; a site's star is nearer than its chain."""
 
     def seconds(nbytes: int, shapes: StageShapes, leaders: int = 4) -> float:
         table = CostTable.default()

@@ -55,9 +55,7 @@ def _sequences(comm_process: FakeCommProcess) -> list[int]:
     return [command.sequence for command, _, _ in comm_process.pending if isinstance(command, StartOperation)]
 
 
-def test_sequences_are_taken_in_the_order_of_calls(
-    comm_process: FakeCommProcess, submitter: Submitter
-) -> None:
+def test_sequence_numbers_follow_order_of_calls(comm_process: FakeCommProcess, submitter: Submitter) -> None:
     first = submitter.submit_collective(reduction.all_reduce(torch.ones(5 * MB), SUM, 2), 60)
     second = submitter.submit_collective(operation.barrier(), 60)
     assert _sequences(comm_process) == [0, 1, 2, 3, 4, 5]
@@ -68,7 +66,7 @@ def test_sequences_are_taken_in_the_order_of_calls(
     assert second.wait()
 
 
-def test_the_window_bounds_what_is_staged(
+def test_window_bounds_staged_bytes(
     comm_process: FakeCommProcess, submitter: Submitter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("barnraise.collectives.submit._WINDOW_BYTES", 12 * MB)
@@ -81,7 +79,7 @@ def test_the_window_bounds_what_is_staged(
     assert work.wait()
 
 
-def test_a_full_arena_lets_every_operation_have_one_piece() -> None:
+def test_full_arena_allows_one_chunk_per_operation() -> None:
     comm_process = FakeCommProcess(
         msgspec.structs.replace(Settings(), collectives=CollectiveSettings(arena_bytes=8 * MB))
     )
@@ -95,7 +93,7 @@ def test_a_full_arena_lets_every_operation_have_one_piece() -> None:
     assert all(work.wait() for work in works)
 
 
-def test_later_pieces_get_what_is_left_of_the_time(
+def test_later_chunks_get_remaining_timeout(
     comm_process: FakeCommProcess, submitter: Submitter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("barnraise.collectives.submit._WINDOW_BYTES", 0)
@@ -110,7 +108,7 @@ def test_later_pieces_get_what_is_left_of_the_time(
     assert last.timeout_s <= first.timeout_s - 0.09
 
 
-def test_pieces_start_in_order_whoever_launches_them(
+def test_chunks_start_in_order_from_any_thread(
     comm_process: FakeCommProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replies are handled by another thread while the caller still starts pieces."""
@@ -145,7 +143,7 @@ def test_pieces_start_in_order_whoever_launches_them(
     assert len(order) == 300
 
 
-def test_a_lost_mover_fails_the_work_without_a_lock_on_itself(
+def test_lost_comm_process_fails_work_without_deadlock(
     comm_process: FakeCommProcess, submitter: Submitter
 ) -> None:
     comm_process.lose()
@@ -154,7 +152,7 @@ def test_a_lost_mover_fails_the_work_without_a_lock_on_itself(
         work.wait()
 
 
-def test_a_failure_ends_the_work_and_starts_no_more(
+def test_failed_chunk_fails_work_and_stops_submission(
     comm_process: FakeCommProcess, submitter: Submitter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("barnraise.collectives.submit._WINDOW_BYTES", 0)
@@ -174,7 +172,7 @@ def test_a_failure_ends_the_work_and_starts_no_more(
     assert submitter.arena.has_room(submitter.arena._limit - 256)
 
 
-def test_a_time_out_names_the_late(comm_process: FakeCommProcess, submitter: Submitter) -> None:
+def test_timeout_names_late_ranks(comm_process: FakeCommProcess, submitter: Submitter) -> None:
     work = submitter.submit_collective(operation.barrier(), 60)
     comm_process.fail(Failure("operation-timeout", "rank 1 is late", late=(1,)))
     with pytest.raises(OperationTimeout) as caught:
@@ -198,7 +196,7 @@ def _broken_call(where: str) -> operation.Operation:
 
 
 @pytest.mark.parametrize("where", ["in", "out"])
-def test_a_copy_that_fails_ends_the_work_and_the_group(
+def test_failed_copy_fails_work_and_aborts_group(
     comm_process: FakeCommProcess, submitter: Submitter, where: str
 ) -> None:
     """The others must not wait for pieces that this rank will never start."""
@@ -211,7 +209,7 @@ def test_a_copy_that_fails_ends_the_work_and_the_group(
     assert submitter.arena.has_room(submitter.arena._limit)
 
 
-def test_an_interrupt_reaches_the_program(submitter: Submitter) -> None:
+def test_keyboard_interrupt_reaches_the_script(submitter: Submitter) -> None:
     def fill(_: torch.Tensor) -> None:
         raise KeyboardInterrupt
 
@@ -223,7 +221,7 @@ def test_an_interrupt_reaches_the_program(submitter: Submitter) -> None:
         submitter.submit_collective(interrupted, 60)
 
 
-def test_point_to_point_tells_the_source(comm_process: FakeCommProcess, submitter: Submitter) -> None:
+def test_point_to_point_reports_source_rank(comm_process: FakeCommProcess, submitter: Submitter) -> None:
     submitter.submit_point_to_point(operation.send(torch.ones(3)), 1, 5, 60)
     work = submitter.submit_point_to_point(operation.receive(torch.zeros(3)), -1, 5, 60)
     sent = comm_process.finish()
@@ -236,7 +234,7 @@ def test_point_to_point_tells_the_source(comm_process: FakeCommProcess, submitte
     assert work._source_rank() == 1
 
 
-def test_figures_are_kept(comm_process: FakeCommProcess, submitter: Submitter) -> None:
+def test_operations_update_metrics(comm_process: FakeCommProcess, submitter: Submitter) -> None:
     def value(name: str, **labels: str) -> float:
         return metrics.registry.get_sample_value(name, labels) or 0.0
 
@@ -260,10 +258,10 @@ def test_figures_are_kept(comm_process: FakeCommProcess, submitter: Submitter) -
     assert [after - old for after, old in zip(figures(), before, strict=True)] == [32, 1, 1]
 
 
-def test_choices_are_explained_once(
+def test_algorithm_choice_is_logged_once(
     submitter: Submitter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_once, "_said", set())
+    monkeypatch.setattr(log_once, "_seen", set())
     with caplog.at_level(logging.INFO, "barnraise.collectives"):
         for _ in range(3):
             submitter.submit_collective(reduction.all_reduce(torch.ones(1000), SUM, 2), 60)
@@ -273,10 +271,10 @@ def test_choices_are_explained_once(
     assert all(message.startswith("all_reduce by ") and "2 ranks" in message for message in messages)
 
 
-def test_an_untested_torch_is_mentioned_once(
+def test_untested_torch_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_once, "_said", set())
+    monkeypatch.setattr(log_once, "_seen", set())
     assert is_tested("2.13.1+cu130")
     assert not is_tested("2.14.0")
     assert not is_tested("2.12.9")
@@ -286,7 +284,7 @@ def test_an_untested_torch_is_mentioned_once(
     assert [record.args[0] for record in caplog.records if record.args] == ["2.14.0"]  # type: ignore[index]
 
 
-def test_the_command_line_and_the_backend_know_one_range() -> None:
+def test_command_line_and_backend_share_torch_range() -> None:
     from barnraise.cli.cluster import torch_install
     from barnraise.collectives.torch_patch import torch_version
     from barnraise.core import torch_range
@@ -295,7 +293,7 @@ def test_the_command_line_and_the_backend_know_one_range() -> None:
     assert torch_version.TESTED_FIRST == torch_range.TESTED_FIRST
 
 
-def test_a_group_is_left_once_and_forgotten_without_locks(
+def test_group_is_closed_once_and_destructor_takes_no_lock(
     comm_process: FakeCommProcess, submitter: Submitter
 ) -> None:
     left: list[int] = []
@@ -311,7 +309,7 @@ def test_a_group_is_left_once_and_forgotten_without_locks(
     assert forgotten == [77]
 
 
-def test_bare_tensors_and_operations_are_taken_too(
+def test_bare_tensors_and_reduce_ops_are_accepted(
     comm_process: FakeCommProcess, submitter: Submitter
 ) -> None:
     """As DDP's join gives them."""
@@ -325,7 +323,7 @@ def test_bare_tensors_and_operations_are_taken_too(
     assert group.allreduce_coalesced([]).wait()
 
 
-def test_coalesced_operations_are_waited_for_as_one(
+def test_coalesced_operations_complete_as_one_work(
     comm_process: FakeCommProcess, submitter: Submitter
 ) -> None:
     group = BarnraiseProcessGroup(0, 2, 60, submitter, ())
@@ -342,12 +340,12 @@ def test_coalesced_operations_are_waited_for_as_one(
     assert len(whole.result()) == 2
 
 
-def test_a_monitored_barrier_wants_one_of_our_groups() -> None:
+def test_monitored_barrier_rejects_other_backends() -> None:
     with pytest.raises(UnsupportedOperation, match="barnraise"):
         monitored_barrier()
 
 
-def test_a_forked_child_is_told_whose_mover_it_is(
+def test_forked_child_gets_error_about_its_parent(
     comm_process: FakeCommProcess, submitter: Submitter
 ) -> None:
     comm_process.inherited = True

@@ -51,7 +51,7 @@ Groups = dict[int, dist.ProcessGroup]
 
 
 def gradient(rank: int, step: int = 0) -> torch.Tensor:
-    """Of low rank where it is a matrix, with a common part and noise, as gradients are."""
+    """Return a low-rank matrix with a common part and noise, like a gradient."""
     source = torch.Generator().manual_seed(1000 * step + rank)
     left, right = torch.randn(96, 2, generator=source), torch.randn(2, 300, generator=source)
     rest = torch.randn(SIZE - 96 * 300, generator=source)
@@ -111,7 +111,7 @@ def tiny(groups: Groups, rank: int) -> list[float]:
 
 
 def paid_back(groups: Groups, rank: int) -> dict[str, Any]:
-    """What a codec lost through sites is all in the next sum, whoever leads then, or if sites are unknown."""
+    """Check that the next sum contains all residuals of sites, with any leader and without sites."""
     found: dict[str, Any] = {}
     right = torch.stack([gradient(one).double() for one in range(4)]).sum(0)
     for name in ("int4", "topk:k=16,block=1024", "randomk:every=8"):

@@ -31,7 +31,7 @@ Found = list[dict[str, Any]]
     scope="module", params=[pytest.param(one, marks=pytest.mark.slow) for one in ("gloo", "barnraise")]
 )
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each of the four members found."""
+    """Return the results of the four members."""
     if not hasattr(os, "fork"):
         pytest.skip("the members are forked")
     room = tmp_path_factory.mktemp(request.param)
@@ -49,7 +49,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return [json.loads((room / f"{rank}.json").read_text()) for rank in range(4)]
 
 
-def test_all_members_hold_the_same_bits_and_the_error_does_not_grow(found: Found) -> None:
+def test_members_hold_same_bits_and_bounded_error(found: Found) -> None:
     sums = [one["one_sum"] for one in found]
     for key in sums[0]:
         name, _, world = key.rpartition("/")
@@ -69,7 +69,7 @@ def test_all_members_hold_the_same_bits_and_the_error_does_not_grow(found: Found
     assert sent["fp32"] / sent["topk"] > 80
 
 
-def test_through_sites_all_hold_the_same_bits_and_more_hosts_cross_no_more(found: Found) -> None:
+def test_hierarchical_sum_has_same_bits_and_constant_site_traffic(found: Found) -> None:
     flat, sums = [one["one_sum"] for one in found], [one["through_sites"] for one in found]
     assert [one["tiny"] for one in found] == [pytest.approx([6.0, 6.0, 6.0], abs=0.05)] * 4
     for key in sums[0]:
@@ -89,7 +89,7 @@ def test_through_sites_all_hold_the_same_bits_and_more_hosts_cross_no_more(found
     assert sum(one["int8/even"][3] for one in sums) < 0.55 * sum(one["int8/4"][2] for one in flat) * 2 / 3
 
 
-def test_what_was_lost_between_sites_is_paid_whoever_leads_next(found: Found) -> None:
+def test_site_residuals_are_added_after_leader_change(found: Found) -> None:
     for key, (once, together, _, _) in found[0]["paid_back"].items():
         assert once > 0.01, key
         assert together < 1e-6, key
@@ -100,7 +100,7 @@ def test_what_was_lost_between_sites_is_paid_whoever_leads_next(found: Found) ->
         assert all(0 < one <= 0.55 * 30_337 for one in kept), key
 
 
-def test_feedback_makes_up_for_both_roundings_and_for_members_that_leave(found: Found) -> None:
+def test_feedback_compensates_both_roundings_and_leaving_members(found: Found) -> None:
     runs = [one["long_run"] for one in found[:3]]
     for name, (_, mended, plain) in runs[0].items():
         assert mended < plain / (5 if name == "int4" else 2) or mended < 1e-6, name
@@ -108,14 +108,14 @@ def test_feedback_makes_up_for_both_roundings_and_for_members_that_leave(found: 
     assert runs[0]["fp32"][1] < 1e-6
 
 
-def test_a_step_can_be_done_again(found: Found) -> None:
+def test_step_repeated_without_keep_is_identical(found: Found) -> None:
     for digests in found[0]["repeated_step"].values():
         first, again, kept, following = digests
         assert first == again == kept
         assert following != first
 
 
-def test_one_members_nan_is_everybodys_error_and_nobody_waits(found: Found) -> None:
+def test_nan_of_one_member_raises_on_all_without_waiting(found: Found) -> None:
     said = [one["refusals"] for one in found[:3]]
     for name in ("int8", "topk", "int4+zlib", "powersgd:rank=2"):
         assert said[1][name] == "collective: 'bias' holds numbers that are not finite in float32"
@@ -127,7 +127,7 @@ def test_one_members_nan_is_everybodys_error_and_nobody_waits(found: Found) -> N
     assert all(one["factors"] == "operation-mismatch" for one in said)
 
 
-def test_ddp_trains_as_well_with_codecs(found: Found) -> None:
+def test_ddp_with_codecs_reaches_same_loss(found: Found) -> None:
     runs = [one["training"] for one in found[:3]]
     for name in runs[0]:
         assert len({one[name][0] for one in runs}) == 1, f"{name}: replicas differ"
@@ -157,7 +157,7 @@ class Three(Alone):
         return 3
 
 
-def test_alone_nothing_is_lost_and_what_was_owed_is_paid() -> None:
+def test_single_member_sum_is_exact_and_clears_residuals() -> None:
     feedback, group, values = ErrorFeedback(), Alone(), torch.randn(7, 9).double()
     feedback.keep(torch.ones(63), [FeedbackPart("w", (63,))])
     summed = sum_over(group, values, codec_named("int4"), CodecRound("w"), feedback=feedback)  # type: ignore[arg-type]
@@ -172,8 +172,8 @@ def test_alone_nothing_is_lost_and_what_was_owed_is_paid() -> None:
         sum_over(group, values, codec_named("int4"), CodecRound("w"), parts=[FeedbackPart("w", (62,))])  # type: ignore[arg-type]
 
 
-class Liar:
-    """All others, who send whatever they like."""
+class HostileGroup:
+    """Fake process group of peers that send arbitrary bytes."""
 
     def __init__(self, data: st.DataObject, keeps_header: bool, world: int) -> None:
         self._data, self._keeps_header, self._world = data, keeps_header, world
@@ -189,12 +189,12 @@ class Liar:
 
     def all_to_all_single(
         self, arrived: torch.Tensor, leaving: torch.Tensor, coming: list[int], sizes: list[int]
-    ) -> Liar:
+    ) -> HostileGroup:
         assert (arrived.numel(), leaving.numel()) == (sum(coming), sum(sizes))
         self._lie(arrived)
         return self
 
-    def all_gather_single(self, arrived: torch.Tensor, leaving: torch.Tensor) -> Liar:
+    def all_gather_single(self, arrived: torch.Tensor, leaving: torch.Tensor) -> HostileGroup:
         arrived[: leaving.numel()] = leaving
         self._lie(arrived[leaving.numel() :])
         return self
@@ -219,10 +219,10 @@ class Liar:
     st.sampled_from([(), ((0, 1), (2,)), ((1,), (0, 2)), ((0,), (1, 2))]),
     st.data(),
 )
-def test_whatever_the_other_members_send(
+def test_arbitrary_peer_payloads_raise_or_return(
     name: str, keeps_header: bool, sites: tuple[tuple[int, ...], ...], data: st.DataObject
 ) -> None:
-    feedback, liar = ErrorFeedback(), Liar(data, keeps_header, 3 if sites else 2)
+    feedback, liar = ErrorFeedback(), HostileGroup(data, keeps_header, 3 if sites else 2)
     ones, codec = torch.ones(70), codec_named(name)
     try:
         summed = sum_over(liar, ones, codec, CodecRound("w"), feedback=feedback, sites=sites)  # type: ignore[arg-type]
@@ -232,7 +232,7 @@ def test_whatever_the_other_members_send(
     assert bool(torch.isfinite(summed.values).all())
 
 
-def test_shards_cover_everything_once_and_begin_at_blocks() -> None:
+def test_shards_cover_tensor_once_at_block_starts() -> None:
     for numel in (0, 1, 255, 256, 257, 5000, 10_000):
         for world in (1, 2, 3, 7):
             shards = cut(numel, world, 256)
@@ -241,7 +241,7 @@ def test_shards_cover_everything_once_and_begin_at_blocks() -> None:
             assert all(one.start % 256 == 0 or one.start == numel for one in shards)
 
 
-def test_every_member_leads_a_lane_and_a_lane_has_one_leader_at_each_site() -> None:
+def test_channels_have_one_leader_per_site() -> None:
     for sites in (((0, 1), (2, 3)), ((4, 0, 2), (1,), (3, 5))):
         for numel in (0, 3, 5000, 10_000):
             channels = channels_of(numel, sites, 256)
@@ -260,7 +260,7 @@ def test_every_member_leads_a_lane_and_a_lane_has_one_leader_at_each_site() -> N
                 assert all(leader in site for leader, site in zip(channel.leaders, sites, strict=True))
 
 
-def test_sites_name_every_rank_once() -> None:
+def test_sites_without_every_rank_once_are_rejected() -> None:
     for bad in ([[0], [1]], [[0, 1], [1, 2]], [[0, 1, 2], []]):
         with pytest.raises(OperationMismatch, match="do not name each of 3 ranks once"):
             PayloadExchange(Three(), bad)  # type: ignore[arg-type]
@@ -269,7 +269,7 @@ def test_sites_name_every_rank_once() -> None:
     assert PayloadExchange(Three(), [[2, 1], [0]]).site == 1  # type: ignore[arg-type]
 
 
-def test_a_hooks_state_is_of_one_codec() -> None:
+def test_hook_state_of_other_codec_is_rejected() -> None:
     model, group = nn.Linear(3, 2), Alone()
     hook = GradientHook(model, "powersgd:rank=2", group)  # type: ignore[arg-type]
     saved = hook.state_dict()

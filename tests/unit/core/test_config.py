@@ -33,8 +33,7 @@ def test_load_settings_without_sources_returns_defaults() -> None:
     settings = load_settings(environ={})
     assert settings == Settings()
     assert (settings.network.port, settings.network.discovery_port) == (52416, 52415)
-    assert (settings.network.min_peers, settings.network.retries) == (1, 3)
-    assert (settings.network.peer_timeout_s, settings.network.connect_timeout_s) == (30.0, 5.0)
+    assert (settings.network.retries, settings.network.connect_timeout_s) == (3, 5.0)
     assert (settings.collectives.tree_below_bytes, settings.collectives.timeout_s) == (1 << 20, 60.0)
     assert settings.network.encryption == "tls"
 
@@ -47,11 +46,12 @@ def test_argument_beats_environment_beats_file_beats_default(tmp_path: Path) -> 
         {"network.port": 1003},
     )
     network = resolved.settings.network
-    assert (network.port, network.retries, network.streams, network.min_peers) == (1003, 8, 2, 1)
+    assert (network.port, network.retries, network.streams) == (1003, 8, 2)
+    assert network.connect_timeout_s == 5.0
     assert resolved.origins["network.port"] == "argument"
     assert resolved.origins["network.retries"] == "$BARNRAISE_NETWORK_RETRIES"
     assert resolved.origins["network.streams"] == str(file)
-    assert resolved.origins["network.min_peers"] == "default"
+    assert resolved.origins["network.connect_timeout_s"] == "default"
 
 
 def test_environment_names_config_file(tmp_path: Path) -> None:
@@ -94,7 +94,6 @@ def test_environment_text_becomes_typed_value(
         ("[network]\nconnect_timeout_s = nan\n", r"network\.connect_timeout_s"),
         ("[link]\nsilence_s = inf\n", r"link\.silence_s"),
         ("[network]\nretries = -1\n", r"network\.retries .*>= 0"),
-        ("[network]\nmin_peers = 0\n", r"network\.min_peers .*>= 1"),
         ("[network]\nstreams = -1\n", r"network\.streams .*>= 0"),
         ('[network]\nencryption = "none"\n', r"network\.encryption .*one of tls, plaintext"),
         ('[network]\naddresses = ["10.0.0.1", ""]\n', r"network\.addresses .*item \[1\]"),

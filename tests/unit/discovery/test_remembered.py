@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.unit.discovery.ways import OURS, SightingRecorder, until
 
 from barnraise.core.errors import ConfigError
 from barnraise.core.flow.backoff import Backoff
 from barnraise.discovery import UNTAGGED, remembered
 from barnraise.discovery.remembered import KnownAddress, RememberedFinder
 from barnraise.discovery.static import StaticFinder
+from tests.unit.discovery.sighting_recorder import OURS, SightingRecorder, until
 
 
 def test_remembered_finder_reports_addresses_while_node_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:

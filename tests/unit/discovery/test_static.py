@@ -10,12 +10,12 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.discovery.ways import OURS, SightingRecorder, until
 
 from barnraise.core.errors import ConfigError
 from barnraise.discovery import UNTAGGED, static
 from barnraise.discovery.remembered import KnownAddress, RememberedFinder
 from barnraise.discovery.static import StaticFinder, StaticPeer, parse_peer
+from tests.unit.discovery.sighting_recorder import OURS, SightingRecorder, until
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_hanging_probe_is_killed(tmp_path: Path) -> None:
 def test_damaged_cache_is_written_again(tmp_path: Path) -> None:
     here = machine(Device("cpu", 0, "AMD", 32 << 30))
     command = _command(ProbeReport(speeds=(_speed(1.5),)))
-    for rubbish in (b"", b"{", b'{"reports": {"x": 1}}', os.urandom(300_000)):
+    for rubbish in (b"", b"{", b'{"reports": {"x": 1}}', b'{"reports": {"\x80": 1}}', os.urandom(300_000)):
         (tmp_path / CACHE_NAME).write_bytes(rubbish)
         asyncio.run(measured_speeds(here, tmp_path, command=command))
         assert remembered_speeds(here, tmp_path) is not None

@@ -58,7 +58,7 @@ class Display:
 
 
 def print_events(agent: Agent) -> None:
-    """Where nobody looks at a terminal: a line for each event."""
+    """Print one line per event, for output that is not a terminal."""
     for event in agent.events:
         click.echo(event)
     agent.on_event = click.echo

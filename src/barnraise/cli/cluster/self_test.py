@@ -179,7 +179,7 @@ def _start(node: TestNode, room: Path, trace: Path) -> subprocess.Popen[bytes]:
 
 
 def _compare(node: TestNode, room: Path) -> None:
-    """The same steps on one machine alone."""
+    """Run the same steps on one machine alone, and compare the results."""
     found = re.search(r"final (\d+) (.*)", _words(room))
     if found is None:
         raise RunError("the run printed no result", hint="Report this with the agents' logs.")
@@ -211,7 +211,7 @@ def _check_trace(trace: Path) -> None:
 
 
 def _last(trace: Path) -> tuple[int, int]:
-    """The newest step, and how many members its group had."""
+    """Return the newest step and the number of members of its group."""
     try:
         words = trace.read_text().splitlines()[-1].split()
         return int(words[1]), int(words[4])

@@ -68,7 +68,7 @@ def agent(found: AgentFacts, version: str) -> CheckRow:
 def firewall(
     found: Iterable[FirewallFacts], number: int, system: str, came_in: tuple[str, ...]
 ) -> list[CheckRow]:
-    """``came_in``: peers that dialled this machine just now; what they did cannot be blocked."""
+    """Check the firewalls of this machine. ``came_in``: peers that dialled it just now."""
     rows = []
     for one in found:
         mend = _firewall_mend(one.tool, number, system)
@@ -143,7 +143,7 @@ def wsl(found: WslFacts, number: int) -> CheckRow | None:
 
 
 def local_network(system: str, agent_runs: bool) -> CheckRow | None:
-    """No program may ask macOS whether it is allowed; a running agent tries it."""
+    """Check the local-network permission of macOS. Only a running agent can test it."""
     if system != "macos" or agent_runs:
         return None
     return CheckRow(
@@ -155,7 +155,9 @@ def local_network(system: str, agent_runs: bool) -> CheckRow | None:
 
 
 def bridge(found: Iterable[BridgeFacts]) -> CheckRow | None:
-    """Two machines with two cables are fine; three in a ring of bridges flood each other."""
+    """Check for network loops: two machines with two cables are fine, three bridges in a ring flood each
+    other.
+    """
     for one in found:
         if len(one.members) > 1 and not one.stp:
             return CheckRow(
@@ -172,7 +174,7 @@ def bridge(found: Iterable[BridgeFacts]) -> CheckRow | None:
 
 
 def hub(found: HubFacts, system: str) -> list[CheckRow]:
-    """Whether it answers with its key where friends look for it, and whether they can look there."""
+    """Check that a hub answers with its key where its members look, and that they can reach them."""
     rows = [_hub_reached(found)]
     ahead = next((way.ahead_s for way in found.ways if way.ahead_s is not None), 0.0)
     if abs(ahead) >= _CLOCK_S:
@@ -186,7 +188,7 @@ def hub(found: HubFacts, system: str) -> list[CheckRow]:
 
 
 def hub_reach(addresses: Sequence[str]) -> tuple[str, str]:
-    """What is wrong for friends who are elsewhere, and what to do; both empty if nothing is."""
+    """Return the problem for members in other networks and its fix; both empty if there is none."""
     reaches = [reach_of(_host(address)) for address in addresses]
     if "internet" in reaches:
         return "", ""

@@ -34,7 +34,9 @@ _BRING_S = 10.0
 
 
 def resume(run: str, *, on: tuple[str, ...], everybody: bool, detach: bool) -> int:
-    """The same command on the machines that are here, from the newest whole checkpoint in reach."""
+    """Start the same command again on the machines that are online, from the newest complete checkpoint in
+    reach.
+    """
     started = ask(ResumeRunRequest(run=run, on=on), RunStarted, timeout_s=_RESUME_S)
     where = f"{', '.join(started.nodes)}; {started.begins}"
     click.echo(f"barnraise: run {started.run} goes on with {run} on {where}", err=True)
@@ -47,7 +49,7 @@ def resume(run: str, *, on: tuple[str, ...], everybody: bool, detach: bool) -> i
 
 
 def export(run: str, target: Path) -> int:
-    """The model of the newest whole checkpoint in reach, and where it comes from."""
+    """Export the model of the newest complete checkpoint in reach, and note where it comes from."""
     row = ask(WatchRequest(run=run, wait_s=0), WatchResponse).row
     _bring_newest(row)
     state = state_directory(load_settings())
@@ -64,7 +66,7 @@ def export(run: str, target: Path) -> int:
 
 
 def _bring_newest(row: RunRow) -> None:
-    """Onto this machine's disk; one that cannot be had is passed over for the next."""
+    """Fetch the newest checkpoint to this disk; take the next one if that fails."""
     passed: list[tuple[str, int]] = []
     why = "no machine that is here has a checkpoint of it"
     while (

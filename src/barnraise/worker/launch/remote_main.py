@@ -1,4 +1,4 @@
-"""What a launched function's script does on a worker: reads the arguments, calls, keeps rank 0's result."""
+"""Entry point of a launched function on a worker: reads the arguments, calls, keeps rank 0's result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RemoteCall(NamedTuple):
 def encode_call(
     positional: Sequence[object], named: Mapping[str, object], constants: Sequence[tuple[str, object]]
 ) -> list[Content]:
-    """The arguments' file; RunError names the one that cannot travel."""
+    """Encode the file with the arguments. Raise RunError with the name of an argument that cannot be sent."""
     form = (len(positional), list(named), [name for name, _ in constants])
     return encode_values(
         [
@@ -41,7 +41,7 @@ def encode_call(
 
 
 def main(function: Callable[..., object], *, beside: str) -> None:
-    """Called by the script that lies in the run's folder, on every rank."""
+    """Call the function, on every rank; the script in the run's folder calls this."""
     call = _call(Path(beside).with_name(ARGUMENTS))
     result = function(*call.positional, **call.named)
     if os.environ.get("RANK", "0") == "0":
@@ -49,7 +49,7 @@ def main(function: Callable[..., object], *, beside: str) -> None:
 
 
 def constant(name: str, *, beside: str) -> Any:
-    """A global of the function, as it was where the function was launched."""
+    """Return a global of the function, as it was where the function was launched."""
     return _call(Path(beside).with_name(ARGUMENTS)).constants[name]
 
 

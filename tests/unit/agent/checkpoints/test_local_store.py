@@ -1,4 +1,4 @@
-"""Checkpoints on a machine's disk when a quorum is there again, and runs whose folders go."""
+"""Checkpoints on disk: provisional ones, the latest one, and folders that are removed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from barnraise.agent.checkpoints.local_store import LocalCheckpoints
 from barnraise.agent.runs.service import _KEPT_FOLDERS, _out_of_date
 from barnraise.artifacts import ArtifactStore
 from barnraise.checkpoint.files import CheckpointInfo, Checkpoints
-from barnraise.checkpoint.serialization import dismantle
+from barnraise.checkpoint.serialization import flatten
 from barnraise.identity import NodeKey
 from barnraise.runs.checkpoint_manifest import CheckpointSignature, HeldCheckpoint, sign
 
@@ -24,7 +24,7 @@ SIGNERS = {KEY.id.raw, WORKER.id.raw}
 
 
 class Notary:
-    def seal(self, step: int, fingerprint: bytes) -> CheckpointSignature:
+    def sign(self, step: int, fingerprint: bytes) -> CheckpointSignature:
         return sign(WORKER, RUN, step, fingerprint)
 
     def signers(self, run: str) -> set[bytes]:
@@ -33,7 +33,7 @@ class Notary:
 
 def _saved(local: LocalCheckpoints, step: int, *, provisional: bool) -> None:
     checkpoints = Checkpoints(local.folder(RUN), RUN, Notary())  # type: ignore[arg-type]
-    checkpoints.save(dismantle({"w": torch.full((2,), float(step))}), CheckpointInfo(step, 1, provisional))
+    checkpoints.save(flatten({"w": torch.full((2,), float(step))}), CheckpointInfo(step, 1, provisional))
     checkpoints.wait()
 
 
@@ -44,7 +44,7 @@ def _local(folder: Path) -> LocalCheckpoints:
     return local
 
 
-def test_what_was_saved_without_a_quorum_counts_like_all_else_once_it_is_settled(tmp_path: Path) -> None:
+def test_settle_kept_provisional_checkpoints_become_normal(tmp_path: Path) -> None:
     local = _local(tmp_path)
     local.settle(RUN, SIGNERS, counts=True)
     assert set(local.held(RUN, SIGNERS)) == {HeldCheckpoint(RUN, step, True, 1) for step in (50, 70, 90)}
@@ -59,7 +59,7 @@ def test_what_was_saved_without_a_quorum_counts_like_all_else_once_it_is_settled
     ]
 
 
-def test_what_is_dropped_stands_in_nobodys_way(tmp_path: Path) -> None:
+def test_settle_dropped_provisional_checkpoints_are_renamed_away(tmp_path: Path) -> None:
     local = _local(tmp_path)
     local.settle(RUN, SIGNERS, counts=False)
     assert local.held(RUN, SIGNERS) == [HeldCheckpoint(RUN, 50, True, 1)]
@@ -73,16 +73,14 @@ def test_what_is_dropped_stands_in_nobodys_way(tmp_path: Path) -> None:
     assert left == {"dropped-step-00000095"}, "those of the time before are gone"
 
 
-def test_the_last_that_was_written_is_the_latest(tmp_path: Path) -> None:
+def test_latest_by_write_time_not_by_step(tmp_path: Path) -> None:
     local = _local(tmp_path)
     _saved(local, 60, provisional=False)
     assert local.latest(RUN) == 60
     assert HeldCheckpoint(RUN, 60, True, 1) in local.held(RUN, SIGNERS), "though three have higher steps"
 
 
-def test_a_draft_that_gets_its_name_while_we_look_hides_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_latest_while_draft_is_renamed_finds_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker saves as it likes: its draft is listed, and gone when it is looked at."""
     local = _local(tmp_path)
     scandir = os.scandir
@@ -100,7 +98,7 @@ def test_a_draft_that_gets_its_name_while_we_look_hides_nothing(
     assert local.latest(RUN) == 90
 
 
-def test_a_long_run_that_failed_just_now_keeps_its_checkpoints(tmp_path: Path) -> None:
+def test_out_of_date_long_run_that_just_failed_is_kept(tmp_path: Path) -> None:
     for number in range(_KEPT_FOLDERS + 3):
         (tmp_path / f"short-{number:02}" / "logs").mkdir(parents=True)
         for place in (tmp_path / f"short-{number:02}" / "logs", tmp_path / f"short-{number:02}"):

@@ -1,4 +1,4 @@
-"""Several agents' keepers of checkpoints on one loop, with real disks: found, brought, copied, or refused."""
+"""Checkpoint services of several agents on one loop, with real disks: search, fetch, copy and refusal."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ ROLES: tuple[Role, ...] = ("owner", "owner", "owner", "guest")
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is slow to say what it holds, as this machine may be, would rightly be given a copy more."""
+    """Wait long for answers: a slow machine would correctly be given one more copy."""
     monkeypatch.setattr(service, "_SURVEY_S", 60.0)
 
 
 class Agent:
-    """As much of an agent as its keeper of checkpoints needs."""
+    """As much of an agent as its checkpoint service needs."""
 
     def __init__(self, cluster: Cluster, place: int) -> None:
         self.cluster, self.place = cluster, place
@@ -113,7 +113,7 @@ class Agent:
         return self.directory / "runs" / RUN / "checkpoints" / folder_name(step)
 
     def saves(self, step: int, *, by: NodeKey | None = None, copies: int = 2, size: int = 50_000) -> None:
-        """As its worker would: whoever looks meanwhile, in a thread, sees nothing of it or all."""
+        """Save a checkpoint as a worker would: a concurrent reader sees all of it or nothing."""
         place = self.place_of(step).with_name(f".draft-{step}")
         place.mkdir(parents=True)
         (place / "state.safetensors").write_bytes(hashlib.shake_256(bytes([step])).digest(size))
@@ -196,7 +196,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_a_machine_that_never_took_part_gets_it_and_what_it_was_started_with(tmp_path: Path) -> None:
+def test_fetch_by_uninvolved_machine_gets_checkpoint_and_files(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path)
         saver, other = cluster.agents[0], cluster.agents[2]
@@ -226,7 +226,7 @@ def test_a_machine_that_never_took_part_gets_it_and_what_it_was_started_with(tmp
 @pytest.mark.parametrize(
     ("copies", "nodes", "expected"), [(1, (0,), 1), (2, (0,), 2), (2, (2,), 2), (9, (0,), 3)]
 )
-def test_copies_go_to_machines_outside_the_group(
+def test_replicator_copies_to_machines_outside_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int, nodes: tuple[int, ...], expected: int
 ) -> None:
     monkeypatch.setattr(replicator, "_CHECK_S", 0.02)
@@ -259,7 +259,7 @@ def test_copies_go_to_machines_outside_the_group(
     run(test)
 
 
-def test_members_who_still_write_theirs_are_given_none(
+def test_replicator_waits_for_members_that_still_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replicator, "_CHECK_S", 0.02)
@@ -288,7 +288,7 @@ def test_members_who_still_write_theirs_are_given_none(
     run(test)
 
 
-def test_whoever_has_no_room_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicator_skips_machine_with_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicator, "_CHECK_S", 0.02)
     monkeypatch.setattr(replicator, "_RETRY_S", 0.05)
 
@@ -311,7 +311,7 @@ def test_whoever_has_no_room_is_passed_over(tmp_path: Path, monkeypatch: pytest.
     run(test)
 
 
-def test_a_damaged_one_is_not_lent_and_is_replaced_by_a_whole_one(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_not_granted_and_gets_replaced(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path, (0, 1))
         first, second, third, _ = cluster.agents
@@ -331,7 +331,7 @@ def test_a_damaged_one_is_not_lent_and_is_replaced_by_a_whole_one(tmp_path: Path
     run(test)
 
 
-def test_what_a_stranger_signed_is_held_by_nobody(tmp_path: Path) -> None:
+def test_checkpoint_with_unaccepted_signature_is_ignored(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path)
         first, second, _, guest = cluster.agents
@@ -349,7 +349,7 @@ def test_what_a_stranger_signed_is_held_by_nobody(tmp_path: Path) -> None:
     run(test)
 
 
-def test_guests_get_nothing_of_runs_that_are_not_theirs(tmp_path: Path) -> None:
+def test_guests_cannot_read_checkpoints_of_other_runs(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path)
         first, _, _, guest = cluster.agents
@@ -365,7 +365,7 @@ def test_guests_get_nothing_of_runs_that_are_not_theirs(tmp_path: Path) -> None:
     run(test)
 
 
-def test_only_members_of_the_group_get_a_signature(tmp_path: Path) -> None:
+def test_sign_only_for_members_of_current_group(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path)
         first, second, *_ = cluster.agents
@@ -381,7 +381,7 @@ def test_only_members_of_the_group_get_a_signature(tmp_path: Path) -> None:
     run(test)
 
 
-def test_a_link_that_breaks_ends_the_wait(tmp_path: Path) -> None:
+def test_request_fails_at_once_when_connection_is_lost(tmp_path: Path) -> None:
     async def test() -> None:
         cluster = Cluster(tmp_path)
         first, second, *_ = cluster.agents

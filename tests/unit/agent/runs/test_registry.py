@@ -1,4 +1,4 @@
-"""What is believed of a machine's report of its own part in a run."""
+"""Records and reports that a registry accepts, by the role of their sender and signer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.runs.control.test_lifecycle import KEY, A, B, order, report
 
 
 class FakeContext:
-    """An agent of a cluster in which everybody but the first is what is said."""
+    """An agent of a cluster in which all machines but the first have the given role."""
 
     def __init__(self, role: str) -> None:
         self.me, self.incarnation, self.storage, self.log = KEY.id, bytes(16), self, self
@@ -32,7 +32,7 @@ class FakeContext:
 
 
 @pytest.mark.parametrize("role", ["owner", "guest"])
-def test_a_guest_sends_nobody_to_rest_and_commands_no_terminal(role: str) -> None:
+def test_apply_report_of_guest_is_sanitized(role: str) -> None:
     said = WorkerState(0, "running", words="\x1b[2J", rests=(A,), rests_in=1, rests_why="\x1b[2J")
 
     async def taken() -> WorkerState:
@@ -64,14 +64,14 @@ def _take(sender: bytes | None, key: NodeKey, role: str) -> tuple[bool, list[str
 
 
 @pytest.mark.parametrize("sender", [A, None])
-def test_an_order_that_a_guest_signed_and_an_owner_passes_on_is_refused(sender: bytes | None) -> None:
+def test_apply_spec_signed_by_guest_is_rejected(sender: bytes | None) -> None:
     guest = NodeKey.generate()
     with pytest.raises(RunError, match="was started by a guest"):
         _take(sender, guest, "guest")
     assert _take(sender, guest, "owner") == (True, ["train-abcd"]), "the role alone decides"
 
 
-def test_an_order_that_an_owner_signed_and_a_guest_passes_on_is_refused() -> None:
+def test_apply_record_sent_by_guest_is_rejected() -> None:
     with pytest.raises(ProtocolError, match="is a guest and cannot start"):
         _take(B, KEY, "guest")
     assert _take(B, KEY, "owner") == (True, ["train-abcd"])

@@ -77,7 +77,7 @@ def _end(agent: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux adopts orphans")
-def test_a_killed_agent_takes_all_along_at_once(tmp_path: Path) -> None:
+def test_killed_agent_takes_all_processes_along(tmp_path: Path) -> None:
     agent, pids = _agent(tmp_path, _with_daemon(tmp_path))
     assert len(pids) == 3
     daemons = _daemons(tmp_path)
@@ -88,7 +88,7 @@ def test_a_killed_agent_takes_all_along_at_once(tmp_path: Path) -> None:
     assert list((tmp_path / "records").iterdir()) == []
 
 
-def test_a_killed_warden_takes_its_workers_along_and_the_agent_hears_of_each(tmp_path: Path) -> None:
+def test_killed_supervisor_takes_workers_along_and_each_exit_is_reported(tmp_path: Path) -> None:
     async def run() -> None:
         program = _with_daemon(tmp_path)
         group = await Supervised.start(
@@ -115,7 +115,7 @@ def test_a_killed_warden_takes_its_workers_along_and_the_agent_hears_of_each(tmp
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal on a parent's death is Linux's")
-def test_workers_of_a_killed_warden_die_without_anybody_who_cleans_up(tmp_path: Path) -> None:
+def test_workers_die_with_killed_supervisor_without_cleanup(tmp_path: Path) -> None:
     agent, (supervisor, *workers) = _agent(tmp_path, STUBBORN)
     os.kill(agent.pid, signal.SIGSTOP)
     os.kill(supervisor, signal.SIGKILL)
@@ -125,7 +125,7 @@ def test_workers_of_a_killed_warden_die_without_anybody_who_cleans_up(tmp_path: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells who stopped")
-def test_a_later_agent_kills_what_an_earlier_one_left(tmp_path: Path) -> None:
+def test_kill_orphans_of_earlier_agent(tmp_path: Path) -> None:
     agent, (supervisor, *workers) = _agent(tmp_path, _with_daemon(tmp_path))
     os.kill(supervisor, signal.SIGSTOP)  # so that it cannot clean up
     _end(agent)
@@ -141,7 +141,7 @@ def test_a_later_agent_kills_what_an_earlier_one_left(tmp_path: Path) -> None:
     assert kill_orphans(tmp_path / "records") == []
 
 
-def test_a_number_that_is_used_again_is_not_killed(tmp_path: Path) -> None:
+def test_kill_orphans_spares_reused_process_id(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
         record = PidRecord("0" * 32, "old", 1, None, (ProcessIdentity(stranger.pid, time.time() - 60),))
         write_record(tmp_path, record)
@@ -155,12 +155,12 @@ def test_a_number_that_is_used_again_is_not_killed(tmp_path: Path) -> None:
         assert stranger.wait(60) == -signal.SIGKILL
 
 
-def test_there_may_be_no_records_at_all(tmp_path: Path) -> None:
+def test_kill_orphans_without_pid_files(tmp_path: Path) -> None:
     assert kill_orphans(tmp_path / "never") == []
 
 
 @pytest.mark.parametrize("words", [r"\377\377\377\377", r"\003\000\000\000abc", ""])
-def test_a_warden_that_speaks_nonsense_is_killed(tmp_path: Path, words: str) -> None:
+def test_supervisor_with_invalid_messages_is_killed(tmp_path: Path, words: str) -> None:
     fake = tmp_path / "python"
     fake.write_text(f"#!/bin/sh\nprintf '{words}'\n{'exec sleep 600' if words else ''}\n")
     fake.chmod(0o755)
@@ -175,9 +175,7 @@ def test_a_warden_that_speaks_nonsense_is_killed(tmp_path: Path, words: str) -> 
     asyncio.run(run())
 
 
-def test_a_warden_that_hangs_does_not_make_the_agent_wait_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_supervisor_is_killed_after_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_client, "_PATIENCE_S", 0.3)
 
     async def run() -> None:
@@ -193,7 +191,7 @@ def test_a_warden_that_hangs_does_not_make_the_agent_wait_for_ever(
     asyncio.run(run())
 
 
-def test_a_listener_that_raises_does_not_stop_the_warden_from_being_heard(tmp_path: Path) -> None:
+def test_listener_that_raises_still_gets_all_events(tmp_path: Path) -> None:
     class Failing(Supervised):
         def _on_event(self, event: object) -> None:
             super()._on_event(event)  # type: ignore[arg-type]

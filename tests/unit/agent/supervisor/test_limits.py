@@ -10,9 +10,7 @@ from barnraise.agent.supervisor.messages import QUIET, WorkerLimits
 
 
 @given(st.frozensets(st.integers(0, 63), min_size=1), st.none() | st.integers(1, 80), st.integers(0, 80))
-def test_some_core_is_always_left_to_the_workers(
-    available: frozenset[int], cpus: int | None, spare: int
-) -> None:
+def test_chosen_cpus_leave_at_least_one_core(available: frozenset[int], cpus: int | None, spare: int) -> None:
     chosen = chosen_cpus(available, WorkerLimits(cpus=cpus, spare_cpus=spare))
     if chosen is None:
         assert spare == 0 or len(available) == 1
@@ -23,5 +21,5 @@ def test_some_core_is_always_left_to_the_workers(
         assert len(chosen) == max(1, min(cpus or 99, len(available) - spare))
 
 
-def test_quiet_spares_one_core() -> None:
+def test_chosen_cpus_quiet_spares_one_core() -> None:
     assert chosen_cpus(frozenset(range(8)), QUIET) == frozenset(range(1, 8))

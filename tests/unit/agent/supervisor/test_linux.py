@@ -13,7 +13,7 @@ from barnraise.agent.supervisor import linux
 from tests.repository import ROOT
 
 
-def test_the_kernels_count_of_killed_processes(tmp_path: Path) -> None:
+def test_memory_kills_parses_vmstat(tmp_path: Path) -> None:
     vmstat = tmp_path / "vmstat"
     assert linux.memory_kills(vmstat) is None
     vmstat.write_text("pgfault 5\noom_kill 3\noom_kill_other 9\n")
@@ -23,7 +23,7 @@ def test_the_kernels_count_of_killed_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux adopts orphans")
-def test_adopted_orphans_are_buried_and_own_children_left_alone() -> None:
+def test_reap_orphans_leaves_own_children_alone() -> None:
     program = """
 import os, subprocess, sys, time
 from barnraise.agent.supervisor import linux

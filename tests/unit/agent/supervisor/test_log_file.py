@@ -1,4 +1,4 @@
-"""Logs keep the last bytes within a bound, say what they dropped, and can be read while they are written."""
+"""Logs keep the last bytes within a bound, report lost bytes, and can be read during writes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _on_disk(path: Path) -> int:
     offset=st.integers(-5, 3000),
     wanted=st.integers(0, 300),
 )
-def test_what_is_kept_is_the_last_and_in_its_place(
+def test_log_keeps_last_bytes_at_their_offsets(
     most: int, writes: list[tuple[int, bool]], offset: int, wanted: int
 ) -> None:
     with tempfile.TemporaryDirectory() as home:
@@ -72,7 +72,7 @@ def test_what_is_kept_is_the_last_and_in_its_place(
 @given(
     writes=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2)), max_size=30), most=st.integers(8, 200)
 )
-def test_what_a_full_disk_swallowed_is_a_hole(writes: list[tuple[int, int]], most: int) -> None:
+def test_log_bytes_lost_to_full_disk_are_gap(writes: list[tuple[int, int]], most: int) -> None:
     """0: the disk is well; 1: it takes half and is full; 2: it takes nothing, or no file can be made."""
     with tempfile.TemporaryDirectory() as home:
         path = Path(home, "rank-0.log")
@@ -119,7 +119,7 @@ def _full_after(room: int):  # type: ignore[no-untyped-def]
     return write
 
 
-def test_a_full_disk_is_not_tried_again_at_once(tmp_path: Path) -> None:
+def test_log_full_disk_is_retried_after_pause(tmp_path: Path) -> None:
     now = 0.0
     writer = LogWriter(tmp_path / "log", clock=lambda: now)
     with mock.patch("os.write", _full_after(0)), pytest.raises(OSError, match="full"):
@@ -132,11 +132,11 @@ def test_a_full_disk_is_not_tried_again_at_once(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_no_log_is_an_empty_log(tmp_path: Path) -> None:
+def test_read_log_missing_is_empty(tmp_path: Path) -> None:
     assert read_log(tmp_path / "no" / "log", 5, 10) == LogPart(0, b"", 0)
 
 
-def test_names_that_only_look_alike_are_not_its_segments(tmp_path: Path) -> None:
+def test_segments_ignore_similar_file_names(tmp_path: Path) -> None:
     path = tmp_path / "rank-1.log"
     for name in ("rank-1.log.5", f"rank-11.log.{0:020d}", f"rank-1.log.{'x' * 20}", f"rank-1.log.{'٣' * 20}"):
         (tmp_path / name).write_bytes(b"not ours")
@@ -149,7 +149,7 @@ def test_names_that_only_look_alike_are_not_its_segments(tmp_path: Path) -> None
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_readable_by_another_process_while_it_is_written(tmp_path: Path) -> None:
+def test_read_log_while_other_process_writes(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.log"
     program = """
 import sys
@@ -180,7 +180,7 @@ for size in [1, 17, 4096, 9999, 251] * 400:
     assert reads > 5
 
 
-def test_a_log_that_cannot_be_made_is_told_once_and_the_tail_is_kept(tmp_path: Path) -> None:
+def test_worker_log_failing_is_reported_once_and_keeps_tail(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     notes: list[SupervisorNote] = []
     keeper = WorkerLog(2, tmp_path / "file" / "rank-2.log", 1 << 20, notes.append)

@@ -1,4 +1,4 @@
-"""A supervisor with real workers: how they end, what is reported, and that nothing is left."""
+"""A supervisor with real workers: their exits, the reports, and that no process is left."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STUBBORN = (
 )
 
 
-def test_a_worker_that_raises_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
+def test_failed_worker_is_reported_and_others_continue(tmp_path: Path) -> None:
     async def run() -> None:
         group = await Supervised.start(
             launch(
@@ -76,7 +76,7 @@ def test_a_worker_that_raises_is_reported_and_the_others_go_on(tmp_path: Path) -
     asyncio.run(run())
 
 
-def test_a_killed_worker_is_reported_at_once_with_its_signal(tmp_path: Path) -> None:
+def test_killed_worker_is_reported_with_signal(tmp_path: Path) -> None:
     async def run() -> None:
         ranks = (0, 1, 2)
         group = await Supervised.start(launch(tmp_path, *(worker(tmp_path, SLEEP, rank) for rank in ranks)))
@@ -96,7 +96,7 @@ def test_a_killed_worker_is_reported_at_once_with_its_signal(tmp_path: Path) -> 
     asyncio.run(run())
 
 
-def test_one_that_ignores_the_request_is_killed_after_the_grace_by_name(tmp_path: Path) -> None:
+def test_worker_ignoring_sigterm_is_killed_after_grace(tmp_path: Path) -> None:
     async def run() -> None:
         group = await Supervised.start(
             launch(tmp_path, worker(tmp_path, SLEEP), worker(tmp_path, STUBBORN, 7), grace_s=1)
@@ -118,7 +118,7 @@ def test_one_that_ignores_the_request_is_killed_after_the_grace_by_name(tmp_path
     asyncio.run(run())
 
 
-def test_a_hard_stop_does_not_wait(tmp_path: Path) -> None:
+def test_hard_stop_kills_without_grace(tmp_path: Path) -> None:
     async def run() -> None:
         group = await Supervised.start(launch(tmp_path, worker(tmp_path, STUBBORN), grace_s=600))
         await group.until(lambda group: group.all(WorkerStarted))
@@ -136,7 +136,7 @@ def test_a_hard_stop_does_not_wait(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_worker_may_use_the_grace_to_finish(tmp_path: Path) -> None:
+def test_worker_may_finish_within_grace(tmp_path: Path) -> None:
     program = """
 import signal, sys, time
 def finish(number, frame):
@@ -158,7 +158,7 @@ time.sleep(600)
     asyncio.run(run())
 
 
-def test_what_a_worker_started_ends_with_it(tmp_path: Path) -> None:
+def test_children_of_worker_are_killed_with_it(tmp_path: Path) -> None:
     """Children that share its group, like those of a data loader, hold its pipe and its memory."""
     program = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid); sys.exit(4)"
 
@@ -178,7 +178,7 @@ def test_what_a_worker_started_ends_with_it(tmp_path: Path) -> None:
 
 
 @on_linux
-def test_a_daemonised_child_does_not_outlive_the_run(tmp_path: Path) -> None:
+def test_daemonised_child_does_not_outlive_run(tmp_path: Path) -> None:
     program = DAEMONISE + f"daemonise({str(tmp_path / 'daemon')!r})\nprint('done')"
 
     async def run() -> None:
@@ -190,7 +190,7 @@ def test_a_daemonised_child_does_not_outlive_the_run(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_flood_of_output_is_bounded_and_does_not_delay_a_stop(tmp_path: Path) -> None:
+def test_output_flood_is_bounded_and_does_not_delay_stop(tmp_path: Path) -> None:
     # About 100 MB/s: as much as the machine takes in 10 ms steps.
     program = """
 import os, time
@@ -243,7 +243,7 @@ def _kept(home: Path) -> int:
     return total
 
 
-def test_the_tail_is_the_last_of_both_streams_in_order(tmp_path: Path) -> None:
+def test_tail_has_end_of_both_streams_in_order(tmp_path: Path) -> None:
     program = """
 import os
 os.write(1, b"a" * 20_000)
@@ -261,7 +261,7 @@ os.write(1, b"c" * 1_000)
     asyncio.run(run())
 
 
-def test_workers_that_cannot_start_say_what_to_do(tmp_path: Path) -> None:
+def test_workers_that_cannot_start_report_fix(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("print('no shebang, not executable')")
     missing = str(tmp_path / "missing")
@@ -300,7 +300,7 @@ def test_workers_that_cannot_start_say_what_to_do(tmp_path: Path) -> None:
 
 
 @on_linux
-def test_a_full_disk_loses_output_only(tmp_path: Path) -> None:
+def test_full_disk_loses_only_output(tmp_path: Path) -> None:
     """A device that is always full stands in for the first segment: the kernel says the same."""
     (tmp_path / "rank-0.log.00000000000000000000").symlink_to("/dev/full")
     program = """
@@ -327,7 +327,7 @@ print("kept")
 
 
 @on_linux
-def test_a_small_disk_that_fills_up(tmp_path: Path) -> None:
+def test_disk_filling_up_loses_only_output(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
@@ -354,7 +354,7 @@ def test_a_small_disk_that_fills_up(tmp_path: Path) -> None:
 
 
 @on_linux
-def test_limits_hold_for_the_workers_alone(tmp_path: Path) -> None:
+def test_limits_apply_to_workers_only(tmp_path: Path) -> None:
     program = """
 import os, resource, psutil, time
 until = time.monotonic() + 60
@@ -384,7 +384,7 @@ def _fields(limits: WorkerLimits) -> dict[str, int]:
 
 
 @on_linux
-def test_a_worker_inherits_nothing_it_should_not(tmp_path: Path) -> None:
+def test_worker_inherits_no_descriptors_or_signals(tmp_path: Path) -> None:
     program = """
 import os, signal, sys
 print(sorted(os.listdir("/proc/self/fd"))[:3], len(os.listdir("/proc/self/fd")))
@@ -406,7 +406,7 @@ print(sorted(set(os.environ) - {"LC_CTYPE"}))
     asyncio.run(run())
 
 
-def test_a_warden_imports_little() -> None:
+def test_supervisor_imports_few_modules() -> None:
     program = (
         "import sys, barnraise.agent.supervisor.__main__\n"
         "print({'asyncio', 'psutil', 'numpy', 'torch', 'cryptography', 'logging'} & set(sys.modules))"
@@ -416,7 +416,7 @@ def test_a_warden_imports_little() -> None:
     assert done.stdout.split() == [b"set()"]
 
 
-def test_a_warden_that_cannot_be_started_is_an_error_with_advice(tmp_path: Path) -> None:
+def test_supervisor_start_failure_raises_run_error(tmp_path: Path) -> None:
     async def run() -> None:
         with pytest.raises(RunError, match="cannot start the worker supervisor with /no/such/python"):
             await Supervised.start(launch(tmp_path, worker(tmp_path, "")), python="/no/such/python")

@@ -30,7 +30,7 @@ _WORKER = WorkerLaunch(0, 0, ("python", "train.py"), "/tmp", {"A": "b"}, "/tmp/l
 _LAUNCH = LaunchRequest("run-1", 1, (_WORKER,), "/tmp/records", QUIET)
 
 
-def test_messages_pass_whole() -> None:
+def test_messages_round_trip_in_order() -> None:
     assert read_launch(io.BytesIO(encode_frame(_LAUNCH))) == _LAUNCH
     for stop in (Stop(True), Stop(ranks=(3, 4))):
         assert read_stop(io.BytesIO(encode_frame(stop))) == stop
@@ -45,7 +45,7 @@ def test_messages_pass_whole() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_anything_else_is_an_end_or_an_error_of_ours(data: bytes) -> None:
+def test_read_any_bytes_only_protocol_error(data: bytes) -> None:
     for read in (read_launch, read_stop, read_event):
         for stream in (io.BytesIO(data), io.BytesIO(len(data).to_bytes(4, "little") + data)):
             try:
@@ -63,7 +63,7 @@ def test_anything_else_is_an_end_or_an_error_of_ours(data: bytes) -> None:
         {"type": "note", "text": "x" * 4001},
     ],
 )
-def test_events_are_bounded(event: object) -> None:
+def test_read_event_out_of_bounds_raises(event: object) -> None:
     body = msgspec.msgpack.encode(event)
     with pytest.raises(ProtocolError):
         read_event(io.BytesIO(len(body).to_bytes(4, "little") + body))
@@ -71,7 +71,7 @@ def test_events_are_bounded(event: object) -> None:
         read_event(io.BytesIO(b"\xff\xff\xff\xff"))
 
 
-def test_the_mark_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mark_variable_is_not_read_as_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every worker has it in its environment, where settings are read from too."""
     monkeypatch.setenv("BARNRAISE_WARDEN", "0" * 32)
     load_settings()

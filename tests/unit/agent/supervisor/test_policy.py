@@ -27,7 +27,7 @@ def _after(state: Supervision, *events: tuple[PolicyEvent, float]) -> tuple[Supe
     return state, effects
 
 
-def test_asked_again_does_not_grant_more_time() -> None:
+def test_repeated_stop_does_not_extend_grace() -> None:
     begin = Supervision(frozenset({0, 1}), 10.0)
     state, effects = _after(begin, (Stop(), 100.0), (Stop(), 109.0), (TimePassed(), 109.9))
     assert effects == [SendTerminate((0, 1))]
@@ -38,21 +38,21 @@ def test_asked_again_does_not_grant_more_time() -> None:
     assert "rank 1" in effects[2].text
 
 
-def test_one_bad_end_leaves_the_others_alone() -> None:
+def test_failed_worker_is_only_reported() -> None:
     state, effects = _after(Supervision(frozenset({0, 1}), 10.0), (WorkerExited(0, 1, None, 5.0, b""), 5.0))
     assert effects == [WorkerExited(0, 1, None, 5.0, b"")]
     assert state.running == {1}
     assert next_deadline(state) is None
 
 
-def test_one_may_be_killed_alone() -> None:
+def test_stop_of_ranks_kills_only_them() -> None:
     state, effects = _after(Supervision(frozenset({0, 1}), 10.0), (Stop(ranks=(1, 7)), 5.0))
     assert effects == [SendKill((1,))]
     assert next_deadline(state) is None
 
 
 @pytest.mark.parametrize("reason", [InputEnded(), Stop(hard=True)])
-def test_an_end_of_the_agent_kills_at_once_and_what_survives_is_told_once(reason: PolicyEvent) -> None:
+def test_input_ended_kills_and_survivors_are_reported_once(reason: PolicyEvent) -> None:
     state, effects = _after(Supervision(frozenset({3}), 10.0), (Stop(), 0.0), (reason, 1.0))
     assert effects == [SendTerminate((3,)), SendKill((3,))]
     state, effects = _after(

@@ -43,7 +43,7 @@ class _Kernel:
 
 
 @pytest.mark.skipif(ctypes.sizeof(ctypes.c_void_p) != 8, reason="the layout of 64-bit Windows")
-def test_a_job_kills_on_close_and_bounds_memory_where_asked() -> None:
+def test_job_kills_on_close_and_limits_memory() -> None:
     kernel = _Kernel()
     job = Job(kernel, 1 << 30)
     job.take(9)
@@ -62,7 +62,7 @@ def test_a_job_kills_on_close_and_bounds_memory_where_asked() -> None:
 
 
 @pytest.mark.parametrize("call", ["create", "limit", "take"])
-def test_a_refusal_of_windows_is_an_error_and_leaks_nothing(call: str) -> None:
+def test_job_refused_call_raises_and_closes_handle(call: str) -> None:
     kernel = _Kernel(call)
     with pytest.raises(OSError, match="Windows"):
         Job(kernel).take(9)

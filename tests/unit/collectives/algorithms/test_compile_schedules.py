@@ -1,4 +1,4 @@
-"""Every operation, strategy, world and root: right sums, on every schedule, with the promised traffic."""
+"""Every operation, algorithm, world and root: right sums in any message order, and the promised traffic."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def uneven_sizes(world: int, seed: int) -> tuple[int, ...]:
 
 
 def split_table(world: int, seed: int) -> list[tuple[int, ...]]:
-    """What each rank sends to each other, in bytes."""
+    """Return the bytes that each rank sends to each other rank."""
     return [tuple(ITEM * ((seed + 7 * a + 3 * b + a * b) % 11) for b in range(world)) for a in range(world)]
 
 
@@ -146,9 +146,7 @@ def roots(kind: OperationKind, world: int) -> list[int]:
     ("kind", "name"),
     [pair for pair in PAIRS if pair[0] not in (OperationKind.ALL_TO_ALL, OperationKind.BARRIER)],
 )
-def test_results_are_right_and_no_schedule_can_change_them(
-    kind: OperationKind, name: str, world: int
-) -> None:
+def test_results_are_right_in_every_message_order(kind: OperationKind, name: str, world: int) -> None:
     for sizes in shapes(kind, world):
         for root in roots(kind, world):
             schedules = compiled(kind, name, world, sizes, root)
@@ -164,7 +162,7 @@ def test_results_are_right_and_no_schedule_can_change_them(
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", algorithms_for("all_reduce"))
-def test_all_ranks_get_the_same_sum_in_the_same_order_on_every_run(name: str, world: int) -> None:
+def test_sum_order_is_equal_on_all_ranks_and_runs(name: str, world: int) -> None:
     schedules = compiled(OperationKind.ALL_REDUCE, name, world, (ITEM * 13,))
     before = [[traced(rank, at) for at in range(ITEM * 13)] for rank in range(world)]
     runs = [Simulation(schedules, before, pair_up, seed).run() for seed in range(3)]
@@ -184,7 +182,7 @@ def test_reductions_have_one_order(kind: OperationKind, name: str, world: int) -
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_all_to_all_even_and_uneven(world: int) -> None:
+def test_all_to_all_with_even_and_uneven_splits(world: int) -> None:
     for table in (split_table(world, 1), split_table(world, 4), [(ITEM * 3,) * world] * world):
         schedules = compiled_all_to_all(world, table)
         prove_free_of_races(schedules)
@@ -205,7 +203,7 @@ def test_all_to_all_even_and_uneven(world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [*range(1, 18), 31, 32, 33, 64])
-def test_nobody_leaves_a_barrier_before_everybody_came(world: int) -> None:
+def test_barrier_completes_after_all_ranks_entered(world: int) -> None:
     schedules = compiled(OperationKind.BARRIER, "doubling", world, ())
     rounds = (world - 1).bit_length()
     assert all(len(schedule.sends) == len(schedule.receives) == rounds for schedule in schedules)
@@ -287,7 +285,7 @@ def longest_chain(schedules: Sequence[Schedule]) -> int:
     )
 
 
-def test_a_ring_segment_waits_only_for_itself() -> None:
+def test_ring_segment_waits_only_for_itself() -> None:
     for schedule in compiled(OperationKind.ALL_REDUCE, "ring", 4, (ITEM * 400,)):
         assert all(len(send.after) <= 1 for send in schedule.sends)
         for send in schedule.sends:
@@ -349,7 +347,7 @@ def _random_sites(world: int, seed: int) -> tuple[tuple[int, ...], ...]:
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 5])
-def test_what_crosses_between_sites_does_not_grow_with_the_hosts_of_a_site(hosts: int) -> None:
+def test_traffic_between_sites_is_independent_of_site_size(hosts: int) -> None:
     size = 4 * 3 * 1000
     sites = tuple(tuple(range(site * hosts, (site + 1) * hosts)) for site in range(3))
     layout = BufferLayout((size,), 4, 0, 256, sites=sites)
@@ -364,13 +362,13 @@ def test_what_crosses_between_sites_does_not_grow_with_the_hosts_of_a_site(hosts
     assert sum(crossing) == 3 * 2 * 2 * size // 3
 
 
-def test_one_rank_alone_sends_nothing() -> None:
+def test_single_rank_sends_nothing() -> None:
     for kind, name in PAIRS:
         sizes = {OperationKind.BARRIER: (), OperationKind.ALL_TO_ALL: (8, 8)}.get(kind, (8,))
         assert compile_schedule(kind, name, 0, 1, BufferLayout(sizes)) is EMPTY
 
 
-def test_programs_are_compiled_once() -> None:
+def test_schedules_are_compiled_once() -> None:
     layout = BufferLayout((1 << 20,), 4)
     assert compile_schedule("all_reduce", "ring", 1, 4, layout) is compile_schedule(
         "all_reduce", "ring", 1, 4, layout
@@ -380,7 +378,7 @@ def test_programs_are_compiled_once() -> None:
     )
 
 
-def test_names_are_resolved_or_refused_with_the_valid_ones() -> None:
+def test_resolve_algorithm_lists_valid_names_on_error() -> None:
     assert resolve_algorithm("all_reduce", "centralised") == "star"
     assert resolve_algorithm("broadcast", "direct") == "star"
     with pytest.raises(ConfigError, match="unknown algorithm 'spiral'") as unknown:
@@ -410,11 +408,11 @@ def test_names_are_resolved_or_refused_with_the_valid_ones() -> None:
         ("all_reduce", 0, 3, BufferLayout((16,), item=16, segment=8)),
     ],
 )
-def test_impossible_layouts_are_refused(kind: str, rank: int, world: int, layout: BufferLayout) -> None:
+def test_invalid_layouts_are_rejected(kind: str, rank: int, world: int, layout: BufferLayout) -> None:
     with pytest.raises(ConfigError):
         compile_schedule(kind, algorithms_for(kind)[0], rank, world, layout)
 
 
-def test_a_tree_needs_two_branches() -> None:
+def test_tree_arity_below_two_is_rejected() -> None:
     with pytest.raises(ConfigError, match="arity 1"):
         compile_schedule("all_reduce", "tree", 0, 4, BufferLayout((8,), arity=1))

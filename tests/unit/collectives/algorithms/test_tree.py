@@ -1,4 +1,4 @@
-"""The tree's arithmetic: every rank agrees with its parent and children about who they are."""
+"""Tree arithmetic: every rank agrees with its parent and its children."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_small_tree_exhaustively() -> None:
     ("world", "arity", "depth"),
     [(1, 2, 0), (2, 2, 1), (3, 2, 1), (4, 2, 2), (8, 2, 3), (5, 4, 1), (64, 8, 2)],
 )
-def test_depth(world: int, arity: int, depth: int) -> None:
+def test_depth_matches_longest_path(world: int, arity: int, depth: int) -> None:
     assert tree.depth(world, arity) == depth
 
 

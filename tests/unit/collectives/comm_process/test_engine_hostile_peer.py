@@ -32,7 +32,7 @@ MEBI = 1 << 20
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_short_run_of_the_fuzzer(target: str) -> None:
+def test_fuzzer_short_run_finds_no_crash(target: str) -> None:
     assert list(run_target(target, 400 if target != "handshake" else 50, seed=9000))
 
 
@@ -105,7 +105,7 @@ def _low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_low_limits")
 @pytest.mark.parametrize("flood", FLOODS)
-def test_a_flood_fills_no_memory(flood: str) -> None:
+def test_frame_flood_does_not_grow_memory(flood: str) -> None:
     session = Session(1)
     for number in range(300):  # what a link and its answers need
         say(session, *FLOODS[flood](session, number))
@@ -176,7 +176,7 @@ SILLY: dict[str, Callable[[Session], tuple[FrameHeader, bytes]]] = {
 
 
 @pytest.mark.parametrize("silly", SILLY)
-def test_what_no_honest_peer_says_ends_its_link_only(silly: str) -> None:
+def test_protocol_violation_closes_only_that_link(silly: str) -> None:
     session = Session(2)
     assert say(session, *SILLY[silly](session)) is not None
     session.victim.engine.link_down(session.hostile)
@@ -189,7 +189,7 @@ def test_what_no_honest_peer_says_ends_its_link_only(silly: str) -> None:
     [b"", b"\xff" * 20, b"\x91" * 30_000 + b"\xc0", b"\x98\xa1\xff", specification(kind="k" * 30_000)],
     ids=["nothing", "garbage", "nested", "no text", "a name of 30,000 letters"],
 )
-def test_a_start_that_cannot_be_read_is_a_mismatch_when_this_rank_starts_it(encoded: bytes) -> None:
+def test_undecodable_start_becomes_mismatch_at_own_start(encoded: bytes) -> None:
     """It waits until then, and must not come back as an error of our own command."""
     session = Session(3)
     assert say(session, FrameHeader(FrameKind.OPEN, group=session.bad, sequence=9), encoded) is None
@@ -205,7 +205,7 @@ def test_a_start_that_cannot_be_read_is_a_mismatch_when_this_rank_starts_it(enco
     undisturbed(session)
 
 
-def test_a_join_that_claims_another_rank_fails_that_group_only() -> None:
+def test_join_with_wrong_rank_fails_only_that_group() -> None:
     session = Session(4)
     body = msgspec.msgpack.encode(JoinBody(2, f"bad{session.bad_groups}", 0, 2, bytes(16)))
     say(session, FrameHeader(FrameKind.JOIN, group=session.bad), body)
@@ -215,7 +215,7 @@ def test_a_join_that_claims_another_rank_fails_that_group_only() -> None:
     undisturbed(session)
 
 
-def test_a_peers_old_joins_do_not_push_out_anothers() -> None:
+def test_early_joins_of_one_peer_do_not_evict_anothers() -> None:
     session = Session(5)
     theirs, mine = session.links[1], session.links[0]
     body = msgspec.msgpack.encode(JoinBody(2, "soon", 1, 2, b""))
@@ -267,26 +267,26 @@ KNOCK = IncomingConnection(bytes(16), "192.0.2.1", 1, 1, True)
         FrameHeader(FrameKind.HELLO, 16).encode() + bytes(3),
     ],
 )
-def test_a_caller_that_does_not_say_hello_is_refused(said: bytes) -> None:
+def test_connection_without_hello_is_rejected(said: bytes) -> None:
     error = meet(said, lambda sock: handshakes.accept(sock, KNOCK, in_the_clear(b"W" * 16)))
     assert isinstance(error, HandshakeError | ProtocolError)
 
 
-def test_a_caller_that_claims_to_be_us_is_refused() -> None:
+def test_connection_with_own_worker_id_is_rejected() -> None:
     said = FrameHeader(FrameKind.HELLO, 16).encode() + b"W" * 16
     error = meet(said, lambda sock: handshakes.accept(sock, KNOCK, in_the_clear(b"W" * 16)))
     assert isinstance(error, HandshakeError)
     assert "claims to be this worker" in error.message
 
 
-def test_an_address_that_is_none_is_an_error_of_ours() -> None:
+def test_invalid_address_raises_transport_error() -> None:
     for address in ("a" * 70, "no\0where", "..", "x.y\ud800"):
         steps = handshakes.dial(address, 1, b"X" * 16, 0, in_the_clear(b"W" * 16), lambda: True)
         with pytest.raises((BarnraiseError, OSError)):
             list(steps)
 
 
-def test_the_answer_before_a_refusal_is_the_protocols() -> None:
+def test_rejection_is_preceded_by_protocol_answer() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         steps = handshakes.accept(ours, KNOCK, in_the_clear(b"W" * 16))

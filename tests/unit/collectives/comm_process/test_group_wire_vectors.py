@@ -1,4 +1,4 @@
-"""What travels inside frames, fixed by vectors that were not made by this code."""
+"""Payloads inside frames, compared with vectors that other code produced."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bodies(*types: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("vector", bodies(*STRUCTS))
-def test_structures(vector: dict[str, Any]) -> None:
+def test_structures_match_wire_vectors(vector: dict[str, Any]) -> None:
     fields, wire = dict(vector["fields"]), bytes.fromhex(vector["bytes"])
     if "membership" in fields:
         fields["membership"] = bytes.fromhex(fields["membership"])
@@ -58,14 +58,14 @@ def test_structures(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("vector", bodies("probe"))
-def test_probe_results(vector: dict[str, Any]) -> None:
+def test_probe_results_match_wire_vectors(vector: dict[str, Any]) -> None:
     wire, fields = bytes.fromhex(vector["bytes"]), vector["fields"]
     assert group_setup._RESULT.pack(fields["size"], fields["seconds"]) == wire
     assert group_setup._RESULT.unpack(wire) == (fields["size"], fields["seconds"])
 
 
 @pytest.mark.parametrize("vector", bodies("offer"))
-def test_offers(vector: dict[str, Any]) -> None:
+def test_offers_match_wire_vectors(vector: dict[str, Any]) -> None:
     from barnraise.collectives.comm_process.point_to_point import PointToPoint
     from barnraise.collectives.messages import SendTo
     from barnraise.transport.links.frames import FrameHeader, FrameKind
@@ -86,7 +86,7 @@ def test_offers(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("vector", VECTORS["hello"], ids=lambda vector: vector["name"])
-def test_hello(vector: dict[str, Any]) -> None:
+def test_hello_matches_wire_vectors(vector: dict[str, Any]) -> None:
     wire, worker = bytes.fromhex(vector["bytes"]), bytes.fromhex(vector["worker"])
     mine, theirs = socket.socketpair()
     with mine, theirs:
@@ -113,17 +113,17 @@ def _finish(steps: Any, far: socket.socket, data: bytes) -> Any:
 
 
 @pytest.mark.parametrize("vector", VECTORS["group_tags"], ids=lambda vector: vector["run"])
-def test_group_tags(vector: dict[str, Any]) -> None:
+def test_group_tags_match_wire_vectors(vector: dict[str, Any]) -> None:
     assert group_tag(vector["run"], vector["generation"], vector["name"]) == int(vector["tag"])
 
 
-def test_memberships() -> None:
+def test_membership_digests_match_wire_vectors() -> None:
     vector = next(vector for vector in VECTORS["bodies"] if vector["name"] == "two members")
     digest = membership_digest((bytes(range(16)), bytes(range(16, 32))))
     assert digest.hex() == vector["fields"]["membership"]
 
 
-def test_the_numbers_of_element_types() -> None:
+def test_element_type_codes_match_wire_vectors() -> None:
     for name, code in VECTORS["dtypes"].items():
         assert by_name(name).code == code
         assert by_code(code).name == name

@@ -1,4 +1,4 @@
-"""How far ranks may run ahead of each other: an honest one never breaks a limit, and nothing is lost."""
+"""Limits of early messages: an honest rank never exceeds them, and no message is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def broadcast(size: int, segment: int, world: int) -> Collective:
 
 
 @pytest.mark.parametrize("segment", [1000, 16 << 10])
-def test_a_root_far_ahead_keeps_its_links(segment: int) -> None:
+def test_root_far_ahead_keeps_its_links(segment: int) -> None:
     """60 broadcasts of 200 KB in pieces that may be sent ahead: far more than the others may have waiting."""
     sim, sides = opened(3)
     operation = broadcast(200_000, segment, 3)
@@ -58,7 +58,7 @@ def test_a_root_far_ahead_keeps_its_links(segment: int) -> None:
         assert not any(state.early_start_bytes.values())
 
 
-def test_many_small_messages_before_any_receive() -> None:
+def test_small_messages_before_any_receive_are_delivered() -> None:
     sim, sides = opened(2)
     (sender, out), (receiver, into) = sides
     messages = [Message(0, 1, 3, 6, bytes([number]) * 50) for number in range(200)]
@@ -74,7 +74,7 @@ def test_many_small_messages_before_any_receive() -> None:
     assert not any(state.point_to_point.eager_in.values())
 
 
-def test_what_was_sent_before_leaving_can_still_be_received() -> None:
+def test_message_sent_before_leave_is_received() -> None:
     """Send, reduce to a root, close, exit: a slower rank gets it all."""
     sim, sides = opened(2)
     (leaver, out), (slow, into) = sides
@@ -96,7 +96,7 @@ def test_what_was_sent_before_leaving_can_still_be_received() -> None:
 
 
 @pytest.mark.parametrize("any_source", [False, True])
-def test_a_receive_from_a_rank_that_left_fails_at_once(any_source: bool) -> None:
+def test_receive_from_left_rank_fails_at_once(any_source: bool) -> None:
     sim, sides = opened(2)
     (leaver, out), (other, into) = sides
     waiting = other.receive(into, Message(0, 1, 3, 6, b"never", any_source))
@@ -106,7 +106,7 @@ def test_a_receive_from_a_rank_that_left_fails_at_once(any_source: bool) -> None
     assert (waiting.failure.code, waiting.failure.peer) == ("peer-lost", 0)
 
 
-def test_a_small_message_to_a_rank_that_left_and_went_does_not_wait_for_ever() -> None:
+def test_send_to_disconnected_rank_fails() -> None:
     sim, sides = opened(2)
     (leaver, out), (other, into) = sides
     leaver.close(out)
@@ -121,7 +121,7 @@ def test_a_small_message_to_a_rank_that_left_and_went_does_not_wait_for_ever() -
 
 
 @pytest.mark.parametrize(("any_source", "late"), [(False, (0,)), (True, ())])
-def test_a_receive_without_a_partner_ends_in_its_own_time(any_source: bool, late: tuple[int, ...]) -> None:
+def test_receive_without_partner_times_out(any_source: bool, late: tuple[int, ...]) -> None:
     sim, sides = opened(2)
     other, into = sides[1]
     waiting = other.receive(into, Message(0, 1, 3, 6, b"never", any_source), timeout_s=3.0)
@@ -132,7 +132,7 @@ def test_a_receive_without_a_partner_ends_in_its_own_time(any_source: bool, late
     assert (waiting.failure.code, waiting.failure.late) == ("operation-timeout", late)
 
 
-def test_a_group_that_never_opened_is_forgotten() -> None:
+def test_group_that_never_opened_is_removed() -> None:
     sim = Simulation(3, 2)
     first = sim.machines[0]
     for number in range(5):
@@ -143,7 +143,7 @@ def test_a_group_that_never_opened_is_forgotten() -> None:
     assert first.engine._groups == {}
 
 
-def test_the_pool_of_buffers_is_bounded() -> None:
+def test_buffer_pool_size_is_bounded() -> None:
     runner = Runner(None, None)  # type: ignore[arg-type]
     for length in range(1, 3000):
         runner._recycle([memoryview(bytearray(length * 50)) for _ in range(3)])

@@ -19,7 +19,7 @@ SUM = torch.distributed.ReduceOp(torch.distributed.ReduceOp.SUM)
 
 
 @given(st.integers(0, 40 << 20), st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 64))
-def test_ranges_cover_everything_once_and_cut_no_element(count: int, item: int, parts: int) -> None:
+def test_chunk_ranges_cover_all_bytes_and_cut_no_element(count: int, item: int, parts: int) -> None:
     total = count // item * item
     cuts = chunk_ranges(total, item, parts)
     assert cuts[0][0] == 0
@@ -30,11 +30,11 @@ def test_ranges_cover_everything_once_and_cut_no_element(count: int, item: int, 
     assert longest * parts <= chunking.CHUNK_BYTES * 1.5 + item * parts
 
 
-def test_nothing_is_one_empty_range() -> None:
+def test_chunk_ranges_of_zero_bytes_is_one_empty_range() -> None:
     assert chunk_ranges(0, 4) == [(0, 0)]
 
 
-def test_short_blocks_are_empty_in_later_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_blocks_are_empty_in_later_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunking, "CHUNK_BYTES", 32)
     flats = [torch.arange(9), torch.arange(2)]
     cut = [[(lo, hi) for _, lo, hi in row] for row in cut_blocks(flats, 8)]
@@ -42,7 +42,7 @@ def test_short_blocks_are_empty_in_later_pieces(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bool, torch.float8_e4m3fn])
-def test_dense_tensors_are_used_where_they_lie(dtype: torch.dtype) -> None:
+def test_contiguous_tensors_are_not_copied(dtype: torch.dtype) -> None:
     tensor = torch.ones(3, 2).to(dtype)
     whole = DenseView.of(tensor)
     assert not whole.copied
@@ -65,7 +65,7 @@ def test_strided_and_conjugated_tensors_are_written_back() -> None:
     assert conjugated.tolist() == [1 + 2j, 3j]
 
 
-def test_parameters_are_written_without_autograd_noticing() -> None:
+def test_write_to_parameters_bypasses_autograd() -> None:
     parameter = torch.nn.Parameter(torch.zeros(3))
     DenseView.of(parameter).flat[:2].copy_(torch.ones(2))
     assert parameter.tolist() == [1, 1, 0]
@@ -94,7 +94,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("elements", [0, 1, 7, 64])
-def test_reductions_give_the_sum_of_what_was_staged(elements: int) -> None:
+def test_reduction_chunks_return_staged_sum(elements: int) -> None:
     tensor = torch.arange(float(elements))
     call = reduction.all_reduce(tensor, SUM, 2)
     memory = _stage(call)
@@ -118,7 +118,7 @@ def test_reduce_changes_only_the_root() -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_coalesced_tensors_come_back_in_their_shapes() -> None:
+def test_coalesced_tensors_keep_their_shapes() -> None:
     first, second = torch.ones(3, 5), torch.ones(4, 2).t()
     call = reduction.all_reduce_coalesced([first, second], SUM, 2)
     memory = _stage(call)
@@ -144,7 +144,7 @@ def test_reduce_scatter_keeps_this_ranks_block() -> None:
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("elements", [0, 1, 37])
-def test_gather_and_scatter_cut_alike_on_root_and_leaves(elements: int) -> None:
+def test_gather_and_scatter_chunk_sizes_match_on_all_ranks(elements: int) -> None:
     tensor = torch.arange(elements)
     outputs = [torch.zeros(elements, dtype=torch.int64) for _ in range(3)]
     root = movement.gather(outputs, tensor, 1, 1, 3)
@@ -200,13 +200,13 @@ def test_all_to_all_keeps_its_own_block_and_uneven_splits() -> None:
     assert target.tolist() == [[5, 5], [5, 5], [5, 5], [8, 9]]
 
 
-def test_point_to_point_moves_a_tensor() -> None:
+def test_point_to_point_transfers_one_tensor() -> None:
     target = torch.zeros(6)[::2]
     _settle(operation.receive(target), _stage(operation.send(torch.tensor([1.0, 2, 3]))))
     assert target.tolist() == [1, 2, 3]
 
 
-def test_what_tensors_must_be() -> None:
+def test_invalid_tensors_are_rejected() -> None:
     with pytest.raises(UnsupportedOperation):
         element_type_of(torch.eye(2).to_sparse())
     with pytest.raises(UnsupportedOperation):

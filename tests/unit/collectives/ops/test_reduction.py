@@ -27,7 +27,7 @@ def _of(op: dist.ReduceOp.RedOpType, name: str, world: int = 4) -> Reduction:
         (dist.ReduceOp.BXOR, "bxor"),
     ],
 )
-def test_plain_operations_scale_nothing(op: dist.ReduceOp.RedOpType, name: str) -> None:
+def test_plain_reduce_ops_do_not_scale(op: dist.ReduceOp.RedOpType, name: str) -> None:
     assert _of(op, "int32") == Reduction(name)
 
 
@@ -40,13 +40,13 @@ def test_plain_operations_scale_nothing(op: dist.ReduceOp.RedOpType, name: str) 
         (dist.ReduceOp.AVG, "bool"),
     ],
 )
-def test_what_does_not_exist_is_refused(op: dist.ReduceOp.RedOpType, element: str) -> None:
+def test_unsupported_reduction_is_rejected(op: dist.ReduceOp.RedOpType, element: str) -> None:
     with pytest.raises(UnsupportedOperation, match=element):
         _of(op, element)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "complex64"])
-def test_average_divides_at_the_end(name: str) -> None:
+def test_average_divides_after_the_sum(name: str) -> None:
     reduction = _of(dist.ReduceOp.AVG, name)
     dtype = getattr(torch, name)
     staged, values = torch.full((3,), 8).to(dtype), torch.zeros(3, dtype=dtype)
@@ -63,7 +63,7 @@ def test_average_of_integers_drops_the_fraction(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["float16", "float8_e4m3fn", "float8_e5m2"])
-def test_average_of_narrow_floats_divides_first_and_so_never_overflows(name: str) -> None:
+def test_average_of_narrow_floats_divides_before_the_sum(name: str) -> None:
     dtype = getattr(torch, name)
     most = torch.finfo(dtype).max
     values = torch.full((3,), most).to(dtype)
@@ -73,7 +73,7 @@ def test_average_of_narrow_floats_divides_first_and_so_never_overflows(name: str
     assert staged.float().tolist() == [most / 2] * 3
 
 
-def test_premultiplied_sum_takes_a_number_or_a_tensor_of_one() -> None:
+def test_premul_sum_accepts_number_or_one_element_tensor() -> None:
     for factor in (0.5, torch.tensor([0.5]), torch.tensor(0.5)):
         op = dist._make_nccl_premul_sum(factor)
         staged = torch.zeros(2)

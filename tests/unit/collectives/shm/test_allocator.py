@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from barnraise.collectives.shm.allocator import Block, BlockAllocator
 
 
-def test_first_fit_and_joining_of_neighbours() -> None:
+def test_allocate_first_fit_and_free_merges_neighbours() -> None:
     blocks = BlockAllocator()
     blocks.add_segment(0, 1024)
     first, second, third = (blocks.allocate(256) for _ in range(3))
@@ -26,14 +26,14 @@ def test_first_fit_and_joining_of_neighbours() -> None:
     assert blocks.allocate(1) is None
 
 
-def test_nothing_takes_a_little_so_that_blocks_stay_apart() -> None:
+def test_allocate_zero_bytes_returns_distinct_blocks() -> None:
     blocks = BlockAllocator()
     blocks.add_segment(3, 4096)
     assert blocks.allocate(0) == Block(3, 0, 256)
     assert blocks.allocate(257) == Block(3, 256, 512)
 
 
-def test_a_block_of_a_removed_segment_may_come_back() -> None:
+def test_free_block_of_removed_segment_is_ignored() -> None:
     blocks = BlockAllocator()
     blocks.add_segment(0, 256)
     block = blocks.allocate(1)
@@ -44,7 +44,7 @@ def test_a_block_of_a_removed_segment_may_come_back() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3000)), max_size=60))
-def test_taken_ranges_never_overlap(steps: list[tuple[bool, int]]) -> None:
+def test_allocated_ranges_never_overlap(steps: list[tuple[bool, int]]) -> None:
     blocks = BlockAllocator()
     blocks.add_segment(0, 8192)
     blocks.add_segment(1, 4096)

@@ -44,7 +44,7 @@ class FakeCuda:
         return 0
 
 
-def test_blocks_are_views_of_mapped_segments() -> None:
+def test_allocated_blocks_are_views_of_mapped_segments() -> None:
     arena, comm_process = _arena()
     first, second = arena.allocate(10), arena.allocate(100 << 20)
     assert comm_process.mapped == {0: 64 << 20, 1: 100 << 20}
@@ -55,7 +55,7 @@ def test_blocks_are_views_of_mapped_segments() -> None:
     assert arena.allocate(20) == first
 
 
-def test_idle_segments_go_when_there_are_too_many() -> None:
+def test_idle_segments_above_limit_are_unmapped() -> None:
     arena, comm_process = _arena(arena_bytes=80 << 20)
     blocks = [arena.allocate(60 << 20) for _ in range(3)]
     assert not arena.has_room(1 << 20)
@@ -70,14 +70,14 @@ def test_idle_segments_go_when_there_are_too_many() -> None:
     assert arena.has_room(80 << 20)
 
 
-def test_memory_made_in_inference_mode_serves_everyone() -> None:
+def test_segment_created_in_inference_mode_is_writable_later() -> None:
     arena, _ = _arena()
     with torch.inference_mode():
         block = arena.allocate(8)
     arena.view(block, 8).fill_(1)
 
 
-def test_staging_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_device_staging_logs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     arena, _ = _arena()
     with caplog.at_level(logging.WARNING, "barnraise.collectives"):
         for _ in range(3):
@@ -89,7 +89,7 @@ def test_staging_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("device", [CUDA, MPS])
-def test_staging_can_be_refused(device: torch.device) -> None:
+def test_device_staging_forbidden_by_settings_raises(device: torch.device) -> None:
     arena, _ = _arena(staging="refuse")
     arena.check_device(CPU)
     for _ in range(2):
@@ -97,13 +97,13 @@ def test_staging_can_be_refused(device: torch.device) -> None:
             arena.check_device(device)
 
 
-def test_meta_tensors_have_nothing_to_move() -> None:
+def test_meta_tensor_is_rejected() -> None:
     arena, _ = _arena()
     with pytest.raises(UnsupportedOperation, match="meta"):
         arena.check_device(torch.device("meta"))
 
 
-def test_segments_are_page_locked_for_cuda_and_released(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_segments_are_page_locked_and_released(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = FakeCuda()
     monkeypatch.setattr(arena_module, "_cuda_runtime", lambda: runtime)
     arena, _ = _arena(arena_bytes=80 << 20)
@@ -117,7 +117,7 @@ def test_segments_are_page_locked_for_cuda_and_released(monkeypatch: pytest.Monk
     arena.free(after)
 
 
-def test_memory_that_cannot_be_page_locked_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_page_lock_keeps_segment_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = FakeCuda(code=2)
     monkeypatch.setattr(arena_module, "_cuda_runtime", lambda: runtime)
     arena, _ = _arena(arena_bytes=80 << 20)
@@ -128,7 +128,7 @@ def test_memory_that_cannot_be_page_locked_serves_all_the_same(monkeypatch: pyte
     assert runtime.locked == set()
 
 
-def test_cuda_copies_run_on_their_own_stream_behind_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_copies_run_on_own_stream_after_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 
     class FakeStream:

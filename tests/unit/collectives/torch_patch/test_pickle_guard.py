@@ -1,4 +1,4 @@
-"""What torch would unpickle is refused in a group with a guest, and only there."""
+"""The pickle guard rejects unpickling in a group with a guest, and only there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GUEST = b"\7" * 32
 COMPANY = Participants(OWNERS[0].hex(), tuple(node.hex() for node in OWNERS), {GUEST.hex(): "friend"})
 
 
-def test_whoever_is_not_known_as_an_owner_is_none() -> None:
+def test_unknown_node_is_not_an_owner() -> None:
     assert COMPANY.not_owners([OWNERS[1]]) == ()
     assert COMPANY.not_owners([OWNERS[1], GUEST]) == ("friend",)
     assert COMPANY.not_owners([b"\5" * 32]) == ("machine 05050505",), "a guest of other runs"
@@ -30,7 +30,7 @@ def test_whoever_is_not_known_as_an_owner_is_none() -> None:
     assert guests_own.not_owners([OWNERS[0]]) == ("friend",), "all ranks refuse alike"
 
 
-def test_a_worker_is_told_of_guests() -> None:
+def test_worker_environment_names_guests() -> None:
     order = RunSpec(
         run="r", by=OWNERS[0], at=0, command=("t.py",), folder=b"", nodes=(*OWNERS, GUEST), variables=()
     )
@@ -110,7 +110,7 @@ except ValueError as error:
 
 
 @pytest.mark.slow
-def test_torch_reads_nothing_of_a_guest(tmp_path: Path) -> None:
+def test_torch_does_not_unpickle_data_of_a_guest(tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BARNRAISE_")}
     environment = {**kept, "PYTHONPATH": str(Path(barnraise.__file__).parents[1]), VARIABLE: COMPANY.encode()}
     canary = tmp_path / "canary"

@@ -148,7 +148,7 @@ def test_the_script_reads_well() -> None:
     assert "MODEL" not in script.text
     assert lines.index("class Base:") < lines.index("class Derived(Base):")
     assert script.text.index("def everything(") > script.text.index("class Marked:")
-    assert "# From test_function_source.py, line " in script.text
+    assert "# From test_script_builder.py, line " in script.text
 
 
 @torch.no_grad()
