@@ -126,7 +126,7 @@ class AgentGroupManager:
         store = self._store(response, lambda: self.newest_generation() > self.generation)
         rank, world = response.rank, response.world
         process_group = _create(store, response, rank, world, "group")
-        process_group.tell_levels(self._levels)
+        process_group.set_levels(self._levels)
         return TrainingGroup(process_group, rank, world, world, lambda: self._site_map.ranks(self.machines()))
 
     # recovery of joining workers
