@@ -1,26 +1,28 @@
-"""Compares what the machines of a run have with what its script needs. Pure.
+"""Compatibility check: compare the machines' packages with the imports of the script. Pure.
 
-The reference is the machine that starts the run ("here"): what works there is expected everywhere.
+The reference is the machine that starts the run ("here"). The other machines should have what it has.
 
-======================================  ==========  ==================================================
-what differs                            verdict     why
-======================================  ==========  ==================================================
-the script cannot be parsed             impossible  said once
-torch, in its first two numbers         impossible  a group across both would disagree about the
-                                                    wire; risky if the script does not import torch
-torch, later numbers or ``+cpu``        fine        the same interface and the same mathematics
-torch missing, and required             impossible  ``barnraise torch`` says how; risky if optional
-a required package missing on one       impossible  the fix names the version that works elsewhere
-a required package missing everywhere   impossible  said once, not for each machine
-an optional package missing on one      risky       the script may behave differently there
-an optional package missing everywhere  fine        it behaves the same, and is prepared for it
-a package's first number                risky       interfaces change there
-a package's later numbers               fine
-Python's first two numbers              risky       most scripts work; what they exchange may not
-CUDA demanded, no such device           impossible  the machine is left out, and named
-======================================  ==========  ==================================================
+Findings, as a table::
 
-Where environments were built from a file of the folder, that file is what the fixes speak of.
+    ======================================  ==========  ==================================================
+    what differs                            verdict     why
+    ======================================  ==========  ==================================================
+    the script cannot be parsed             impossible  reported once
+    torch, in its first two numbers         impossible  a group across both would disagree about the
+                                                        wire; risky if the script does not import torch
+    torch, later numbers or ``+cpu``        fine        the same interface and the same mathematics
+    torch missing, and required             impossible  ``barnraise torch`` says how; risky if optional
+    a required package missing on one       impossible  the fix names the version that works elsewhere
+    a required package missing everywhere   impossible  reported once, not per machine
+    an optional package missing on one      risky       the script may behave differently there
+    an optional package missing everywhere  fine        it behaves the same, and is prepared for it
+    a package's first number                risky       interfaces change there
+    a package's later numbers               fine
+    Python's first two numbers              risky       most scripts work; what they exchange may not
+    CUDA demanded, no such device           impossible  the machine is left out, and named
+    ======================================  ==========  ==================================================
+
+If environments were built from a file of the folder, the fixes name that file.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ _WORST_FIRST: tuple[Level, ...] = ("impossible", "risky", "fine")
 
 
 class CompatibilityFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference; no node means every machine, and a fine one needs no fix."""
+    """One difference between machines; an empty ``node`` means every machine."""
 
     level: Level
     about: About
@@ -55,14 +57,14 @@ class CompatibilityFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExcludedMachine(msgspec.Struct, frozen=True):
-    """A machine that cannot take part, whatever is installed there."""
+    """Machine that cannot take part, and the reason."""
 
     node: str
     why: str
 
 
 class CompatibilityVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Who can run the script, who is left out, and what a person must fix before it can start."""
+    """Machines that can run the script, machines that are left out, and findings that block the start."""
 
     kept: tuple[str, ...]
     left_out: tuple[ExcludedMachine, ...]
@@ -77,10 +79,10 @@ def compare(
     *,
     built_from: str | None = None,
 ) -> tuple[CompatibilityFinding, ...]:
-    """Every difference that counts, the worst first.
+    """Return every relevant difference, the worst first.
 
-    ``others`` are the machines that are to take part, the reference's own by its name if it is one of them;
-    ``devices`` the kinds that each has. ``built_from`` names the file if environments were built for the run.
+    ``others``: the machines that take part, including the reference if it is one of them. ``devices``: the
+    device kinds of each machine. ``built_from``: the file if environments were built for the run.
     """
     if needs.syntax is not None:
         fix = "Correct it, then run again; `python -m py_compile` with the file's name checks it."
@@ -98,7 +100,7 @@ def compare(
 
 
 def select_machines(findings: Sequence[CompatibilityFinding], nodes: Sequence[str]) -> CompatibilityVerdict:
-    """Sorts the machines; what would have to be installed on one that is left out blocks nothing."""
+    """Select the machines that can take part; a missing package on an excluded machine blocks nothing."""
     impossible = [each for each in findings if each.level == "impossible"]
     lacking = {each.node: each for each in reversed(impossible) if each.about == "device"}
     blocking = tuple(each for each in impossible if each.node not in lacking)
@@ -111,7 +113,7 @@ def select_machines(findings: Sequence[CompatibilityFinding], nodes: Sequence[st
 
 
 def describe(findings: Sequence[CompatibilityFinding]) -> list[str]:
-    """Lines for a person: one if all is fine, else each difference that counts, with its fix."""
+    """Return lines for the user: one line if all is fine, else each relevant difference with its fix."""
     shown = [each for level in _WORST_FIRST[:2] for each in findings if each.level == level]
     if not shown:
         small = len(findings)
@@ -123,17 +125,18 @@ def describe(findings: Sequence[CompatibilityFinding]) -> list[str]:
         lines.append(f"{each.level:<10}  {each.node or 'everywhere':<{width}}  {each.sentence}")
         if each.fix:
             lines.append(f"{'':<10}  {'':<{width}}  -> {each.fix}")
-    # Parts of them are other machines' words.
+    # Parts of the lines come from other machines.
     return [printable(line) for line in lines]
 
 
 class _Fixes(msgspec.Struct, frozen=True):
-    """The commands and actions that put things right."""
+    """Commands and actions that resolve a finding."""
 
     devices: Mapping[str, Sequence[str]]
     built_from: str | None
 
     def install(self, node: str, packages: InstalledPackages | None, name: str, known: Package | None) -> str:
+        """Return how to install a package in a version that works on another machine."""
         # Another machine's word becomes part of a command: nothing but a name and a version may pass.
         wanted = name
         if known is not None and known.distribution and _NAME.fullmatch(known.distribution):
@@ -146,19 +149,19 @@ class _Fixes(msgspec.Struct, frozen=True):
         return f"{where} run `{_pip(packages)} install {wanted}`{_OR_SYNC}"
 
     def torch(self, node: str, packages: InstalledPackages, version: str) -> str:
-        """That version of torch, in the build for the machine's devices."""
+        """Return how to install this version of torch, in the build for the machine's devices."""
         if self.built_from is not None:
             return f"Pin one version of torch in {self.built_from}, and run again."
         base = ".".join(map(str, _numbers(version)))
         kinds = self.devices.get(node, ())
         choice = choose_torch(packages.os, packages.arch, nvidia="cuda" in kinds, amd=False)
         if not choice.possible:
-            return _left_out(node, choice.why)
+            return _leave_out(node, choice.why)
         index = f" --index-url {choice.index}" if choice.index else ""
         return f"On {node} run `{_pip(packages)} install torch=={base}{index}`{_OR_SYNC}"
 
 
-def _left_out(node: str, why: str) -> str:
+def _leave_out(node: str, why: str) -> str:
     return f"Leave {node} out with `--on`: {why}."
 
 
@@ -208,9 +211,9 @@ def _cuda(
 def _torch(
     reference: InstalledPackages, others: Mapping[str, InstalledPackages], needs: ScriptImports, fixes: _Fixes
 ) -> Iterator[CompatibilityFinding]:
-    # A machine that only starts runs may have no torch: then the first one that has it is the measure.
+    # The starting machine may have no torch; then the first machine with torch is the reference.
     place, expected = next(
-        ((where, each.torch) for where, each in _measures(reference, others) if each.torch),
+        ((where, each.torch) for where, each in _references(reference, others) if each.torch),
         ("", None),
     )
     needed = "torch" in needs.required
@@ -228,20 +231,20 @@ def _torch(
             continue
         if expected is None or packages.torch == expected:
             continue
-        both = f"{node} has torch {packages.torch}, and {place} it is {expected}"
+        sentence = f"{node} has torch {packages.torch}, and {place} it is {expected}"
         if _numbers(packages.torch)[:2] == _numbers(expected)[:2]:
-            yield CompatibilityFinding(level="fine", about="torch", node=node, sentence=f"{both}.")
+            yield CompatibilityFinding(level="fine", about="torch", node=node, sentence=f"{sentence}.")
             continue
         yield CompatibilityFinding(
             level="impossible" if named else "risky",
             about="torch",
             node=node,
-            sentence=f"{both}: they cannot train in one group.",
+            sentence=f"{sentence}: they cannot train in one group.",
             fix=fixes.torch(node, packages, expected),
         )
 
 
-def _measures(
+def _references(
     reference: InstalledPackages, others: Mapping[str, InstalledPackages]
 ) -> Iterator[tuple[str, InstalledPackages]]:
     yield "here", reference
@@ -253,7 +256,7 @@ def _missing_torch(node: str, packages: InstalledPackages, fixes: _Fixes) -> str
         return f"Add torch to {fixes.built_from}, and run again."
     choice = choose_torch(packages.os, packages.arch, nvidia=False, amd=False)
     if not choice.possible:
-        return _left_out(node, choice.why)
+        return _leave_out(node, choice.why)
     return f"On {node} run `barnraise torch`: it prints the install command for that machine."
 
 
@@ -304,6 +307,6 @@ def _versions(
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """``(2, 13, 0)`` of ``2.13.0+cpu``."""
+    """Return the release numbers of a version: ``(2, 13, 0)`` for ``2.13.0+cpu``."""
     release = re.match(r"\s*v?(\d{1,9}(?:\.\d{1,9})*)", version)
     return tuple(map(int, release[1].split("."))) if release else ()

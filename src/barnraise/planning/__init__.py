@@ -1,7 +1,7 @@
-"""Which machines train together, how they synchronise and how fast that will be: costs and plans. Pure.
+"""Planner: which machines train together, how they synchronise, and the predicted speed. Pure.
 
-May import ``topology`` and what is below it; never torch. What links and machines can do is handed in;
-nothing here measures, sends or waits.
+May import ``topology`` and what is below it; never torch. Measurements are inputs; nothing here measures,
+sends or waits.
 """
 
 from barnraise.planning.inputs.cluster import (

@@ -62,7 +62,7 @@ def test_small_differences_are_fine_and_still_one_line() -> None:
     assert describe(findings) == ["Every machine has what the script needs (2 small differences)."]
 
 
-def test_another_python_is_risky_and_named() -> None:
+def test_different_python_is_risky_and_named() -> None:
     found = only(compared(machine(), machine(python="3.13.1")))
     assert (found.level, found.node) == ("risky", "pc")
     assert found.sentence == "pc runs Python 3.13, and here it is Python 3.11."
@@ -82,7 +82,7 @@ def test_another_python_is_risky_and_named() -> None:
         ("Darwin", "arm64", ("cpu", "mps"), "torch==2.13.0"),
     ],
 )
-def test_another_torch_is_impossible_with_the_exact_command(
+def test_different_torch_is_impossible_with_the_exact_command(
     os: str, arch: str, kinds: tuple[str, ...], end: str
 ) -> None:
     pc = machine(torch="2.12.1", os=os, arch=arch)
@@ -103,7 +103,7 @@ def test_torch_is_compared_between_the_others_if_it_is_missing_here() -> None:
     assert found.sentence == "b has torch 2.12.0, and on a it is 2.13.0: they cannot train in one group."
 
 
-def test_a_missing_torch() -> None:
+def test_missing_torch_is_impossible_or_risky() -> None:
     found = only(compared(machine(), machine(torch=None), "torch"))
     assert found.level == "impossible"
     assert "`barnraise torch`" in found.fix
@@ -113,7 +113,7 @@ def test_a_missing_torch() -> None:
     assert "Leave pc out with `--on`" in only(compared(machine(), old_mac, "torch")).fix
 
 
-def test_a_missing_package_names_the_machine_and_the_version() -> None:
+def test_missing_package_names_machine_and_version() -> None:
     here = InstalledPackages(
         python="3.11.7",
         implementation="CPython",
@@ -128,14 +128,14 @@ def test_a_missing_package_names_the_machine_and_the_version() -> None:
     assert found.fix == "Add `scikit-learn==1.5.2` to what requirements.txt is made from, and run again."
 
 
-def test_a_package_that_only_others_have() -> None:
+def test_package_only_on_others_is_named_with_its_version() -> None:
     others = {"here": machine(), "pc": machine(timm="1.0.1")}
     (found,) = compare(machine(), others, ScriptImports(required=("timm",)), {})
     assert found.node == "here"
     assert "timm==1.0.1" in found.fix
 
 
-def test_a_package_that_nobody_has_is_said_once() -> None:
+def test_package_missing_everywhere_is_reported_once() -> None:
     others = {name: machine() for name in ("a", "b", "c")}
     (found,) = compare(machine(), others, ScriptImports(required=("timm",)), {})
     assert (found.level, found.node) == ("impossible", "")
@@ -150,7 +150,7 @@ def test_versions_and_optional_packages() -> None:
     assert compared(machine(odd="unknown"), machine(odd="unknown"), "odd") == []
 
 
-def test_a_peers_words_do_not_become_commands() -> None:
+def test_texts_of_a_peer_do_not_become_commands() -> None:
     evil = machine(timm="1;rm -rf ~")
     evil = InstalledPackages(
         python="3", implementation="CPython", os="Linux", arch="x", packages=evil.packages, torch="2.13.0"
@@ -163,7 +163,7 @@ def test_a_peers_words_do_not_become_commands() -> None:
     assert fix.startswith("On victim run `python -m pip install timm`, or put ")
 
 
-def test_a_peers_words_do_not_move_the_cursor() -> None:
+def test_texts_of_a_peer_do_not_move_the_cursor() -> None:
     lines = describe(compared(machine(), machine(torch="1.0\x1b[2J"), "torch"))
     assert all(line.isprintable() for line in lines)
 
@@ -181,14 +181,14 @@ def test_machines_without_cuda_are_left_out_and_named() -> None:
     assert verdict.blocking == ()
 
 
-def test_a_missing_package_blocks() -> None:
+def test_missing_package_blocks_the_start() -> None:
     findings = compared(machine(numpy="2"), machine(), "numpy")
     verdict = select_machines(findings, ["mac", "pc"])
     assert verdict.kept == ("mac",)
     assert verdict.blocking == tuple(findings)
 
 
-def test_a_syntax_error_is_all_that_is_said() -> None:
+def test_syntax_error_is_the_only_finding() -> None:
     findings = compare(
         machine(), {"pc": machine(torch=None)}, ScriptImports(syntax="train.py line 3: invalid"), {}
     )
@@ -196,7 +196,7 @@ def test_a_syntax_error_is_all_that_is_said() -> None:
     assert select_machines(findings, ["pc"]).blocking == findings
 
 
-def test_the_lines_put_the_worst_first() -> None:
+def test_lines_have_the_worst_finding_first() -> None:
     pc = machine(python="3.12.0", numpy="1.26")
     lines = describe(compared(machine(numpy="2.1", timm="1.0"), pc, "numpy", "timm"))
     assert [line.split()[0] for line in lines] == ["impossible", "->", "risky", "->", "risky", "->"]

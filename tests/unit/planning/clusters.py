@@ -1,4 +1,4 @@
-"""Clusters for tests: any that can be, and small ones that are easy to read."""
+"""Clusters for tests: random ones, and small ones that are easy to read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mesh(
     latency_s: float = 0.0002,
     site: str = "",
 ) -> PlanCluster:
-    """Machines m0, m1, ... linked with each other."""
+    """Return machines m0, m1, ... linked with each other."""
     members = [
         PlannedMachine(name=f"m{number:02}", samples_per_s=speed, site=site)
         for number, speed in enumerate(speeds)
@@ -45,7 +45,7 @@ latencies = st.floats(0.0, 0.05)
 
 @st.composite
 def clusters(draw: st.DrawFn, most: int = 4, site: str = "") -> PlanCluster:
-    """Directed paths of any rate, a few of them missing."""
+    """Draw a cluster with directed paths of any rate, a few of them missing."""
     count = draw(st.integers(1, most))
     members = [
         PlannedMachine(name=f"m{number}", samples_per_s=draw(st.floats(1.0, 200.0)), site=site)
