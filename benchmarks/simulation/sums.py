@@ -182,7 +182,7 @@ def make_sum(
         return StagedSum(*given, links=links, numbers=numbers, across=links.across)
     if not sync.is_encoded:
         return ExactSum(*given, links=links, numbers=numbers)
-    codec = sync.made_codec()
+    codec = sync.make_codec()
     if not isinstance(codec, Codec):
         raise ConfigError(f"{sync.codec} is not simulated", hint="Take one of the other codecs.")
     codec_s = seconds_of(sync.codec, links.codecs, numbers)

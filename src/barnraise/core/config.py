@@ -34,8 +34,6 @@ class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
     discovery_port: Port = 52415
     connect_timeout_s: Seconds = 5.0
     retries: Annotated[int, Meta(ge=0, le=1000)] = 3
-    peer_timeout_s: Seconds = 30.0
-    min_peers: Annotated[int, Meta(ge=1, le=65535)] = 1
     encryption: Literal["tls", "plaintext"] = "tls"
     streams: Annotated[int, Meta(ge=0, le=16)] = 0
     addresses: tuple[Text, ...] = ()

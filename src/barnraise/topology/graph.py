@@ -139,7 +139,7 @@ def decode_graph(data: bytes) -> TopologyGraph:
         raise ProtocolError(f"a graph of {len(data)} bytes is larger than any cluster's")
     try:
         return msgspec.msgpack.decode(data, type=TopologyGraph)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # broken text is a ValueError
         raise ProtocolError(f"these bytes are not a graph: {error}") from error
 
 

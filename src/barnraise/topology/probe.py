@@ -123,7 +123,7 @@ async def run_probe(command: Sequence[str] = _COMMAND, deadline_s: float = _DEAD
         return _failed(words[-1][:200] if words else f"it ended with {process.returncode}")
     try:
         return msgspec.json.decode(lines[-1], type=ProbeReport)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         return _failed(f"its report cannot be read ({error})")
 
 
@@ -154,7 +154,7 @@ def _load(path: Path) -> _Cache:
     try:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(_LARGEST_CACHE), type=_Cache)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):
         return _Cache()  # measuring again costs seconds
 
 

@@ -25,7 +25,7 @@ from barnraise.hub.client.credentials import (
     read_seat_text,
 )
 from barnraise.hub.protocol.messages import HubDataOrder, Lease, VectorLayout, decode_message, encode_message
-from barnraise.training.hub.port import LeasedWork, ModelSpec, RoundUpdate, SampleRange
+from barnraise.training.hub.parameter_server import LeasedWork, ModelSpec, RoundUpdate, SampleRange
 
 _EPOCHS = 1 << 20  # the script's own loop says when it is enough
 
@@ -62,26 +62,26 @@ def _contributor(seat: MemberCredentials, folder: Path) -> Contributor:
 
 
 class HubAdapter:
-    """Adapter that gives a session the interface of a hub's client."""
+    """Parameter server of a session, backed by a hub's HTTP API."""
 
     def __init__(self, contributor: Contributor, *, only_begins: bool = False) -> None:
         self._contributor, self._only_begins = contributor, only_begins
 
-    def begin(self, form: ModelSpec, state: torch.Tensor) -> LeasedWork:
-        layout, course = _declared(form)
+    def begin(self, spec: ModelSpec, state: torch.Tensor) -> LeasedWork:
+        layout, course = _declared(spec)
         if self._only_begins:
             self._contributor.found(layout, course, state)
             sys.exit(0)
         return _task(self._contributor.begin(layout, course, state))
 
-    def exchange(self, handed: RoundUpdate, state: torch.Tensor) -> LeasedWork:
+    def exchange(self, update: RoundUpdate, state: torch.Tensor) -> LeasedWork:
         lease = self._contributor.exchange(
-            handed.change, state, samples=handed.samples, loss=handed.loss, speed=handed.speed
+            update.change, state, samples=update.samples, loss=update.loss, speed=update.speed
         )
         return _task(lease)
 
-    def go_on(self, form: ModelSpec, task: LeasedWork) -> None:
-        self._contributor.go_on(*_declared(form), decode_message(Lease, task.token))
+    def continue_lease(self, spec: ModelSpec, lease: LeasedWork) -> None:
+        self._contributor.go_on(*_declared(spec), decode_message(Lease, lease.token))
 
 
 def _declared(form: ModelSpec) -> tuple[VectorLayout, HubDataOrder]:

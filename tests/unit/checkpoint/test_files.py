@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from barnraise.agent_client.run_requests import NewestCheckpointResponse
 from barnraise.checkpoint.files import CheckpointInfo, Checkpoints, write_model
-from barnraise.checkpoint.serialization import FlatState, digest, dismantle
+from barnraise.checkpoint.serialization import FlatState, digest, flatten
 from barnraise.core.errors import AgentError, RunError
 from barnraise.identity import NodeKey
 from barnraise.runs.checkpoint_manifest import FILES, KEPT, CheckpointSignature, sign
@@ -29,7 +29,7 @@ class Signs:
     def __init__(self, key: NodeKey = KEY, run: str = RUN, known: NodeKey = KEY) -> None:
         self.key, self.run, self.known = key, run, known
 
-    def seal(self, step: int, fingerprint: bytes) -> CheckpointSignature:
+    def sign(self, step: int, fingerprint: bytes) -> CheckpointSignature:
         return sign(self.key, self.run, step, fingerprint)
 
     def signers(self, run: str) -> Collection[bytes]:
@@ -38,17 +38,17 @@ class Signs:
     def newest(self, passing_over: Collection[tuple[str, int]]) -> NewestCheckpointResponse:
         return NewestCheckpointResponse()
 
-    def bring(self, run: str, step: int) -> None:
+    def fetch(self, run: str, step: int) -> None:
         raise AssertionError("nothing is away")
 
 
 class IsSilent(Signs):
-    def seal(self, step: int, fingerprint: bytes) -> CheckpointSignature:
+    def sign(self, step: int, fingerprint: bytes) -> CheckpointSignature:
         raise AgentError("the agent is silent")
 
 
 def parts(step: int) -> FlatState:
-    return dismantle({"w": torch.full((3, 4), float(step)), "shared": torch.ones(5)[:3], "done": step})
+    return flatten({"w": torch.full((3, 4), float(step)), "shared": torch.ones(5)[:3], "done": step})
 
 
 def saved(folder: Path, *steps: int, run: str = RUN, notary: Signs | None = None) -> Checkpoints:
@@ -115,7 +115,7 @@ def test_tensors_of_another_checkpoint_are_refused(tmp_path: Path) -> None:
     (tmp_path / "step-00000001" / "state.safetensors").replace(
         tmp_path / "step-00000002" / "state.safetensors"
     )
-    with pytest.raises(RunError, match="do not have the hash that it names"):
+    with pytest.raises(RunError, match="do not have the hash of its manifest"):
         kept.read(tmp_path / "step-00000002")
 
 

@@ -23,17 +23,18 @@ from torch.distributed.fsdp import fully_shard
 
 from barnraise.agent_client.cluster_requests import NodeRow, StatusResponse
 from barnraise.agent_client.run_requests import RunRow, WatchResponse, WorkerRow
-from barnraise.checkpoint import sharded
-from barnraise.checkpoint.serialization import as_bytes
+from barnraise.checkpoint import shard_exchange
+from barnraise.checkpoint.serialization import tensor_bytes
+from barnraise.checkpoint.shard_exchange import guest_machines
 from barnraise.checkpoint.shard_files import (
     FoundShards,
     ShardFile,
     ShardManifest,
     all_files,
-    missing_files,
-    neighbours_copies,
+    plan_copies,
+    plan_missing_files,
 )
-from barnraise.checkpoint.sharded import guests_of, load_sharded, save_sharded
+from barnraise.checkpoint.sharded import load_sharded, save_sharded
 from barnraise.collectives.torch_patch.autoload import register
 from barnraise.core.errors import BarnraiseError, RunError
 
@@ -72,7 +73,7 @@ class Training:
         found = dict(model)
         for name, values in optimizer["state"].items():
             found |= {f"{name}.{key}": value for key, value in values.items()}
-        hashed = {name: blake3(as_bytes(value)).hexdigest() for name, value in found.items()}
+        hashed = {name: blake3(tensor_bytes(value)).hexdigest() for name, value in found.items()}
         return hashed | {"groups": repr(optimizer["param_groups"])}
 
 
@@ -297,7 +298,7 @@ def test_another_model_is_refused_on_all(crew: Crew, machines: list[Path]) -> No
 
 def test_ranks_must_save_the_same_step(crew: Crew, machines: list[Path]) -> None:
     assert {answer[:32] for answer in crew.call("save_another_step", machines)} == {
-        "rank 0 says save with step 0 and"
+        "rank 0 calls save with step 0 and"
     }
 
 
@@ -382,16 +383,16 @@ def run_on(*names: str) -> WatchResponse:
 
 
 def test_who_is_a_guest() -> None:
-    assert guests_of(run_on("mac", "pc"), cluster(mac="owner", pc="owner", lap="guest")) == []
-    assert guests_of(run_on("mac", "lap"), cluster(mac="owner", lap="guest")) == ["lap"]
-    assert guests_of(run_on("mac", "gone"), cluster(mac="owner")) == ["gone"], "nobody knows it"
+    assert guest_machines(run_on("mac", "pc"), cluster(mac="owner", pc="owner", lap="guest")) == []
+    assert guest_machines(run_on("mac", "lap"), cluster(mac="owner", lap="guest")) == ["lap"]
+    assert guest_machines(run_on("mac", "gone"), cluster(mac="owner")) == ["gone"], "nobody knows it"
 
 
 def test_a_group_with_a_guest_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BARNRAISE_LAUNCHED", "1")
     monkeypatch.setenv("BARNRAISE_RUN", "train-abcd")
     told = (run_on("mac", "lap"), cluster(mac="owner", lap="guest"))
-    monkeypatch.setattr(sharded, "_ask_agent", lambda run: told)
+    monkeypatch.setattr(shard_exchange, "_ask_agent", lambda run: told)
     for call in (lambda: save_sharded({}, tmp_path / "x", 1), lambda: load_sharded({}, tmp_path / "x")):
         with pytest.raises(RunError, match="lap takes part as a guest"):
             call()
@@ -411,7 +412,7 @@ def test_enough_machines_have_every_file(counts: list[int], copies: int, data: s
     listed[0].append(ShardFile(".metadata", 1, "0" * 64))
     files = all_files(listed)
     has = [{file.name for file in own} for own in listed]
-    for (_, to), moved in neighbours_copies(listed, copies).items():
+    for (_, to), moved in plan_copies(listed, copies).items():
         has[to] |= {file.name for file in moved}
     lost = data.draw(st.sets(st.integers(0, len(counts) - 1), max_size=min(copies, len(counts)) - 1))
     left = [own for place, own in enumerate(has) if place not in lost]
@@ -420,7 +421,7 @@ def test_enough_machines_have_every_file(counts: list[int], copies: int, data: s
     assert found.missing == []
     names = st.sets(st.sampled_from([file.name for file in files]))
     wanted = [data.draw(names) for _ in left]
-    for (source, to), moved in missing_files(found, wanted).items():
+    for (source, to), moved in plan_missing_files(found, wanted).items():
         assert source != to
         assert {file.name for file in moved} <= left[source]
         left[to] |= {file.name for file in moved}

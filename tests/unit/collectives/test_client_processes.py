@@ -207,3 +207,21 @@ time.sleep(300)
     finally:
         os.kill(child, signal.SIGKILL)
         process.communicate()
+
+
+@pytest.mark.parametrize(("latency", "bandwidth"), [("250", "80"), ("8000", "2")])
+def test_costs_that_settings_give_are_those_of_the_groups_table(
+    house: dict[str, str], latency: str, bandwidth: str
+) -> None:
+    """Without both settings the links would be measured, and one process alone has none."""
+    costs = {
+        "BARNRAISE_COLLECTIVES_COST_LATENCY_US": latency,
+        "BARNRAISE_COLLECTIVES_COST_BANDWIDTH_MBPS": bandwidth,
+    }
+    body = """
+table = group._issuer.table
+print(round(table.latency_s * 1e6), round(8e-6 / table.seconds_per_byte))
+"""
+    out, err, code = _run(house | costs, body)
+    assert code == 0, err
+    assert out.split()[1:] == [latency, bandwidth]

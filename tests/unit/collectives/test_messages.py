@@ -26,6 +26,7 @@ from barnraise.collectives.messages import (
     encode_specification,
 )
 from barnraise.collectives.ops.dtypes import by_name
+from tests.unit.changed_bytes import changed, read_or_refused
 
 FLOAT32 = by_name("float32").code
 SPECIFICATION = OperationSpec("all_reduce", FLOAT32, "sum", -1, "ring", (4096,), 65536, 2)
@@ -70,12 +71,10 @@ def test_equal_specifications_encode_to_equal_bytes() -> None:
     assert encoded != encode_specification(msgspec.structs.replace(SPECIFICATION, reduction="max"))
 
 
-@given(st.binary(max_size=200))
-def test_decode_specification_of_any_bytes_returns_or_raises(data: bytes) -> None:
-    try:
-        decode_specification(data)
-    except msgspec.DecodeError:
-        pass
+@given(st.binary(max_size=200) | changed([encode_specification(SPECIFICATION)]))
+def test_a_specification_with_changed_bytes_is_read_or_refused(data: bytes) -> None:
+    if read_or_refused(data, decode_specification, encode_specification, (ValueError, RecursionError)):
+        assert decode_specification(data).describe()
 
 
 def test_specification_describes_itself_in_words() -> None:

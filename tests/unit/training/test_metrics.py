@@ -11,10 +11,10 @@ from barnraise.training.metrics import MetricsLog
 
 
 def test_the_beginning_of_a_long_history_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "MOST_KEPT", 10)
+    monkeypatch.setattr(metrics, "MAX_KEPT", 10)
     found = MetricsLog()
     for step in range(95):
-        found.learn([{"loss": (2.0 * step, 2.0)}], step + 1)
+        found.update([{"loss": (2.0 * step, 2.0)}], step + 1)
         assert found.count == step + 1
         assert len(found.history) <= 20
     assert found.history[-1] == {"loss": 94.0}

@@ -199,13 +199,13 @@ def test_a_frozen_batch_norm_keeps_and_uses_its_statistics() -> None:
 
 def test_a_member_that_comes_at_the_end_of_an_epoch_ends_it_too() -> None:
     run = train(model(), epochs=1)
-    parts = run._state.parts(run.done)
+    parts = run._state.flatten(run.done)
     late = barnraise.init(seed=9, unit=5)
     net = model()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     loader = DataLoader(data(), batch_size=BATCH, shuffle=True)
     _, _, batches, _ = late.prepare(net, optimizer, loader, scheduler)
-    late._steps.done = late._state.load(parts)
+    late._step_loop.done = late._state.load(parts)
     passes = [(epoch, sum(1 for _ in batches)) for epoch in late.epochs(1)]
     assert passes == [(0, 0)], "the pass is over, what follows it is not"

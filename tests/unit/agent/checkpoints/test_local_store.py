@@ -14,7 +14,7 @@ from barnraise.agent.checkpoints.local_store import LocalCheckpoints
 from barnraise.agent.runs.service import _KEPT_FOLDERS, _out_of_date
 from barnraise.artifacts import ArtifactStore
 from barnraise.checkpoint.files import CheckpointInfo, Checkpoints
-from barnraise.checkpoint.serialization import dismantle
+from barnraise.checkpoint.serialization import flatten
 from barnraise.identity import NodeKey
 from barnraise.runs.checkpoint_manifest import CheckpointSignature, HeldCheckpoint, sign
 
@@ -24,7 +24,7 @@ SIGNERS = {KEY.id.raw, WORKER.id.raw}
 
 
 class Notary:
-    def seal(self, step: int, fingerprint: bytes) -> CheckpointSignature:
+    def sign(self, step: int, fingerprint: bytes) -> CheckpointSignature:
         return sign(WORKER, RUN, step, fingerprint)
 
     def signers(self, run: str) -> set[bytes]:
@@ -33,7 +33,7 @@ class Notary:
 
 def _saved(local: LocalCheckpoints, step: int, *, provisional: bool) -> None:
     checkpoints = Checkpoints(local.folder(RUN), RUN, Notary())  # type: ignore[arg-type]
-    checkpoints.save(dismantle({"w": torch.full((2,), float(step))}), CheckpointInfo(step, 1, provisional))
+    checkpoints.save(flatten({"w": torch.full((2,), float(step))}), CheckpointInfo(step, 1, provisional))
     checkpoints.wait()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from barnraise.agent_client.profile import DRY_RUN, PROFILE_FILE, decode_profile
-from barnraise.training.group.manager import WorkerId
+from barnraise.training.group.agent_client import WorkerId
 from barnraise.training.state.checkpoint_manager import CheckpointLocations
 
 SCRIPT = """\

@@ -22,7 +22,14 @@ from barnraise.planning import (
 )
 from barnraise.topology.graph import TopologyGraph
 from barnraise.training.autotune import tuner
-from barnraise.training.autotune.tuner import WARM, GroupSample, SyncTuner, _unless_worth_it, choose, sync_of
+from barnraise.training.autotune.tuner import (
+    WARM,
+    GroupSample,
+    SyncTuner,
+    _keep_unless_better,
+    choose,
+    sync_of,
+)
 from barnraise.training.sync import Sync
 from tests.unit.planning.clusters import mesh
 
@@ -34,15 +41,15 @@ SPEEDS = [8.0] * 4
 def test_fast_links_stay_exact_and_nothing_is_said() -> None:
     found = choose(mesh(SPEEDS, 10_000.0), MODEL, PROFILE, "auto", Calibration())
     assert found.sync == Sync()
-    assert found.said == ""
+    assert found.advice == ""
 
 
 def test_a_group_that_is_slower_than_one_of_it_is_told_so() -> None:
     found = choose(mesh([8.0, 9.0], 20.0), MODEL, PROFILE, "exact", Calibration())
     assert found.sync == Sync(), "the mathematics changes with the user's word only"
-    assert found.said.startswith("m01 alone would be ")
-    assert "barnraise run --on m01" in found.said
-    assert "--sync auto" in found.said
+    assert found.advice.startswith("m01 alone would be ")
+    assert "barnraise run --on m01" in found.advice
+    assert "--sync auto" in found.advice
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
@@ -57,14 +64,14 @@ def test_one_that_is_too_slow_for_a_unit_changes_no_mathematics(overlaps: bool) 
     taken = choose(cluster, small, profile, "exact", Calibration(), overlaps=overlaps)
     assert taken.sync == Sync()
     large = choose(cluster, MODEL, profile, "exact", Calibration(), overlaps=overlaps)
-    assert large.said.startswith("m01 alone would be"), "also with somebody who only adds"
+    assert large.advice.startswith("m01 alone would be"), "also with somebody who only adds"
     slow = choose(cluster, small, profile, "exact", Calibration(), (found.chosen, 10 * found.chosen.step_s))
     assert slow.calibration.compute == 1.0, "what the group waits for is not its computing"
 
 
 def test_workers_of_one_machine_have_a_plan() -> None:
     found = choose(mesh([8.0], 940.0), MODEL, PROFILE, "auto", Calibration(), workers=2)
-    assert (found.plan.kind, found.sync, found.said) == ("alone", Sync(), "")
+    assert (found.plan.kind, found.sync, found.advice) == ("alone", Sync(), "")
 
 
 def test_a_given_group_is_not_doubted_for_its_memory() -> None:
@@ -79,7 +86,7 @@ def test_a_machine_whose_line_slows_the_others_is_named() -> None:
     cluster = mesh(SPEEDS, lambda a, b: 10.0 if b == 3 else 2500.0)
     found = choose(cluster, MODEL, PROFILE, "exact", Calibration())
     assert len(found.plan.order) == 4, "a group changes by the user's word"
-    assert "barnraise run --on m00,m01,m02" in found.said
+    assert "barnraise run --on m00,m01,m02" in found.advice
 
 
 def lone_line(mbps: float, speeds: Sequence[float] = SPEEDS) -> PlanCluster:
@@ -92,11 +99,11 @@ def lone_line(mbps: float, speeds: Sequence[float] = SPEEDS) -> PlanCluster:
 
 def test_with_the_users_word_such_a_machine_rests() -> None:
     found = choose(lone_line(1.0), MODEL, PROFILE, "auto", Calibration())
-    assert found.rests == (b"m03".hex(),)
-    assert found.rests_why.startswith("m00, m01 and m02 are predicted to be ")
-    assert found.rests_why.endswith("times as fast without it")
-    assert not choose(lone_line(1.0), MODEL, PROFILE, "exact", Calibration()).rests
-    assert not choose(lone_line(2500.0), MODEL, PROFILE, "auto", Calibration()).rests
+    assert found.paused == (b"m03".hex(),)
+    assert found.pause_reason.startswith("m00, m01 and m02 are predicted to be ")
+    assert found.pause_reason.endswith("times as fast without it")
+    assert not choose(lone_line(1.0), MODEL, PROFILE, "exact", Calibration()).paused
+    assert not choose(lone_line(2500.0), MODEL, PROFILE, "auto", Calibration()).paused
 
 
 def test_two_machines_stay() -> None:
@@ -104,18 +111,18 @@ def test_two_machines_stay() -> None:
     lonely = mesh([100.0, 8.0, 8.0], 1.0)
     best = make_plans(lonely, MODEL, PROFILE, PlanLimits(sync="auto")).chosen
     assert len(best.order) == 1
-    assert len(choose(lonely, MODEL, PROFILE, "auto", Calibration()).rests) <= 1
-    assert not choose(lone_line(0.1, [8.0, 8.0]), MODEL, PROFILE, "auto", Calibration()).rests
+    assert len(choose(lonely, MODEL, PROFILE, "auto", Calibration()).paused) <= 1
+    assert not choose(lone_line(0.1, [8.0, 8.0]), MODEL, PROFILE, "auto", Calibration()).paused
 
 
 def test_who_rests_is_said_of_the_group_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, 20.0)
-    monkeypatch.setattr(tuner, "cluster_at", lambda *_: lone_line(1.0))
-    monkeypatch.setattr(tuner, "measured_codecs", lambda codecs: codecs)
+    monkeypatch.setattr(tuner, "cluster_of_group", lambda *_: lone_line(1.0))
+    monkeypatch.setattr(tuner, "measure_codecs", lambda codecs: codecs)
     exact = make_plans(lone_line(1.0), MODEL, PROFILE, PlanLimits(is_given=True, is_flat=True)).chosen
     watched.commit(3, step_s=exact.step_s)
     assert [rested[0] for rested in watched.rested] == [b"m03".hex()]
-    assert not watched.wanted, "those who stay see for themselves"
+    assert not watched.requested_sync, "those who stay see for themselves"
 
 
 def test_what_a_person_has_fixed_is_kept_to() -> None:
@@ -159,7 +166,7 @@ def test_what_suits_no_plan_is_said() -> None:
     found = choose(mesh(SPEEDS, 200.0), MODEL, PROFILE, "auto", Calibration(), levels=impossible)
     assert (
         "what --levels fixes suits no plan for m00, m01, m02 and m03: leave a part of it to auto"
-        in found.said
+        in found.advice
     )
     assert found.sync == Sync()
 
@@ -202,12 +209,12 @@ class Watched:
     """A chooser whose cluster is given, and what it wanted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, mbps: float, wish: Any = "auto") -> None:
-        self.wanted: list[Sync] = []
+        self.requested_sync: list[Sync] = []
         self.surveys = 0
         self.rested: list[tuple[str, ...]] = []
         cluster = mesh([8.0, 8.0], mbps)
-        monkeypatch.setattr(tuner, "cluster_at", lambda *_: cluster)
-        self.chooser = SyncTuner(self._survey, MODEL, PROFILE, wish, self.wanted.append, self._rest)
+        monkeypatch.setattr(tuner, "cluster_of_group", lambda *_: cluster)
+        self.chooser = SyncTuner(self._survey, MODEL, PROFILE, wish, self.requested_sync.append, self._rest)
 
     def _rest(self, nodes: Sequence[str], why: str) -> None:
         self.rested.append((*nodes, why))
@@ -218,7 +225,7 @@ class Watched:
 
     def commit(self, count: int, generation: int = 1, sync: Sync = Sync(), step_s: float = 2.5) -> None:  # noqa: B008
         for _ in range(count):
-            self.chooser.note(GroupSample(generation, sync, (8.0, 8.0), ("a", "b"), step_s))
+            self.chooser.observe(GroupSample(generation, sync, (8.0, 8.0), ("a", "b"), step_s))
             thread = self.chooser._thread
             if thread is not None:
                 thread.join(120)
@@ -227,10 +234,10 @@ class Watched:
 def test_nothing_is_planned_before_steps_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, 20.0)
     watched.commit(WARM, step_s=0.1)
-    assert not watched.wanted, "the first commit of a group begins the counting"
+    assert not watched.requested_sync, "the first commit of a group begins the counting"
     watched.commit(1, step_s=0.1)
-    assert len(watched.wanted) == 1
-    assert watched.wanted[0].is_local
+    assert len(watched.requested_sync) == 1
+    assert watched.requested_sync[0].is_local
     watched.commit(20, step_s=0.1)
     assert watched.surveys == 1, "the same machines are not planned for again"
 
@@ -238,35 +245,35 @@ def test_nothing_is_planned_before_steps_were_seen(monkeypatch: pytest.MonkeyPat
 def test_one_that_is_left_alone_goes_back_to_exact_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, 20.0)
     watched.commit(WARM + 1, step_s=0.1)
-    (rounds,) = watched.wanted
+    (rounds,) = watched.requested_sync
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     for _ in range(3):
-        watched.chooser.note(GroupSample(2, rounds, (8.0, 8.0), ("a", "a"), 2.5))
-    assert len(watched.wanted) == 1, "the other may be back soon"
+        watched.chooser.observe(GroupSample(2, rounds, (8.0, 8.0), ("a", "a"), 2.5))
+    assert len(watched.requested_sync) == 1, "the other may be back soon"
     now[0] += 301.0
-    watched.chooser.note(GroupSample(2, rounds, (8.0, 8.0), ("a", "a"), 2.5))
-    assert watched.wanted[1:] == [Sync()]
-    watched.chooser.note(GroupSample(2, Sync(), (8.0, 8.0), ("a", "a"), 2.5))
-    watched.chooser.note(GroupSample(2, Sync(), (8.0, 8.0), ("a", "a"), 2.5))
-    assert len(watched.wanted) == 2
+    watched.chooser.observe(GroupSample(2, rounds, (8.0, 8.0), ("a", "a"), 2.5))
+    assert watched.requested_sync[1:] == [Sync()]
+    watched.chooser.observe(GroupSample(2, Sync(), (8.0, 8.0), ("a", "a"), 2.5))
+    watched.chooser.observe(GroupSample(2, Sync(), (8.0, 8.0), ("a", "a"), 2.5))
+    assert len(watched.requested_sync) == 2
 
 
 def test_long_steps_need_not_be_many(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, 20.0)
     watched.commit(4, step_s=30.0)
-    assert len(watched.wanted) == 1
+    assert len(watched.requested_sync) == 1
 
 
 def test_another_group_is_planned_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, 20.0)
     watched.commit(WARM + 1)
     for _ in range(WARM + 1):
-        watched.chooser.note(GroupSample(2, Sync(), (8.0, 8.0, 8.0), ("a", "b", "c"), 2.5))
+        watched.chooser.observe(GroupSample(2, Sync(), (8.0, 8.0, 8.0), ("a", "b", "c"), 2.5))
     thread = watched.chooser._thread
     assert thread is not None
     thread.join(120)
-    assert len(watched.wanted) == 2
+    assert len(watched.requested_sync) == 2
 
 
 def test_steps_that_leave_the_prediction_are_a_reason_to_plan_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,16 +281,16 @@ def test_steps_that_leave_the_prediction_are_a_reason_to_plan_again(monkeypatch:
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     watched = Watched(monkeypatch, 20.0)
     watched.commit(WARM + 1)
-    sync = watched.wanted[0]
+    sync = watched.requested_sync[0]
     predicted = watched.chooser._plan
     assert predicted is not None
     watched.commit(5, sync=sync, step_s=predicted.step_s)
-    assert len(watched.wanted) == 1
+    assert len(watched.requested_sync) == 1
     for _ in range(15):
         now[0] += 10.0
         watched.commit(1, sync=sync, step_s=3 * predicted.step_s)
-    assert len(watched.wanted) == 2
-    assert watched.wanted[1].period > sync.period or watched.wanted[1].codec != sync.codec
+    assert len(watched.requested_sync) == 2
+    assert watched.requested_sync[1].period > sync.period or watched.requested_sync[1].codec != sync.codec
 
 
 @pytest.mark.parametrize(("gain", "changes"), [(0.9, False), (1.05, False), (1.2, True)])
@@ -293,7 +300,7 @@ def test_a_plan_that_is_hardly_better_is_not_changed_to(gain: float, changes: bo
     assert found.sync != current.sync
     plan = current.plan
     step_s = gain * plan.score * plan.step_s / found.plan.score
-    after = _unless_worth_it(found, plan, step_s, current.sync)
+    after = _keep_unless_better(found, plan, step_s, current.sync)
     assert (after.plan, after.sync) == ((found.plan, found.sync) if changes else (plan, current.sync))
 
 
@@ -308,7 +315,7 @@ def test_an_agent_that_does_not_answer_stops_planning_not_training(
 
     watched.chooser._survey = fail
     watched.commit(3 * WARM)
-    assert not watched.wanted
+    assert not watched.requested_sync
     assert caplog.text.count("the agent is away") == watched.surveys == 1
     now = time.monotonic() + 61.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -320,7 +327,7 @@ def test_an_agent_that_does_not_answer_stops_planning_not_training(
 def test_one_machine_has_nothing_to_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, 20.0)
     for _ in range(2 * WARM):
-        watched.chooser.note(GroupSample(1, Sync(), (8.0,), ("a",), 2.5))
+        watched.chooser.observe(GroupSample(1, Sync(), (8.0,), ("a",), 2.5))
     assert watched.surveys == 0
 
 

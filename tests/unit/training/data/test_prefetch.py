@@ -72,7 +72,7 @@ def test_processes_start_once_and_read_the_same(tmp_path: Path, stay: bool) -> N
     assert torch.equal(found, alone)
     assert drawn == also_drawn, "the script's own randomness is left alone"
     assert len(list(tmp_path.iterdir())) == (2 if stay else 2 * EPOCHS)
-    made = run._data._feeding._loader
+    made = run._data._prefetcher._loader
     assert (made.prefetch_factor, made.timeout) == (3, 60.0)
 
 
@@ -89,4 +89,4 @@ def test_what_was_read_ahead_for_nobody_is_thrown_away() -> None:
 def test_speed_counts_the_time_that_data_take() -> None:
     pause_s = 0.01
     _, _, run = train(DataLoader(Noisy(pause_s), batch_size=BATCH))
-    assert 0 < run._pace.speed() <= 1 / pause_s
+    assert 0 < run._throughput.speed() <= 1 / pause_s

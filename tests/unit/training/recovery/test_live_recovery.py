@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from barnraise.checkpoint.serialization import FlatState, dismantle
+from barnraise.checkpoint.serialization import FlatState, flatten
 from barnraise.core.errors import CollectiveError, PeerLost
 from barnraise.training.recovery import state_transfer
 from barnraise.training.recovery.live_recovery import CommittedStep, JoiningWorker, StateDonor
@@ -19,8 +19,8 @@ from barnraise.training.recovery.live_recovery import CommittedStep, JoiningWork
 class Hall:
     """Rooms of one group, in one process. It breaks for all when somebody leaves too early."""
 
-    def __init__(self, members: int, newcomers: int = 1) -> None:
-        self.world, self.members = members + newcomers, members
+    def __init__(self, members: int, joinings: int = 1) -> None:
+        self.world, self.members = members + joinings, members
         self.lines: dict[tuple[int, int], queue.SimpleQueue[torch.Tensor]] = {}
         self.barrier = threading.Barrier(self.world)
         self.words: dict[int, bytes] = {}
@@ -61,9 +61,9 @@ class Room:
         self.hall, self.rank, self.world, self.members = hall, rank, hall.world, hall.members
         self._dies_after = dies_after
 
-    def gather(self, word: bytes) -> list[bytes]:
+    def all_gather_bytes(self, message: bytes) -> list[bytes]:
         try:
-            self.hall.words[self.rank] = word
+            self.hall.words[self.rank] = message
             self.hall.barrier.wait(90)
             said = [self.hall.words[rank] for rank in range(self.world)]
             self.hall.barrier.wait(90)
@@ -71,7 +71,7 @@ class Room:
             raise PeerLost(0, "it is gone") from None
         return said
 
-    def begin_send(self, tensor: torch.Tensor, to: int) -> Done:
+    def send_async(self, tensor: torch.Tensor, to: int) -> Done:
         if self._dies_after is not None and self.hall.sent[self.rank] >= self._dies_after:
             while self.hall.received < 8:  # two words, and some pieces
                 time.sleep(0.001)
@@ -82,7 +82,7 @@ class Room:
         self.hall.line(self.rank, to).put(tensor.clone())
         return Done()
 
-    def begin_receive(self, tensor: torch.Tensor, sender: int) -> Coming:
+    def receive_async(self, tensor: torch.Tensor, sender: int) -> Coming:
         return Coming(self.hall, self.hall.line(sender, self.rank), tensor)
 
     def close(self) -> None:
@@ -95,14 +95,14 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _state(step: int) -> FlatState:
-    return dismantle({"weights": torch.arange(5000.0) + step, "done": step})
+    return flatten({"weights": torch.arange(5000.0) + step, "done": step})
 
 
 class Follower:
-    """A newcomer's state, and what it was told to do."""
+    """A joining's state, and what it was told to do."""
 
     def __init__(self) -> None:
-        self.newcomer = JoiningWorker()
+        self.joining = JoiningWorker()
         self.weights = torch.zeros(0)
         self.near = threading.Event()
 
@@ -113,8 +113,8 @@ class Follower:
     def apply(self, result: CommittedStep) -> None:
         self.weights += result.tensors[0].view(torch.float32)
 
-    def be_nursed(self, room: Room) -> None:
-        self.newcomer.be_nursed(room, 1 << 20, self.load, self.apply, self.near.set)
+    def recover(self, room: Room) -> None:
+        self.joining.recover(room, 1 << 20, self.load, self.apply, self.near.set)
 
 
 def _result(done: int) -> CommittedStep:
@@ -129,45 +129,45 @@ def _in_thread(work: Callable[[], None]) -> threading.Thread:
 
 def test_stripes_come_from_all_and_results_follow() -> None:
     hall, follower = Hall(members=2), Follower()
-    nursings = [StateDonor(_state(7), 7) for _ in range(2)]
-    for rank, nursing in enumerate(nursings):
-        nursing.begin(lambda rank=rank: Room(hall, rank))  # type: ignore[misc]
-    thread = _in_thread(lambda: follower.be_nursed(Room(hall, 2)))
+    donors = [StateDonor(_state(7), 7) for _ in range(2)]
+    for rank, donor in enumerate(donors):
+        donor.start(lambda rank=rank: Room(hall, rank))  # type: ignore[misc]
+    thread = _in_thread(lambda: follower.recover(Room(hall, 2)))
     assert follower.near.wait(90)
-    assert follower.newcomer.healed is not None
-    assert follower.newcomer.healed.donors == 2
+    assert follower.joining.stats is not None
+    assert follower.joining.stats.donors == 2
     assert min(hall.sent[:2]) >= 10, "both sent about half of twenty pieces"
     for done in (8, 9, 10):
-        for nursing in nursings:
-            nursing.note(_result(done))
-    for nursing in nursings:
-        nursing.finish()
+        for donor in donors:
+            donor.note_commit(_result(done))
+    for donor in donors:
+        donor.finish()
     thread.join(90)
     assert not thread.is_alive()
-    assert follower.newcomer.done == 10
+    assert follower.joining.done == 10
     assert torch.equal(follower.weights, torch.arange(5000.0) + 10)
 
 
 @pytest.mark.parametrize("dying", [0, 1])
 def test_a_donor_that_dies_halfway_costs_only_its_stripe(dying: int) -> None:
     hall, follower = Hall(members=2), Follower()
-    nursings = [StateDonor(_state(3), 3) for _ in range(2)]
-    for rank, nursing in enumerate(nursings):
+    donors = [StateDonor(_state(3), 3) for _ in range(2)]
+    for rank, donor in enumerate(donors):
         after = 8 if rank == dying else None
-        nursing.begin(lambda rank=rank, after=after: Room(hall, rank, after))  # type: ignore[misc]
+        donor.start(lambda rank=rank, after=after: Room(hall, rank, after))  # type: ignore[misc]
     with pytest.raises(CollectiveError):
-        follower.be_nursed(Room(hall, 2))
-    had = len(follower.newcomer._has)
+        follower.recover(Room(hall, 2))
+    had = len(follower.joining._received)
     assert had > 0
-    left = nursings[1 - dying]
-    left.note(_result(4))  # they went on meanwhile
+    left = donors[1 - dying]
+    left.note_commit(_result(4))  # they went on meanwhile
     again = Hall(members=1)
-    left.begin(lambda: Room(again, 0))
-    thread = _in_thread(lambda: follower.be_nursed(Room(again, 1)))
+    left.start(lambda: Room(again, 0))
+    thread = _in_thread(lambda: follower.recover(Room(again, 1)))
     assert follower.near.wait(90)
     left.finish()
     thread.join(90)
-    assert follower.newcomer.done == 4
+    assert follower.joining.done == 4
     assert torch.equal(follower.weights, torch.arange(5000.0) + 4)
     resent = again.sent[0] - 2 * 4 - 20  # without the words, and the pieces of the result
     assert resent <= 20 - had, "what had come was not sent again"
@@ -175,25 +175,25 @@ def test_a_donor_that_dies_halfway_costs_only_its_stripe(dying: int) -> None:
 
 def test_one_that_followed_already_goes_on_from_there() -> None:
     hall, follower = Hall(members=1), Follower()
-    nursing = StateDonor(_state(1), 1)
-    nursing.begin(lambda: Room(hall, 0))
+    donor = StateDonor(_state(1), 1)
+    donor.start(lambda: Room(hall, 0))
     thread = _in_thread(lambda: _until_broken(follower, Room(hall, 1)))
     assert follower.near.wait(90)
-    nursing.note(_result(2))
-    while follower.newcomer.done < 2:
+    donor.note_commit(_result(2))
+    while follower.joining.done < 2:
         pass
     hall.breaks()
     thread.join(90)
     again = Hall(members=1)
-    nursing.note(_result(3))
-    nursing.begin(lambda: Room(again, 0))
-    nursing.finish()
-    follower.be_nursed(Room(again, 1))
-    assert follower.newcomer.done == 3
+    donor.note_commit(_result(3))
+    donor.start(lambda: Room(again, 0))
+    donor.finish()
+    follower.recover(Room(again, 1))
+    assert follower.joining.done == 3
     assert torch.equal(follower.weights, torch.arange(5000.0) + 3)
     assert again.sent[0] <= 20 + 2 * 3, "one result and three words"
 
 
 def _until_broken(follower: Follower, room: Room) -> None:
     with pytest.raises(CollectiveError):
-        follower.be_nursed(room)
+        follower.recover(room)

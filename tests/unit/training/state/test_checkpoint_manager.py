@@ -15,8 +15,8 @@ import torch
 
 from barnraise.agent_client.run_requests import NewestCheckpointResponse
 from barnraise.checkpoint.files import CheckpointInfo, Checkpoints
-from barnraise.checkpoint.holders import UNREADABLE, HolderNote, note_saved, read_saved
-from barnraise.checkpoint.serialization import dismantle
+from barnraise.checkpoint.holders import UNREADABLE, HolderNote, read_note, write_note
+from barnraise.checkpoint.serialization import flatten
 from barnraise.core.errors import AgentError, RunError
 from barnraise.identity import NodeKey
 from barnraise.runs.checkpoint_manifest import CheckpointSignature, HeldCheckpoint, newest, sign
@@ -49,7 +49,7 @@ class Machine:
         self.cluster, self.home, self.run = cluster, home, run
         self.cannot: set[int] = set()
 
-    def seal(self, step: int, fingerprint: bytes) -> CheckpointSignature:
+    def sign(self, step: int, fingerprint: bytes) -> CheckpointSignature:
         return sign(KEY, self.run, step, fingerprint)
 
     def signers(self, run: str) -> Collection[bytes]:
@@ -68,7 +68,7 @@ class Machine:
             best.run, best.step, best.agreed, ("there",), absent=absent, generation=best.generation
         )
 
-    def bring(self, run: str, step: int) -> None:
+    def fetch(self, run: str, step: int) -> None:
         if step in self.cannot:
             raise RunError("nobody has it any more")
         self.cluster.brought.append((run, step))
@@ -77,7 +77,7 @@ class Machine:
 
 
 def save(checkpoints: Checkpoints, step: int, *, agreed: bool = True, generation: int = 1) -> None:
-    state = dismantle({"w": torch.full((2,), float(step)), "done": step})
+    state = flatten({"w": torch.full((2,), float(step)), "done": step})
     checkpoints.save(state, CheckpointInfo(step, generation, not agreed))
     checkpoints.wait()
 
@@ -93,21 +93,22 @@ class Group:
     def member(self, rank: int, generation: int) -> Any:
         group = self
 
-        class Circle:
+        class Manager:
             def __init__(self) -> None:
                 self.rank, self.world, self.generation = rank, group.size, generation
+                self.group = self
 
-            def say_waits(self, words: str) -> None:
-                group.waits.append(words)
+            def report_waiting(self, reason: str) -> None:
+                group.waits.append(reason)
 
-            def gather(self, word: bytes) -> list[bytes]:
-                group.words[rank] = word
+            def all_gather_bytes(self, message: bytes) -> list[bytes]:
+                group.words[rank] = message
                 group.barrier.wait()
                 said = list(group.words)
                 group.barrier.wait()
                 return said
 
-        return Circle()
+        return Manager()
 
 
 class State:
@@ -223,7 +224,7 @@ def test_those_who_hold_a_newer_one_are_waited_for(
     holder = b"\xaa" * 32
     for machine in yard.machines:
         machine.home.mkdir(parents=True)
-    note_saved(yard.note(1), 60, [holder], 1)
+    write_note(yard.note(1), 60, [holder], 1)
     if older:
         save(yard.own(0, RUN), older)
 
@@ -249,7 +250,7 @@ def test_after_a_while_an_older_one_has_to_do(
     monkeypatch.setattr("barnraise.training.state.checkpoint_manager._HOLDERS_S", -1.0)
     yard = Yard(tmp_path, 2, RUN)
     yard.machines[1].home.mkdir(parents=True)
-    note_saved(yard.note(1), 60, [b"\xaa" * 32], 1)
+    write_note(yard.note(1), 60, [b"\xaa" * 32], 1)
     save(yard.own(0, RUN), 20)
     yard.cluster.absent = lambda: {b"\xaa" * 32}
     assert yard.begin() == [(0, 20, 20), (0, 20, 0)]
@@ -270,7 +271,7 @@ def test_what_was_saved_later_counts_however_far_a_branch_had_come_that_was_give
     assert not quick
     waits = Yard(tmp_path / "waits", 1, RUN)
     save(waits.own(0, RUN), 60, generation=2)
-    note_saved(waits.note(0), 40, [b"\xaa" * 32], 5)
+    write_note(waits.note(0), 40, [b"\xaa" * 32], 5)
 
     def absent() -> Collection[bytes]:
         if len(quick) < 3:
@@ -286,7 +287,7 @@ def test_whose_holders_are_here_and_have_nothing_begins(tmp_path: Path, quick: l
     """They died while they wrote it."""
     yard = Yard(tmp_path, 2, RUN)
     yard.machines[1].home.mkdir(parents=True)
-    note_saved(yard.note(1), 60, [b"\xaa" * 32], 1)
+    write_note(yard.note(1), 60, [b"\xaa" * 32], 1)
     assert yard.begin() == [(0, 0, 0), (0, 0, 0)]
     assert not quick
 
@@ -308,11 +309,11 @@ def test_who_does_not_save_notes_who_does(tmp_path: Path, monkeypatch: pytest.Mo
     third: Any = Third()
     state: Any = None
     saving.save(third, [0, 1, 2], state, 70)
-    assert read_saved(yard.note(0)) == HolderNote(70, (b"\xaa" * 32, b"\xbb" * 32), 1)
+    assert read_note(yard.note(0)) == HolderNote(70, (b"\xaa" * 32, b"\xbb" * 32), 1)
     yard.note(0).write_bytes(b"torn")
-    assert read_saved(yard.note(0)) == UNREADABLE
+    assert read_note(yard.note(0)) == UNREADABLE
     yard.note(0).unlink()
-    assert read_saved(yard.note(0)) == HolderNote()
+    assert read_note(yard.note(0)) == HolderNote()
 
 
 def test_a_damaged_note_is_not_the_word_that_nothing_was_saved(
@@ -331,7 +332,7 @@ def test_a_damaged_note_is_not_the_word_that_nothing_was_saved(
 
     yard.cluster.absent = absent
     assert {found[1] for found in yard.begin()} == {60}
-    assert "for whoever saved (the note" in caplog.text
+    assert "for the machines that saved it (their note" in caplog.text
 
 
 def test_with_something_there_a_damaged_note_keeps_nobody_waiting(tmp_path: Path, quick: list[float]) -> None:
@@ -348,7 +349,7 @@ def test_an_agent_that_does_not_answer_is_asked_again(
 ) -> None:
     yard = Yard(tmp_path, 1, RUN)
     yard.machines[0].home.mkdir(parents=True)
-    note_saved(yard.note(0), 60, [b"\xaa" * 32], 1)
+    write_note(yard.note(0), 60, [b"\xaa" * 32], 1)
     yard.cluster.has(RUN, 60)
 
     def absent() -> Collection[bytes]:
@@ -359,7 +360,8 @@ def test_an_agent_that_does_not_answer_is_asked_again(
     yard.cluster.absent = absent
     assert yard.begin() == [(0, 60, 60)]
     assert (
-        "this machine's agent, which could not say what others have saved (the agent is busy)" in caplog.text
+        "this machine's agent, which cannot list other machines' checkpoints (the agent is busy)"
+        in caplog.text
     )
 
 
@@ -369,14 +371,14 @@ def test_a_note_is_on_the_drive_before_it_counts(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(
         "barnraise.core.files.sync_path", lambda path: synced.append((path.name, target.exists()))
     )
-    note_saved(target, 60, [b"\xaa" * 32], 1)
+    write_note(target, 60, [b"\xaa" * 32], 1)
     assert synced == [("saved.new", False), (tmp_path.name, True)]
 
 
 def test_a_step_of_which_nothing_was_logged_has_no_entry() -> None:
     journal = MetricsLog()
-    journal.begin_unit(3, 2.0)
+    journal.start_microbatch(3, 2.0)
     journal.log({"loss": 4.0})
-    journal.learn([journal.of_step(3), {}], 5)
-    journal.learn([{}], 6)
+    journal.update([journal.of_step(3), {}], 5)
+    journal.update([{}], 6)
     assert journal.history == [{"loss": 4.0}]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from barnraise.agent_client.provisional import settle_steps, take_dropped
-from barnraise.training.group.manager import WorkerId
+from barnraise.training.group.agent_client import WorkerId
 from barnraise.training.steps.provisional import ProvisionalSteps
 
 
@@ -25,7 +25,7 @@ def train(steps: ProvisionalSteps, first: int, last: int, *, alone: bool) -> Non
 
 def test_its_successor_tells_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
-    monkeypatch.setattr(ProvisionalSteps, "_tell", lambda self, place, *words: told.append(words))
+    monkeypatch.setattr(ProvisionalSteps, "_report", lambda self, worker, *words: told.append(words))
     place = WorkerId("r", 0, 1, tmp_path, "aa")
     first = ProvisionalSteps(place, tmp_path)
     train(first, 1, 106, alone=False)
@@ -57,4 +57,4 @@ def test_without_an_agent_training_goes_on(tmp_path: Path, caplog: pytest.LogCap
     train(settled, 1, 3, alone=True)
     settle_steps(tmp_path, counts=False)
     train(ProvisionalSteps(WorkerId("r", 0, 2, tmp_path, "aa"), tmp_path), 9, 9, alone=False)
-    assert "3 provisional steps are dropped" in caplog.text
+    assert "3 provisional steps were discarded" in caplog.text

@@ -73,4 +73,4 @@ def test_a_module_may_keep_more_than_tensors(tmp_path: Path) -> None:
     run = _train()
     run.save(tmp_path / "model.safetensors")
     assert set(load_file(tmp_path / "model.safetensors")) == {"1.weight", "1.bias"}
-    run._state.load(run._state.parts(run.done))
+    run._state.load(run._state.flatten(run.done))

@@ -81,9 +81,9 @@ def test_a_scheduler_that_needs_a_value_can_be_tracked() -> None:
 
 def test_sparse_gradients_are_named() -> None:
     net = torch.nn.ModuleDict({"words": torch.nn.Embedding(5, 2, sparse=True)})
-    assert "words is an embedding with sparse gradients" in _refused(net, _sgd(*net.parameters()))
+    assert "words is an embedding whose sparse gradients" in _refused(net, _sgd(*net.parameters()))
 
-    class Table(torch.nn.Module):
+    class SharedExchange(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.ones(5, 2))
@@ -91,10 +91,10 @@ def test_sparse_gradients_are_named() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.embedding(x.long(), self.weight, sparse=True)
 
-    table = Table()
-    _, optimizer, batches = _prepare(table, _sgd(*table.parameters()))
+    exchange = SharedExchange()
+    _, optimizer, batches = _prepare(exchange, _sgd(*exchange.parameters()))
     with pytest.raises(RunError, match=r"shape \(5, 2\) is sparse"):
-        _train(table, optimizer, batches)
+        _train(exchange, optimizer, batches)
 
 
 def test_what_is_unfrozen_or_added_later_is_named() -> None:
