@@ -207,8 +207,8 @@ def versions(peer: PeerFacts, here: LocalFacts) -> CheckRow | None:
     if peer.torch and here.torch and _minor(peer.torch) != _minor(here.torch):
         gaps.append(f"torch {peer.torch} there, {here.torch} here")
     if not gaps:
-        found = f"Barnraise {peer.version}" if peer.version else ""
-        return CheckRow("versions", "ok", found, peer=peer.name) if found else None
+        version = f"Barnraise {peer.version}" if peer.version else ""
+        return CheckRow("versions", "ok", version, peer=peer.name) if version else None
     return CheckRow(
         "versions",
         "warn",
@@ -252,10 +252,10 @@ def fork(peer: PeerFacts) -> CheckRow | None:
 
 
 def cloned_key(
-    mine: bytes, incarnation: bytes, dials: Iterable[DialResult], names: Mapping[bytes, str]
+    own_key: bytes, incarnation: bytes, dials: Iterable[DialResult], names: Mapping[bytes, str]
 ) -> CheckRow:
     """Check that no node key is used by two machines at once."""
-    seen: dict[bytes, dict[bytes, str]] = {mine: {incarnation: "here"}}
+    seen: dict[bytes, dict[bytes, str]] = {own_key: {incarnation: "here"}}
     for dial in dials:
         if dial.outcome == "answered":
             seen.setdefault(dial.node, {}).setdefault(dial.incarnation, dial.address)
@@ -266,11 +266,11 @@ def cloned_key(
             return CheckRow(
                 "cloned-key",
                 "fail",
-                f"two machines use the node key of {name} ({where}): one is a copy of the other,so each "
+                f"two machines use the node key of {name} ({where}): one is a copy of the other, so each "
                 "disconnects the other",
                 "On the copy: barnraise down, delete node.key and the rest of its state directory (barnraise "
                 "settings shows where), then barnraise up and barnraise join",
-                "" if node == mine else name,
+                "" if node == own_key else name,
             )
     return CheckRow("cloned-key", "ok", "no other machine answers with a key that is in use here")
 

@@ -170,12 +170,12 @@ class ReachabilityProber:
         answered = self._waiting[key] = asyncio.get_running_loop().create_future()
         try:
             link.send(encode_dial_back(DialBackRequest(self._serial)))
-            found: DialBackReply = await asyncio.wait_for(answered, _ANSWER_S)
+            reply: DialBackReply = await asyncio.wait_for(answered, _ANSWER_S)
         except TimeoutError:
             return f"it did not answer within {_ANSWER_S:g} s"
         finally:
             del self._waiting[key]
-        return found.declined or found
+        return reply.declined or reply
 
     async def dial_node(self, node: NodeId, addresses: Iterable[str] = ()) -> tuple[DialResult, ...]:
         """Dial all known addresses of a node at once, the given ones first."""

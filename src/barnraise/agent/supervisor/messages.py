@@ -119,10 +119,10 @@ class ByteReader(Protocol):
 def encode_frame(message: LaunchRequest | Stop | Event) -> bytes:
     """Encode a message with its length; raise ProtocolError if it is too long."""
     body = msgspec.msgpack.encode(message)
-    most = _MAX_LAUNCH_BYTES if isinstance(message, LaunchRequest) else _MAX_EVENT_BYTES
-    if len(body) > most:
+    limit = _MAX_LAUNCH_BYTES if isinstance(message, LaunchRequest) else _MAX_EVENT_BYTES
+    if len(body) > limit:
         raise ProtocolError(
-            f"a supervisor message of {len(body)} bytes is too long; at most {most} are allowed"
+            f"a supervisor message of {len(body)} bytes is too long; at most {limit} are allowed"
         )
     return _LENGTH.pack(len(body)) + body
 
@@ -149,22 +149,24 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Message], body: bytes) -> _Messag
     return decode(decoder, body, "cannot decode a message of a supervisor")
 
 
-def _read_body(stream: ByteReader, most: int) -> bytes | None:
+def _read_body(stream: ByteReader, limit: int) -> bytes | None:
     head = _read_exactly(stream, _LENGTH.size)
     if head is None:
         return None
     (length,) = _LENGTH.unpack(head)
-    if length > most:
-        raise ProtocolError(f"a supervisor message of {length} bytes is too long; at most {most} are allowed")
+    if length > limit:
+        raise ProtocolError(
+            f"a supervisor message of {length} bytes is too long; at most {limit} are allowed"
+        )
     return _read_exactly(stream, length)
 
 
 def _read_exactly(stream: ByteReader, size: int) -> bytes | None:
     """Read ``size`` bytes; return None if the stream ends before."""
-    got = bytearray()
-    while len(got) < size:
-        part = stream.read(min(size - len(got), 1 << 20))
+    received = bytearray()
+    while len(received) < size:
+        part = stream.read(min(size - len(received), 1 << 20))
         if not part:
             return None
-        got += part
-    return bytes(got)
+        received += part
+    return bytes(received)

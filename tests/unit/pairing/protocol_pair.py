@@ -1,4 +1,4 @@
-"""Two machines at the two ends of a pairing, with nothing between them but lists of bytes."""
+"""Two sides of a pairing, connected by lists of bytes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PC = PeerIntroduction("pc", "Windows 11", ("192.168.1.20", "fd00::20"), 52416)
 
 
 @dataclass
-class House:
-    """An owner with its cluster."""
+class OwnerNode:
+    """Owner with its cluster."""
 
     key: NodeKey = field(default_factory=NodeKey.generate)
     log: TrustLog = field(init=False)
@@ -38,7 +38,7 @@ class House:
         return taken(self.offer(secret, role))
 
     def grant(self, offerer: Offerer, proven: PairingProven) -> bytes:
-        """What an agent does once its cluster has decided."""
+        """Grant the role, as an agent does after its cluster has decided."""
         entry = self.log.admit(self.key, proven.node, proven.role, proven.name)
         peers = [PairingPeer.of(self.key.id, ["192.168.1.10"], 52416)]
         data = offerer.grant(self.log, entry, peers)
@@ -67,7 +67,7 @@ def proven(data: object) -> PairingProven:
 
 
 def to_proof(end: Joiner, offerer: Offerer) -> PairingProven:
-    """Run both up to the pause."""
+    """Run both sides up to the decision."""
     hello = sent(end.begin().send)
     answer = sent(offerer.receive(hello).send)
     proof = sent(end.receive(answer).send)

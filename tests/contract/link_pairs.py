@@ -1,4 +1,4 @@
-"""Pairs of connected links of every kind, and a handler that notes what a link tells its owner."""
+"""Pairs of connected links of every kind, and a handler that records its calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.memory_link import memory_pair
 
 @dataclass
 class Owner:
-    """Notes everything; ``places`` says where the payload of a message goes, by its ``first``."""
+    """Handler that records its calls. ``places``: target memory of a payload, by its ``first``."""
 
     places: dict[int, memoryview | None] = field(default_factory=dict)
     frames: list[tuple[FrameHeader, bytes]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Owner:
 
 @dataclass
 class Pair:
-    """Two ends and their owners."""
+    """Two ends of a link and their owners."""
 
     left: Link
     right: Link
@@ -51,7 +51,7 @@ class Pair:
     receiver: Owner
 
     def pump(self, until: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Move bytes both ways until it is so."""
+        """Move bytes both ways until the condition holds."""
         end = time.monotonic() + seconds
         while not until():
             assert time.monotonic() < end, "it did not happen in time"
@@ -71,7 +71,7 @@ def in_memory() -> Pair:
 
 
 def sockets() -> tuple[socket.socket, socket.socket]:
-    """Over loopback, with buffers as small as the system gives, so that they fill."""
+    """Return connected sockets over loopback with buffers as small as possible, so that they fill."""
     with socket.socket() as door:
         door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
         door.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""What the tests of the finders share: a notebook of sightings, and waiting with a deadline."""
+"""Helpers of the finder tests: a recorder of sightings, and a wait with a deadline."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def loopback() -> list[str]:
     return ["127.0.0.1"]
 
 
-class Notebook:
-    """Keeps what was sighted; give it to `start`."""
+class SightingRecorder:
+    """Callback for `start` that records sightings."""
 
     def __init__(self) -> None:
         self.sightings: list[Sighting] = []

@@ -1,4 +1,4 @@
-"""Machines of a test: each a real listener with a house of its own, all on one loop and loopback."""
+"""Machines of a test: each with a real listener and policy, all on one loop and loopback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECRET = bytes(range(32))
 
 
 class Machine:
-    """A house: trusts whom `friends` names and keeps every link that came."""
+    """Policy that trusts the nodes in `friends` and keeps every connection."""
 
     def __init__(self, directory: Path, *, run: str = AGENT_RUN) -> None:
         self._key = NodeKey.generate()
@@ -120,7 +120,7 @@ class Machine:
 
 
 class Street:
-    """Makes machines that trust each other, and closes them."""
+    """Factory of machines that trust each other; it closes them."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -147,6 +147,6 @@ class Street:
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    """On the loop that agents use; a test that hangs fails."""
+    """Run on the loop that agents use; a test that hangs fails."""
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
         runner.run(asyncio.wait_for(test, 120))

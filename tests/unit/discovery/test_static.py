@@ -1,4 +1,4 @@
-"""Places that a person named, and places that were remembered."""
+"""Peers that the settings name."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.core.errors import ConfigError
-from barnraise.core.flow.backoff import Backoff
-from barnraise.discovery import UNTAGGED, remembered, static
+from barnraise.discovery import UNTAGGED, static
 from barnraise.discovery.remembered import KnownAddress, RememberedFinder
 from barnraise.discovery.static import StaticFinder, StaticPeer, parse_peer
-from tests.unit.discovery.ways import OURS, Notebook, until
+from tests.unit.discovery.sighting_recorder import OURS, SightingRecorder, until
 
 
 @pytest.mark.parametrize(
@@ -31,7 +30,7 @@ from tests.unit.discovery.ways import OURS, Notebook, until
         ("[2001:db8::7]:9", StaticPeer("2001:db8::7", 9)),
     ],
 )
-def test_what_a_person_may_write(text: str, peer: StaticPeer) -> None:
+def test_parse_peer_accepts_hosts_and_addresses(text: str, peer: StaticPeer) -> None:
     assert parse_peer(text, 52416) == peer
 
 
@@ -42,14 +41,14 @@ NO_MACHINES = (
 
 
 @pytest.mark.parametrize("text", NO_MACHINES)
-def test_what_is_refused_with_a_hint(text: str) -> None:
+def test_parse_peer_rejects_other_text_with_hint(text: str) -> None:
     with pytest.raises(ConfigError, match=r"network\.peers"):
         parse_peer(text, 52416)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=40))
-def test_any_text_is_a_peer_or_a_config_error(text: str) -> None:
+def test_parse_peer_of_any_text_gives_peer_or_config_error(text: str) -> None:
     try:
         peer = parse_peer(text, 52416)
     except ConfigError:
@@ -58,9 +57,9 @@ def test_any_text_is_a_peer_or_a_config_error(text: str) -> None:
     assert 1 <= peer.port <= 65535
 
 
-def _run_static(finder: StaticFinder, enough: Callable[[Notebook], bool]) -> Notebook:
-    async def body() -> Notebook:
-        notebook = Notebook()
+def _run_static(finder: StaticFinder, enough: Callable[[SightingRecorder], bool]) -> SightingRecorder:
+    async def body() -> SightingRecorder:
+        notebook = SightingRecorder()
         await finder.start(notebook)
         finder.watch(frozenset({OURS}))
         await until(lambda: enough(notebook))
@@ -71,7 +70,7 @@ def _run_static(finder: StaticFinder, enough: Callable[[Notebook], bool]) -> Not
     return asyncio.run(body())
 
 
-def test_named_places_are_given_out_without_a_tag() -> None:
+def test_static_finder_reports_peers_without_tag() -> None:
     names = {"nas.lan": ["192.0.2.8", "2001:db8::8"]}
     finder = StaticFinder(["192.0.2.7:9", "nas.lan"], 52416, resolve=names.__getitem__)
     assert _run_static(finder, lambda heard: len(heard.places()) >= 3).places() == {
@@ -82,7 +81,7 @@ def test_named_places_are_given_out_without_a_tag() -> None:
     assert finder.health() is None
 
 
-def test_a_name_never_becomes_this_machines_own_loopback() -> None:
+def test_static_finder_ignores_names_that_resolve_to_loopback() -> None:
     names = {"pc": ["127.0.1.1"], "mac": ["127.0.1.1", "::1", "192.0.2.9"], "localhost": ["127.0.0.1"]}
     finder = StaticFinder(list(names), 1, resolve=names.__getitem__)
     heard = _run_static(finder, lambda heard: len(heard.places()) >= 2 and finder.health() is not None)
@@ -91,7 +90,7 @@ def test_a_name_never_becomes_this_machines_own_loopback() -> None:
     assert "pc (only this machine's own loopback)" in (finder.health() or "")
 
 
-def test_a_name_that_does_not_resolve_is_shown() -> None:
+def test_static_finder_shows_unresolved_name_in_health() -> None:
     finder = StaticFinder(["surely-not-there.invalid", "192.0.2.7"], 1)
     assert ("192.0.2.7", 1, UNTAGGED) in _run_static(finder, lambda heard: bool(heard.places())).places()
 
@@ -103,7 +102,7 @@ def test_a_name_that_does_not_resolve_is_shown() -> None:
     assert "gone (no such host)" in (finder.health() or "")
 
 
-def test_a_resolver_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_static_finder_with_hanging_resolver_reports_other_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static, "_RESOLVE_S", 0.1)
     calls, end = [], threading.Event()
 
@@ -113,7 +112,7 @@ def test_a_resolver_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> 
         return ["192.0.2.1"]
 
     async def body() -> None:
-        finder, heard = StaticFinder(["slow", "192.0.2.7"], 1, resolve=hang), Notebook()
+        finder, heard = StaticFinder(["slow", "192.0.2.7"], 1, resolve=hang), SightingRecorder()
         await finder.start(heard)
         finder.watch(frozenset({OURS}))
         await until(lambda: finder.health() is not None)
@@ -130,13 +129,13 @@ def test_a_resolver_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> 
     assert calls == ["slow"], "one thread for one name, however often it is wanted"
 
 
-def test_nothing_is_given_out_while_nobody_looks() -> None:
+def test_static_finder_without_search_reports_nothing() -> None:
     async def body() -> None:
         named, kept = (
             StaticFinder(["192.0.2.7"], 1),
             RememberedFinder([KnownAddress("aa", ("192.0.2.8",), 2)]),
         )
-        heard = Notebook()
+        heard = SightingRecorder()
         for finder in (named, kept):
             await finder.start(heard)
         await asyncio.sleep(0.1)
@@ -148,35 +147,3 @@ def test_nothing_is_given_out_while_nobody_looks() -> None:
             await finder.stop()
 
     asyncio.run(body())
-
-
-def test_remembered_places_are_tried_while_their_node_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "_BACKOFF", Backoff(0.2, 60.0))
-
-    async def body() -> None:
-        finder, heard = RememberedFinder(), Notebook()
-        finder.remember(
-            [KnownAddress("aa", ("192.0.2.1", "2001:db8::1"), 1), KnownAddress("bb", ("192.0.2.2",), 2)]
-        )
-        finder.present(frozenset({"bb"}))
-        finder.watch(frozenset({OURS}))
-        await finder.start(heard)
-        await until(lambda: heard.places() == {("192.0.2.1", 1, UNTAGGED), ("2001:db8::1", 1, UNTAGGED)})
-        heard.sightings.clear()
-        finder.present(frozenset({"aa"}))
-        await until(lambda: heard.places() == {("192.0.2.2", 2, UNTAGGED)})
-        await until(lambda: len(heard.sightings) >= 2)
-        await finder.stop()
-
-    asyncio.run(body())
-
-
-def test_memory_is_bounded() -> None:
-    many = [
-        KnownAddress(f"{number:04x}", tuple(f"10.0.0.{n}" for n in range(200)), 1) for number in range(1000)
-    ]
-    finder = RememberedFinder(many)
-    assert len(finder._places) == 256
-    assert all(len(place.addresses) == 16 for place in finder._places.values())
-    with pytest.raises(ConfigError, match="more than"):
-        StaticFinder([f"h{number}" for number in range(300)], 1)
