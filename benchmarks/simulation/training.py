@@ -263,7 +263,7 @@ class Training:
         return [units[number] for number in self._dealt[step][rank]]
 
     def _go_on(self, one: _Member) -> None:
-        """As `Session.units_of`."""
+        """As `Session.microbatches`."""
         if not one.at_hand.pending:
             self._finish(one)
             return
@@ -288,7 +288,7 @@ class Training:
     # steps
 
     def _finish(self, one: _Member) -> None:
-        """As `Steps.finish`."""
+        """As `StepLoop.finish_step`."""
         if one.flight is None:
             self._depart(one)
         else:
@@ -351,7 +351,7 @@ class Training:
             self._complete(one, one.flight)
 
     def _complete(self, one: _Member, flight: Flight) -> None:
-        """As `Steps.settle`."""
+        """As `StepLoop.wait_in_flight`."""
         one.flight, one.is_waiting = None, False
         if flight.has_failed:
             self._meet(one)

@@ -480,7 +480,7 @@ def test_a_guests_pickles_are_not_read(yard: Yard, tmp_path: Path) -> None:
             )
         said = [yard.said(run, rank) for rank in range(3)]
     for rank, text in enumerate(said):
-        assert "h2 takes part in this group as a guest" in text
+        assert "h2 is a guest in this group" in text
         assert "Send tensors instead" in text
         assert "not read" in text
         assert ("['word 0', 'word 1']" in text) == (rank < 2)
