@@ -102,8 +102,8 @@ def choose(
     best = make_plans(cluster, model, profile, free, calibration).chosen
     text = _advice(plans.chosen, best)
     if levels != OPEN and len(plans.chosen.order) < len(cluster.members):
-        everybody = listed(sorted(one.name for one in cluster.members))
-        text = f"no plan for {everybody} fits what --levels fixes: leave a part of it to auto"
+        names = listed(sorted(one.name for one in cluster.members))
+        text = f"no plan for {names} fits what --levels fixes: leave a part of it to auto"
     if text and mode == "exact":
         auto = make_plans(cluster, model, profile, msgspec.structs.replace(options, sync="auto"), calibration)
         if auto.chosen.score > best.score:

@@ -126,7 +126,7 @@ class AgentGroupManager:
         store = self._store(response, lambda: self.newest_generation() > self.generation)
         rank, world = response.rank, response.world
         process_group = _create(store, response, rank, world, "group")
-        process_group.tell_levels(self._levels)
+        process_group.set_levels(self._levels)
         return TrainingGroup(process_group, rank, world, world, lambda: self._site_map.ranks(self.machines()))
 
     # recovery of joining workers
@@ -188,6 +188,7 @@ class AgentGroupManager:
         world = response.world + response.nursed
         try:
             store = self._store(response, is_stale)
+            # The prefix is part of the protocol between workers.
             process_group = _create(store, response, rank, world, f"nursery-{attempt}")
         except BaseException:
             on_close()

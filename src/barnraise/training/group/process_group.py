@@ -113,7 +113,7 @@ class TrainingGroup:
         except ProtocolError:  # rank 0 may be a guest; all ranks receive the same bytes
             sites, are_places = RankLayout()
         is_complete = sorted(rank for site in sites for rank in site) == list(range(self.world))
-        self._process_group.tell_sites(sites if is_complete else (), are_places=are_places)
+        self._process_group.set_sites(sites if is_complete else (), are_places=are_places)
 
     def _gather_rows(self, data: bytes, width: int) -> list[bytes]:
         """Return every rank's data, padded to ``width`` bytes."""

@@ -31,7 +31,7 @@ from barnraise.core.errors import ProtocolError, TransportError
 from barnraise.identity import NodeId, NodeKey
 from barnraise.transport.control.dial import ControlConnection
 from barnraise.transport.listener import acceptor
-from tests.unit.transport.machines import Machine, Street
+from tests.unit.transport.listening_machines import Machine, Street
 
 GOOD = DialResult("192.168.1.7", "answered", rtt_ms=0.4)
 SILENT = DialResult("192.168.1.7", "silent", "192.168.1.7:52416 does not answer")
