@@ -34,7 +34,7 @@ from barnraise.hub.protocol.messages import (
     JoinResponse,
     RoundConfig,
     RunDescription,
-    UploadStep,
+    VersionStep,
     VersionHead,
 )
 from barnraise.hub.protocol.vector_file import VectorForm, add_vector
@@ -167,7 +167,7 @@ class Witness(threading.Thread):
         invite = hub.invite("friend")
         self._token = invite.token_text
         self.client = HubClient(invite.addresses, invite.hub_id, NodeKey.generate(), say=lambda words: None)
-        self.told: dict[int, UploadStep] = {}
+        self.told: dict[int, VersionStep] = {}
         self.times: list[float] = []
         self.changed: list[int] = []
         self.lost = 0

@@ -16,7 +16,7 @@ from barnraise.hub.protocol.messages import (
     Lease,
     RoundConfig,
     UpdateDeclaration,
-    UploadStep,
+    VersionStep,
     decode_message,
     encode_message,
 )
@@ -210,7 +210,7 @@ class Region(SimulatedHub):
         own = Lease(
             id=lease.id, version=lease.version, spans=lease.spans, steps=0, seconds=lease.seconds, void_s=0.0
         )
-        step = UploadStep("delta", lease.version, f"{self.version:064x}", self.sizes.update, "int8")
+        step = VersionStep("delta", lease.version, f"{self.version:064x}", self.sizes.update, "int8")
         try:
             said = decode_message(UpdateDeclaration, encode_message(declared(step, own, parts)))
         except ProtocolError:

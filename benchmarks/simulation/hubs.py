@@ -36,7 +36,7 @@ from barnraise.hub.rounds.state_machine import (
     decide,
     lease_for,
     next_moment,
-    weight_of,
+    staleness_weight,
 )
 from barnraise.hub.server.upload_slots import AT_ONCE
 from barnraise.hub.storage.log import Contribution
@@ -204,7 +204,7 @@ class SimulatedHub:
 
     def _contribution(self, update: PendingUpdate, lent: ActiveLease, late: int) -> Contribution:
         spans = update.spans or trained(lent.spans, update.samples)
-        weight = update.samples * weight_of(late)
+        weight = update.samples * staleness_weight(late)
         return Contribution(
             node=update.node,
             lease=update.lease,

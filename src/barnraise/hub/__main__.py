@@ -10,7 +10,7 @@ from pathlib import Path
 
 from barnraise.core.errors import BarnraiseError
 from barnraise.hub.mirror.server import serve_mirror
-from barnraise.hub.object_store.s3 import BucketUrl, read_place
+from barnraise.hub.object_store.s3 import BucketUrl, parse_bucket_url
 from barnraise.hub.protocol.invites import Invite, read_invite
 from barnraise.hub.region.server import MemberSeats, serve_region
 from barnraise.hub.server.server import ListenOptions, check_plain, serve
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
             follow=read_invite(given.follow) if given.follow else None,
             parent=read_invite(given.parent) if given.parent else None,
             seats=MemberSeats(given.seats, tuple(given.offer)) if given.seats and given.offer else None,
-            store=read_place(given.store, given.store_endpoint) if given.store else None,
+            store=parse_bucket_url(given.store, given.store_endpoint) if given.store else None,
             held_out=given.held_out,
         )
     except BarnraiseError as error:

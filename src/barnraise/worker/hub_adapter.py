@@ -14,15 +14,15 @@ import msgspec
 import torch
 
 from barnraise.core.config import load_settings
-from barnraise.hub.client.bandwidth_policy import UplinkLimiter, manners_of
+from barnraise.hub.client.bandwidth_policy import UplinkLimiter, policy_from_settings
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.contributor import Contributor
 from barnraise.hub.client.credentials import (
     SITE_VARIABLE,
     VARIABLE,
     MemberCredentials,
-    read_seat,
-    read_seat_text,
+    read_credentials,
+    parse_credentials,
 )
 from barnraise.hub.protocol.messages import HubDataOrder, Lease, VectorLayout, decode_message, encode_message
 from barnraise.training.hub.port import LeasedWork, ModelSpec, RoundUpdate, SampleRange
@@ -32,7 +32,7 @@ _EPOCHS = 1 << 20  # the script's own loop says when it is enough
 
 def rounds_from_environment() -> HubAdapter:
     """In a process that was started for a machine's seat at a hub."""
-    seat = read_seat(Path(os.environ[VARIABLE]))
+    seat = read_credentials(Path(os.environ[VARIABLE]))
     contributor = _contributor(seat, Path(seat.folder))
     # Asked to end, it gives back what it has leased: others need not wait for it.
     atexit.register(contributor.leave)
@@ -42,7 +42,7 @@ def rounds_from_environment() -> HubAdapter:
 
 def site_rounds_from_environment() -> HubAdapter:
     """On a machine of a site. The lease is all machines' and stays when this one leaves."""
-    seat = read_seat_text(os.environ[SITE_VARIABLE])
+    seat = parse_credentials(os.environ[SITE_VARIABLE])
     kept = os.environ.get(
         "BARNRAISE_CHECKPOINTS"
     )  # in the run's folder, and gone with it; not in a container
@@ -52,7 +52,7 @@ def site_rounds_from_environment() -> HubAdapter:
 
 
 def _contributor(seat: MemberCredentials, folder: Path) -> Contributor:
-    manners = manners_of(load_settings().contributing)
+    manners = policy_from_settings(load_settings().contributing)
     logging.basicConfig(level=logging.WARNING, format="barnraise: %(message)s")
     pace = UplinkLimiter(manners.uplink_bytes_s)
     client = HubClient(seat.addresses, seat.hub_id, seat.member_key, pace=pace, store=seat.store)

@@ -26,7 +26,7 @@ from barnraise.hub.server.app import HubApp, make_app
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.server.server import outer_step
 from barnraise.hub.server.uploads import UploadService
-from barnraise.hub.storage.create import found_hub, hub_blobs, hub_key, invite_to
+from barnraise.hub.storage.create import create_hub, hub_blobs, hub_key, create_invite
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
 
@@ -47,7 +47,7 @@ class InProcessHub:
         return node
 
     async def member(self) -> str:
-        return await self.join(invite_to(self.directory, ADDRESS).token_text)
+        return await self.join(create_invite(self.directory, ADDRESS).token_text)
 
     async def lease(self, node: str, rate: float = 0.0) -> Lease:
         return await self.hub.lease(node, LeaseRequest(samples_per_s=rate, version=self.hub.version or 0))
@@ -123,7 +123,7 @@ def play(
     """With a run that has its base and its code."""
     blobs, owner = hub_blobs(directory), NodeKey.generate()
     kept = blobs.put(b"print()")
-    found_hub(directory, "fireside", owner.id, terms, code=blobs.put(b"{}"), kept=[kept])
+    create_hub(directory, "fireside", owner.id, terms, code=blobs.put(b"{}"), kept=[kept])
 
     async def whole() -> None:
         async with opened(directory) as scene:

@@ -152,10 +152,10 @@ def take_seat(
 
 def _check_free(settings: Settings, invite: Invite) -> None:
     """Two of one machine would be one member to the hub, and train the same samples."""
-    from barnraise.hub.client.credentials import read_seat
+    from barnraise.hub.client.credentials import read_credentials
 
     for taken in rooms_with(settings, SEAT):
-        if read_seat(taken / SEAT).hub_id == invite.hub_id:
+        if read_credentials(taken / SEAT).hub_id == invite.hub_id:
             raise HubError(
                 f"this machine trains in {invite.run} already",
                 hint="End the other command first; a hub that is not to train itself: hub up --no-train.",
@@ -163,9 +163,9 @@ def _check_free(settings: Settings, invite: Invite) -> None:
 
 
 async def start_script(seated: JoinedHub, *, quiet: bool = False) -> ChildProcess:
-    from barnraise.hub.client.credentials import write_seat
+    from barnraise.hub.client.credentials import write_credentials
 
-    write_seat(seated.seat, seated.room / SEAT)
+    write_credentials(seated.seat, seated.room / SEAT)
     return await ChildProcess.start(
         "script",
         (sys.executable, *seated.command),

@@ -21,7 +21,7 @@ import torch
 from barnraise.core.errors import ProtocolError
 from barnraise.hub.aggregation.aggregator import RoundFigures
 from barnraise.hub.aggregation.update_checks import SKETCH, Sketch
-from barnraise.hub.protocol.messages import UploadStep
+from barnraise.hub.protocol.messages import VersionStep
 from barnraise.hub.protocol.vector_file import MAGIC, VectorFile, VectorForm
 from barnraise.hub.storage.blobs import BlobStore
 
@@ -40,7 +40,7 @@ class MergeInput(NamedTuple):
 
 
 class MergeOutcome(NamedTuple):
-    step: UploadStep
+    step: VersionStep
     momentum: str
     feedback: str
 
@@ -59,13 +59,13 @@ def measure(path: Path, form: VectorForm) -> RoundFigures:
     for index, values in enumerate(VectorFile(path, form).chunks()):
         numbers = values.numpy()
         square += float(numpy.dot(numbers, numbers))
-        sketch += _projected(numbers, index)
+        sketch += _project(numbers, index)
     if not math.isfinite(square):
         raise ProtocolError("the update's norm is not finite", not_finite=True)
     return RoundFigures(math.sqrt(square), sketch.tobytes() if form.numel >= _LEAST_SKETCHED else b"")
 
 
-def _projected(numbers: Sketch, index: int) -> Sketch:
+def _project(numbers: Sketch, index: int) -> Sketch:
     """Every number added to or taken from one of the sketch's places; the same for all updates."""
     padded = numpy.zeros(-(-len(numbers) // SKETCH) * SKETCH, dtype=numpy.float32)
     numpy.multiply(numbers, _signs(index, len(numbers)), out=padded[: len(numbers)])
@@ -106,7 +106,7 @@ def capped(weights: Sequence[float], times: float = _MOST_WEIGHT) -> list[float]
     return [min(one, times * middle) for one in weights]
 
 
-def merged_chunk(inputs: Sequence[MergeInput], index: int, trim: float | None) -> torch.Tensor:
+def merge_chunk(inputs: Sequence[MergeInput], index: int, trim: float | None) -> torch.Tensor:
     """The mean of a chunk of all updates; ``trim`` is None among friends."""
     if trim is None:
         weights = capped([one.weight for one in inputs], _MOST_AMONG_FRIENDS)
@@ -132,26 +132,26 @@ def take_outer_step(
 
     def work(index: int) -> tuple[bytes, bytes, bytes]:
         gradient = mean(index)
-        velocity = _numbers(outer.momentum, form, index).mul_(momentum).add_(gradient)
-        delta = gradient.add(velocity, alpha=momentum).mul_(-rate).add_(_numbers(outer.feedback, form, index))
+        velocity = _read_chunk(outer.momentum, form, index).mul_(momentum).add_(gradient)
+        delta = gradient.add(velocity, alpha=momentum).mul_(-rate).add_(_read_chunk(outer.feedback, form, index))
         data = form.encode(delta, index)
         lost = delta.sub_(form.decode(data[4:], index))
         return data, velocity.numpy().tobytes(), lost.numpy().tobytes()
 
     with blobs.drafted() as deltas, blobs.drafted() as velocities, blobs.drafted() as losses:
         deltas.write(MAGIC)
-        for data, velocity, lost in in_order(pool, work, form.count):
+        for data, velocity, lost in map_in_order(pool, work, form.count):
             deltas.write(data)
             velocities.write(velocity)
             losses.write(lost)
         size = deltas.size
-        step = UploadStep("delta", form.version, blobs.keep(deltas), size, form.codec.name)
+        step = VersionStep("delta", form.version, blobs.keep(deltas), size, form.codec.name)
         return MergeOutcome(step, blobs.keep(velocities), blobs.keep(losses))
 
 
 def write_base(
     blobs: BlobStore, form: VectorForm, base: VectorFile, deltas: Sequence[VectorFile], pool: Executor
-) -> UploadStep:
+) -> VersionStep:
     """The state after these deltas, the same bits that every member has, as a new base."""
 
     def work(index: int) -> bytes:
@@ -162,13 +162,13 @@ def write_base(
 
     with blobs.drafted() as draft:
         draft.write(MAGIC)
-        for data in in_order(pool, work, form.count):
+        for data in map_in_order(pool, work, form.count):
             draft.write(data)
         size = draft.size
-        return UploadStep("base", form.version, blobs.keep(draft), size, form.codec.name)
+        return VersionStep("base", form.version, blobs.keep(draft), size, form.codec.name)
 
 
-def in_order(pool: Executor, work: Callable[[int], T], count: int) -> Iterator[T]:
+def map_in_order(pool: Executor, work: Callable[[int], T], count: int) -> Iterator[T]:
     """On all cores, and never many results ahead of whoever takes them."""
     ahead = 2 * (os.cpu_count() or 1)
     waiting: list[Future[T]] = [pool.submit(work, index) for index in range(min(ahead, count))]
@@ -183,7 +183,7 @@ def in_order(pool: Executor, work: Callable[[int], T], count: int) -> Iterator[T
             one.cancel()
 
 
-def _numbers(path: Path | None, form: VectorForm, index: int) -> torch.Tensor:
+def _read_chunk(path: Path | None, form: VectorForm, index: int) -> torch.Tensor:
     """A chunk of a flat float32 file; nothing at first."""
     if path is None:
         return torch.zeros(form.sizes(index))

@@ -30,13 +30,13 @@ def main(script: Path, model: Path) -> int:
     wanted: queue.Queue[bytes] = queue.Queue()
     threading.Thread(target=_listen, args=(wanted,), daemon=True).start()
     try:
-        loss = _loss_in(script)
+        loss = _load_loss(script)
     except Exception as error:  # noqa: BLE001  # it is the owner's code: whatever it raises is told
         answers.write(_line(HeldOutResult(failed=f"{type(error).__name__}: {error}")))
         return 1
     answers.write(_line(HeldOutResult()))
     while wanted.get():
-        answers.write(_line(_tried(loss, model)))
+        answers.write(_line(_evaluate(loss, model)))
     return 0
 
 
@@ -47,7 +47,7 @@ def _listen(wanted: queue.Queue[bytes]) -> None:
     os._exit(0)
 
 
-def _loss_in(script: Path) -> Loss:
+def _load_loss(script: Path) -> Loss:
     sys.path.insert(0, str(script.parent))
     spec = importlib.util.spec_from_file_location("held_out", script)
     if spec is None or spec.loader is None:
@@ -61,7 +61,7 @@ def _loss_in(script: Path) -> Loss:
     return loss  # type: ignore[no-any-return]
 
 
-def _tried(loss: Loss, model: Path) -> HeldOutResult:
+def _evaluate(loss: Loss, model: Path) -> HeldOutResult:
     try:
         with torch.no_grad():
             found = float(loss(load_file(model)))  # type: ignore[arg-type]  # whatever it gives is a number or told

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _START_S = 120.0  # torch, the owner's imports and data
 _TRIAL_S = 120.0
 _RETRY_S = 15.0
-_MEND = "It needs a function loss(parameters) that takes a dict of tensors and returns a number; docs/hub.md."
+_LOSS_HINT = "It needs a function loss(parameters) that takes a dict of tensors and returns a number; docs/hub.md."
 
 
 class HeldOutResult(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class HeldOutTrial:
         answer = self._answer(_START_S)
         if answer.failed:
             self._end()
-            raise HubError(f"{self._script.name} cannot try updates: {answer.failed}", hint=_MEND)
+            raise HubError(f"{self._script.name} cannot try updates: {answer.failed}", hint=_LOSS_HINT)
 
     def loss(self) -> HeldOutResult:
         """Of the model as it is now. HubError if the file cannot be used any more, or the hub ends."""

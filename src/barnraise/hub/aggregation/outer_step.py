@@ -16,15 +16,15 @@ from barnraise.hub.aggregation.aggregate import (
     MergeInput,
     OuterState,
     measure,
-    merged_chunk,
+    merge_chunk,
     take_outer_step,
     write_base,
 )
 from barnraise.hub.aggregation.aggregator import ClosedRound, RoundFigures, RoundResult
 from barnraise.hub.aggregation.update_checks import UpdateVerdict, judge_round
-from barnraise.hub.protocol.messages import RoundConfig, UploadStep, VectorLayout
+from barnraise.hub.protocol.messages import RoundConfig, VersionStep, VectorLayout
 from barnraise.hub.protocol.vector_file import VectorFile, VectorForm
-from barnraise.hub.rounds.state_machine import weight_of
+from barnraise.hub.rounds.state_machine import staleness_weight
 from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.log import CommittedRound, Contribution
 
@@ -57,7 +57,7 @@ class OuterStep:
         outcome = take_outer_step(
             self._blobs,
             self._form(terms.delta_codec, number),
-            lambda index: merged_chunk(inputs, index, trim),
+            lambda index: merge_chunk(inputs, index, trim),
             outer,
             terms.rate,
             terms.momentum,
@@ -94,7 +94,7 @@ class OuterStep:
                 continue
             scale = verdicts[update.id].scale if update.id in verdicts else 1.0
             behind = closed.head.number - update.version
-            weight = update.samples * weight_of(behind)
+            weight = update.samples * staleness_weight(behind)
             form = self._form(self._terms.codec, update.version)
             inputs.append(MergeInput(VectorFile(self._blobs.path(one.sha256), form), weight, scale))
             parts.append(
@@ -114,10 +114,10 @@ class OuterStep:
         return inputs, tuple(parts), refused
 
     def trim(self, closed: ClosedRound, parts: Sequence[Contribution]) -> float | None:
-        """What `merged_chunk` leaves out of each side: something only if a stranger takes part."""
+        """What `merge_chunk` leaves out of each side: something only if a stranger takes part."""
         return self._terms.trim if any(one.node in closed.strangers for one in parts) else None
 
-    def _new_base(self, number: int, chain: Sequence[CommittedRound], last: UploadStep) -> UploadStep:
+    def _new_base(self, number: int, chain: Sequence[CommittedRound], last: VersionStep) -> VersionStep:
         base = chain[0].base
         assert base is not None
         steps = [one.step for one in chain[1:]] + [last]
@@ -129,7 +129,7 @@ class OuterStep:
             self._pool,
         )
 
-    def _file(self, step: UploadStep) -> VectorFile:
+    def _file(self, step: VersionStep) -> VectorFile:
         return VectorFile(self._blobs.path(step.sha256), self._form(step.codec, step.version))
 
     def _form(self, codec: str, version: int) -> VectorForm:
@@ -146,7 +146,7 @@ def mean_loss(parts: Sequence[Contribution]) -> float | None:
     return sum(samples * loss for samples, loss in said) / total if total else None
 
 
-def first_version(base: UploadStep, time: float) -> CommittedRound:
+def first_version(base: VersionStep, time: float) -> CommittedRound:
     """Version 0: the owner's base."""
     return CommittedRound(number=0, step=base, base=base, time=time, rule="the owner's base")
 

@@ -51,34 +51,34 @@ class UpdateVerdict(NamedTuple):
     scale: float = 1.0
 
 
-def usual_norm(seen: Sequence[UpdateFingerprint], merged: int = 1) -> float | None:
+def median_norm(seen: Sequence[UpdateFingerprint], merged: int = 1) -> float | None:
     """The running median, for an update that so many became; None while too few are known."""
     known = [one for one in seen if one.norm > 0][-_WINDOW:]
     return _median(known, merged)
 
 
 def _median(others: Sequence[AcceptedUpdate | UpdateFingerprint], merged: int) -> float | None:
-    norms = [_at_most(one, merged) for one in others]
+    norms = [_max_norm(one, merged) for one in others]
     return statistics.median(norms) if len(norms) >= LEAST_NORMS else None
 
 
-def _at_most(other: AcceptedUpdate | UpdateFingerprint, merged: int) -> float:
+def _max_norm(other: AcceptedUpdate | UpdateFingerprint, merged: int) -> float:
     """How long, by this one, an update may be that so many became."""
     return other.norm * math.sqrt(max(1.0, other.merged / merged))
 
 
-def believed_merged(role: Role, said: int, samples: int) -> int:
+def trusted_merge_count(role: Role, said: int, samples: int) -> int:
     """How many updates it was made of. A stranger's word would only loosen what others are compared with."""
     return 1 if role == "stranger" else max(1, min(said, samples))
 
 
-def fitting_scale(norm: float, median: float | None, terms: RoundConfig) -> float:
+def clip_scale(norm: float, median: float | None, terms: RoundConfig) -> float:
     """What an update is multiplied with; both per square root of a sample."""
     most = terms.clip_over * median if median else norm
     return most / norm if norm > most else 1.0
 
 
-def remembered_norm(norm: float, median: float | None, terms: RoundConfig) -> float:
+def learned_norm(norm: float, median: float | None, terms: RoundConfig) -> float:
     """For the running median, which single ones cannot move far."""
     return min(norm, terms.refuse_over * median) if median else norm
 
@@ -88,7 +88,7 @@ def judge_norm(norm: float, median: float | None, terms: RoundConfig) -> UpdateV
     if median and norm > terms.refuse_over * median:
         said = f"its norm is {norm / median:.3g} times the round's median, {terms.refuse_over:g} are possible"
         return UpdateVerdict("norm", said, 0.0)
-    return UpdateVerdict(scale=fitting_scale(norm, median, terms))
+    return UpdateVerdict(scale=clip_scale(norm, median, terms))
 
 
 def judge_copy(node: str, sha256: str, sketch: bytes, earlier: Sequence[UpdateFingerprint]) -> UpdateVerdict:
@@ -132,7 +132,7 @@ def judge_round(
     """
     kinds = {one.merged for one in arrivals}
     medians = {merged: _median(arrivals, merged) for merged in kinds}
-    usual = {merged: usual_norm(seen, merged) for merged in kinds}
+    usual = {merged: median_norm(seen, merged) for merged in kinds}
     friends = [one for one in arrivals if one.update.node not in strangers]
     found: dict[str, UpdateVerdict] = {}
     for one in arrivals:
@@ -163,7 +163,7 @@ def _judge_stranger(
     if usual is not None:
         most = usual * (terms.clip_over if median is None else terms.refuse_over)
     elif friends:
-        most = min(_at_most(other, one.merged) for other in friends)
+        most = min(_max_norm(other, one.merged) for other in friends)
     elif median is not None:
         return verdict
     else:
@@ -181,7 +181,7 @@ def confirmed_norms(
     return {one.sha256: norms[one.sha256] * one.scale for one in parts if one.node in strangers}
 
 
-def with_norms(seen: Iterable[UpdateFingerprint], norms: Mapping[str, float]) -> list[UpdateFingerprint]:
+def replace_norms(seen: Iterable[UpdateFingerprint], norms: Mapping[str, float]) -> list[UpdateFingerprint]:
     return [
         msgspec.structs.replace(one, norm=norms[one.sha256]) if one.sha256 in norms else one for one in seen
     ]
@@ -239,9 +239,9 @@ def _unit(values: Sketch) -> Sketch:
     return values / numpy.float32(length) if length > 0 else values
 
 
-def names_of(members: Mapping[str, MemberRecord]) -> dict[str, str]:
+def member_names(members: Mapping[str, MemberRecord]) -> dict[str, str]:
     return {node: member.name for node, member in members.items()}
 
 
-def strangers_of(members: Mapping[str, MemberRecord]) -> frozenset[str]:
+def stranger_nodes(members: Mapping[str, MemberRecord]) -> frozenset[str]:
     return frozenset(node for node, one in members.items() if one.role == "stranger")

@@ -86,7 +86,7 @@ class BandwidthPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return "", 0.0
 
 
-def manners_of(wishes: ContributorSettings) -> BandwidthPolicy:
+def policy_from_settings(wishes: ContributorSettings) -> BandwidthPolicy:
     return BandwidthPolicy(
         uplink_bytes_s=wishes.uplink_mbps * 125_000,
         metered=wishes.metered,

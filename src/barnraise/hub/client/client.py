@@ -26,10 +26,10 @@ from barnraise.core.installation import upgrade_hint
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_size
 from barnraise.hub.client.bandwidth_policy import UplinkLimiter
-from barnraise.hub.client.deadline import RequestDeadline, no_slower
+from barnraise.hub.client.deadline import RequestDeadline, enforce_rate
 from barnraise.hub.client.downloads import partial_size, receive, resume_headers
 from barnraise.hub.object_store.downloader import BucketDownloader, StoreLink
-from barnraise.hub.protocol.clock import JUMP_S, ClockJumps, said_of_difference
+from barnraise.hub.protocol.clock import JUMP_S, ClockJumps, describe_skew
 from barnraise.hub.protocol.messages import (
     MOST_MESSAGE_BYTES,
     PIECE_BYTES,
@@ -57,7 +57,7 @@ _READ_BYTES = 1 << 16
 _BUSY = (429, 503)
 _NOT_WHAT_WAS_SIGNED = 401
 # What stands between says so with these, and without the hub's signature.
-_PROXYS_WORDS = {
+_PROXY_ERRORS = {
     413: "a proxy there takes no body of this size (nginx: client_max_body_size 2m)",
     502: "a proxy there does not reach the hub behind it",
     504: "a proxy there does not wait for the hub's answer (nginx: proxy_read_timeout 90s)",
@@ -271,7 +271,7 @@ class HubClient:
         jumped = self._jumps.seen(wall, time.monotonic())
         before, self._offset = self._offset, hub_time - wall
         if abs(self._offset - before) >= JUMP_S:
-            self.say(said_of_difference(-self._offset, jumped))
+            self.say(describe_skew(-self._offset, jumped))
 
     def _exchange(
         self,
@@ -403,7 +403,7 @@ class HubClient:
                     draft.unlink(missing_ok=True)
                 if response.status_code not in (200, 206):
                     raise HubAway(f"{url.host} answered {response.status_code} to a question for a blob")
-                parts = no_slower(
+                parts = enforce_rate(
                     response.iter_bytes(),
                     _SLOWEST_BYTES_S,
                     self._answer_s,
@@ -426,7 +426,7 @@ class HubClient:
 
 
 def _foreign_response(address: str, status: int, why: str) -> str:
-    words = _PROXYS_WORDS.get(status)
+    words = _PROXY_ERRORS.get(status)
     return f"{address} answered {status}: {words}" if words else f"{address} answered {status}, and {why}"
 
 

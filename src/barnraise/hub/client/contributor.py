@@ -27,7 +27,7 @@ from barnraise.hub.protocol.messages import (
     LeaseRequest,
     RunDescription,
     UpdateDeclaration,
-    UploadStep,
+    VersionStep,
     VectorLayout,
     VersionHead,
 )
@@ -159,7 +159,7 @@ class Contributor:
             if all(self._take(step, state, waiting) for step in head.steps):
                 return head
 
-    def _take(self, step: UploadStep, state: torch.Tensor, waiting: ReportedBackoff) -> bool:
+    def _take(self, step: VersionStep, state: torch.Tensor, waiting: ReportedBackoff) -> bool:
         """Whether the state is this version now; if not, it was worth a pause."""
         assert self._description is not None
         assert self._layout is not None

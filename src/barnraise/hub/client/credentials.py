@@ -65,24 +65,24 @@ def member_key(machine: NodeKey, hub: NodeId) -> NodeKey:
     return _key(member_secret(machine, hub))
 
 
-def write_seat(seat: MemberCredentials, path: Path) -> None:
+def write_credentials(seat: MemberCredentials, path: Path) -> None:
     """Readable by its owner only; the path must be free."""
     load_or_create_private(path, _encoder.encode(seat))
 
 
-def read_seat(path: Path) -> MemberCredentials:
+def read_credentials(path: Path) -> MemberCredentials:
     try:
         return _decoded(path.read_bytes())
     except OSError as error:
         raise HubError(f"{_UNREADABLE}: {error}", hint=_HINT) from error
 
 
-def seat_text(seat: MemberCredentials) -> str:
+def credentials_text(seat: MemberCredentials) -> str:
     """For the environment of a site's workers."""
     return base64.urlsafe_b64encode(_encoder.encode(seat)).decode()
 
 
-def read_seat_text(text: str) -> MemberCredentials:
+def parse_credentials(text: str) -> MemberCredentials:
     try:
         return _decoded(base64.b64decode(text, altchars=b"-_", validate=True))
     except ValueError as error:

@@ -53,7 +53,7 @@ class RequestDeadline:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
-def no_slower(
+def enforce_rate(
     parts: Iterable[bytes],
     bytes_s: float,
     reserve_s: float,

@@ -24,7 +24,7 @@ from barnraise.hub.client.client import HubClient
 from barnraise.hub.mirror.blob_fetcher import BlobFetcher
 from barnraise.hub.protocol.messages import VectorLayout
 from barnraise.hub.storage.create import FOLLOWS, FOUNDING, SUCCEEDS, HubFounding, hub_blobs, hub_key
-from barnraise.hub.storage.directory_lock import facts_in, held
+from barnraise.hub.storage.directory_lock import read_facts, held
 from barnraise.hub.storage.log import Changes, CommittedRound, HubLog, LogReplica, change, read_fact
 from barnraise.hub.storage.versions import named_blobs
 from barnraise.identity.keys import NodeKey, verify_signature
@@ -48,12 +48,12 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Handover)
 
 
-def make_succession(signer: NodeKey, hub: NodeId, successor: NodeId, time: int) -> str:
+def sign_handover(signer: NodeKey, hub: NodeId, successor: NodeId, time: int) -> str:
     data = _encoder.encode(Handover(hub.raw, successor.raw, time))
     return PREFIX + base64.urlsafe_b64encode(signer.sign(PREFIX.encode() + data) + data).decode()
 
 
-def read_succession(text: str, signers: Sequence[NodeId]) -> Handover:
+def read_handover(text: str, signers: Sequence[NodeId]) -> Handover:
     """HubError unless one of these signed it."""
     try:
         data = base64.b64decode(text.strip().removeprefix(PREFIX), altchars=b"-_", validate=True)
@@ -125,11 +125,11 @@ def take_over(directory: Path, word: str) -> None:
     """The mirror in this directory becomes the run's hub. HubError unless its hub or the owner said so, of
     this one; or while it still follows."""
     with held(directory):
-        facts = facts_in(directory)
+        facts = read_facts(directory)
         founding, follows = read_fact(facts, FOUNDING, HubFounding), facts.get(FOLLOWS)
         if founding is None or follows is None:
             raise HubError(f"there is no mirror in {directory}", hint="Run `barnraise hub follow` first.")
-        said = read_succession(word, (NodeId.parse(founding.owner), NodeId(follows)))
+        said = read_handover(word, (NodeId.parse(founding.owner), NodeId(follows)))
         if (said.hub, said.successor) != (follows, hub_key(directory).id.raw):
             raise HubError("the word is about other hubs", hint=_COPY_AGAIN)
         log = HubLog(directory)

@@ -20,7 +20,7 @@ from barnraise.hub.server.hub import Hub
 from barnraise.hub.server.server import ListenOptions, bind_listener, outer_step, serve_app
 from barnraise.hub.server.uploads import UploadService
 from barnraise.hub.storage.create import has_hub, hub_key
-from barnraise.hub.storage.directory_lock import check_mirror, facts_in
+from barnraise.hub.storage.directory_lock import check_mirror, read_facts
 
 logger = logging.getLogger(__name__)
 _WAIT_S, _PAUSE_S = 30.0, 5.0
@@ -30,7 +30,7 @@ async def serve_mirror(directory: Path, invite: Invite, listening: ListenOptions
     """Follow a hub, and serve what was mirrored to anybody, until SIGINT or SIGTERM. A mirror that has some
     state of the hub does not wait for it: the hub may be away just now."""
     with bind_listener(listening) as listener:
-        check_mirror(facts_in(directory), directory, invite.hub_id)
+        check_mirror(read_facts(directory), directory, invite.hub_id)
         key = hub_key(directory)
         client = HubClient(invite.addresses, invite.hub_id, key)
         mirror = HubMirror(directory, client, invite.hub_id, folder_limits(load_settings()))

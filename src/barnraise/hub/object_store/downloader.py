@@ -21,9 +21,9 @@ from barnraise import __version__
 from barnraise.core.errors import StoreAway
 from barnraise.core.sanitize import printable
 from barnraise.core.units import format_duration
-from barnraise.hub.client.deadline import no_slower
+from barnraise.hub.client.deadline import enforce_rate
 from barnraise.hub.client.downloads import receive, resume_headers
-from barnraise.hub.object_store.redirects import STORE_HEADER, reachable, reason_against, where
+from barnraise.hub.object_store.redirects import STORE_HEADER, reachable, refusal_reason, where
 from barnraise.hub.storage.blobs import hash_file
 
 _CONNECT_S, _SILENCE_S = 5.0, 10.0
@@ -86,7 +86,7 @@ class BucketDownloader:
 
     def _take(self, link: StoreLink, sha256: str, draft: Path, bound: int) -> None:
         assert self.origin is not None
-        if why := reason_against(link.url, self.origin, sha256):
+        if why := refusal_reason(link.url, self.origin, sha256):
             raise StoreAway(why)
         url = httpx.URL(link.url)
         addresses = reachable(_resolved(url), where(link.hub), url.scheme)[:_MOST_ADDRESSES]
@@ -112,7 +112,7 @@ class BucketDownloader:
         with self._client().stream("GET", there, headers=headers, extensions=extensions) as response:
             if response.status_code not in (200, 206):
                 raise StoreAway(f"it answered {response.status_code}")
-            parts = no_slower(
+            parts = enforce_rate(
                 response.iter_raw(),
                 _SLOWEST_BYTES_S,
                 _AT_LEAST_S,

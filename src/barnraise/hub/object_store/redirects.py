@@ -33,7 +33,7 @@ def origin_of(url: str) -> str | None:
     return f"{found.scheme}://{host}{port}"
 
 
-def reason_against(link: str, accepted: str, sha256: str) -> str:
+def refusal_reason(link: str, accepted: str, sha256: str) -> str:
     """Why it is not followed; empty if it is what was accepted."""
     if len(link) > _MOST_LINK or not link.isascii() or not link.isprintable():
         return "the hub's redirect cannot be read"

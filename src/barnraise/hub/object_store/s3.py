@@ -35,7 +35,7 @@ class BucketUrl(NamedTuple):
     endpoint: str | None = None  # None: Amazon's, or what the environment says
 
 
-def read_place(store: str, endpoint: str = "") -> BucketUrl:
+def parse_bucket_url(store: str, endpoint: str = "") -> BucketUrl:
     """Of ``s3://bucket/folder``. HubError for what is none, and if the library is missing."""
     found = _STORE.fullmatch(store)
     if found is None:

@@ -43,7 +43,7 @@ class UploadPlan(NamedTuple):
     name: str
 
 
-def next_todo(wanted: Sequence[str], there: Set[str]) -> UploadPlan | None:
+def next_upload(wanted: Sequence[str], there: Set[str]) -> UploadPlan | None:
     """Of what is wanted the first that is not there; if all is, something that nobody wants."""
     for name in wanted:
         if name not in there:
@@ -89,7 +89,7 @@ class BucketUploader:
             return None
         now, known = self._hub.now(), self._links.get(name)
         if known is None or now - known.made > _LINK_KEPT_S:
-            known = self._links[name] = _Link(_aside(lambda: self._bucket.link(name)), now)
+            known = self._links[name] = _Link(_in_thread(lambda: self._bucket.link(name)), now)
         try:
             left = max(0.0, known.made + _SIGNING_S - now)
             return await asyncio.wait_for(asyncio.shield(known.url), left)
@@ -139,7 +139,7 @@ class BucketUploader:
         return shared_blobs(self._hub.versions, self._hub.founding.blobs)
 
     def _todo(self) -> UploadPlan | None:
-        return next_todo([name for name in self._wanted() if name not in self._left_out], self._there)
+        return next_upload([name for name in self._wanted() if name not in self._left_out], self._there)
 
     async def _list(self) -> None:
         wanted = set(self._wanted())
@@ -149,7 +149,7 @@ class BucketUploader:
             listed = self._bucket.names()
             return {name for name, size in listed.items() if name not in wanted or size == self._size(name)}
 
-        self._there = await _aside(sound)
+        self._there = await _in_thread(sound)
         self._listed = self._hub.now()
         logger.info("%s in the store at %s", counted(len(self._there), "blob"), self.origin)
 
@@ -163,7 +163,7 @@ class BucketUploader:
         """What the hub has swept, or is about to. What cannot be removed does no harm but to a bill: it is
         tried again with the next listing."""
         try:
-            await _aside(lambda: self._bucket.remove(name))
+            await _in_thread(lambda: self._bucket.remove(name))
         except StoreAway as error:
             words = f"nothing can be removed from the store at {self.origin}: {error.message}"
             self._hub.troubles.tell(
@@ -181,7 +181,7 @@ class BucketUploader:
             return
         self._putting, begin = name, self._hub.now()
         try:
-            await _aside(lambda: self._bucket.put(name, path))
+            await _in_thread(lambda: self._bucket.put(name, path))
             self._there.add(name)
             self._rate = size / max(1e-3, self._hub.now() - begin)
         except FileNotFoundError:  # swept meanwhile
@@ -195,7 +195,7 @@ def _hint(error: StoreAway) -> str:
     return _CHECK if error.hint == StoreAway.default_hint else error.hint
 
 
-def _aside(work: Callable[[], T]) -> asyncio.Future[T]:
+def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     """In a thread that nobody waits for when the hub ends: a store may hold it for a minute."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()

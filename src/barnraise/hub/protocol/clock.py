@@ -46,7 +46,7 @@ def way(seconds: float) -> str:
     return f"{'ahead' if seconds > 0 else 'back'} by {format_duration(abs(seconds))}"
 
 
-def said_of_difference(ahead_s: float, jumped_s: float) -> str:
+def describe_skew(ahead_s: float, jumped_s: float) -> str:
     """By a member whose clock is ``ahead_s`` of its hub's, after a jump or always."""
     if jumped_s:
         return f"this machine's clock jumped {way(jumped_s)}: it goes on with the hub's time; set the clock"

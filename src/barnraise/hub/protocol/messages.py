@@ -133,7 +133,7 @@ class JoinResponse(msgspec.Struct, frozen=True, kw_only=True):
     regions: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_REGIONS)] = ()  # that would take it in
 
 
-class CodeOffer(msgspec.Struct, frozen=True, kw_only=True):
+class RegionOffer(msgspec.Struct, frozen=True, kw_only=True):
     """`POST /v1/regions`, again and again: a region takes in who joins its parent, one with each invite."""
 
     friends: Annotated[tuple[InviteText, ...], Meta(max_length=MOST_OFFERED)]
@@ -204,7 +204,7 @@ class HubProgress(msgspec.Struct, frozen=True, kw_only=True):
     clipped: float = 1.0  # what it is multiplied with, unless all of its round are as large
 
 
-class UploadStep(msgspec.Struct, frozen=True, array_like=True):
+class VersionStep(msgspec.Struct, frozen=True, array_like=True):
     """A blob that brings a member to this version: a base sets the state, a delta is added to it."""
 
     kind: Literal["base", "delta"]
@@ -218,7 +218,7 @@ class VersionHead(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /v1/head?after=V&wait=S`: the steps from V; without `after`, from nothing."""
 
     version: Version
-    steps: Annotated[tuple[UploadStep, ...], Meta(max_length=4096)]
+    steps: Annotated[tuple[VersionStep, ...], Meta(max_length=4096)]
     waits_for: Sentence = ""  # if there is nothing new: for whom or what
     finished: bool = False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from barnraise.hub.protocol.messages import MOST_REGIONS, CodeOffer, Role
+from barnraise.hub.protocol.messages import MOST_REGIONS, RegionOffer, Role
 
 REPEATED_S = 60.0
 _LASTS_S = 3 * REPEATED_S
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class RegionCapacity(NamedTuple):
-    offer: CodeOffer
+    offer: RegionOffer
     until: float
     given: Mapping[str, str]  # whom which of its invites was told: nobody gets a second
 
@@ -27,14 +27,14 @@ class RegionCapacity(NamedTuple):
 Regions = Mapping[str, RegionCapacity]  # by their nodes
 
 
-def with_offer(regions: Regions, node: str, offer: CodeOffer, now: float) -> dict[str, RegionCapacity]:
+def add_offer(regions: Regions, node: str, offer: RegionOffer, now: float) -> dict[str, RegionCapacity]:
     """The newest offers; those that lapsed are forgotten."""
     given = regions[node].given if node in regions else {}
     others = {one: known for one, known in regions.items() if known.until > now and one != node}
     return {node: RegionCapacity(offer, now + _LASTS_S, given), **others}
 
 
-def opened_to(regions: Regions, newcomer: str, role: Role, now: float) -> tuple[Regions, tuple[str, ...]]:
+def invites_for(regions: Regions, newcomer: str, role: Role, now: float) -> tuple[Regions, tuple[str, ...]]:
     """An invite of each region for this newcomer; owners, mirrors and regions stay where they are."""
     if role not in ("friend", "stranger"):
         return regions, ()
@@ -49,7 +49,7 @@ def opened_to(regions: Regions, newcomer: str, role: Role, now: float) -> tuple[
     return after, tuple(told)
 
 
-def by_distance(own_s: float, reached: Sequence[tuple[T, float]]) -> list[tuple[T, float]]:
+def nearest_regions(own_s: float, reached: Sequence[tuple[T, float]]) -> list[tuple[T, float]]:
     """Regions with their round trips, those to be tried first; none that is much farther than the hub."""
     near = [one for one in reached if one[1] <= own_s + DETOUR_S]
     return sorted(near, key=lambda one: one[1])

@@ -19,7 +19,7 @@ import msgspec
 from barnraise.artifacts import FolderLimits
 from barnraise.core.errors import HubError, HubRefused
 from barnraise.core.flow.supervised_task import run_until_done
-from barnraise.hub.aggregation.aggregate import OuterState, merged_chunk, take_outer_step
+from barnraise.hub.aggregation.aggregate import OuterState, merge_chunk, take_outer_step
 from barnraise.hub.aggregation.aggregator import ClosedRound, RoundResult
 from barnraise.hub.aggregation.outer_step import OuterStep, mean_loss
 from barnraise.hub.client.client import HubClient
@@ -31,14 +31,14 @@ from barnraise.hub.protocol.messages import (
     RoundConfig,
     RunDescription,
     UpdateDeclaration,
-    UploadStep,
+    VersionStep,
     VectorLayout,
 )
 from barnraise.hub.rounds import state_machine
 from barnraise.hub.rounds.sample_pool import joined
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.storage.blobs import BlobStore
-from barnraise.hub.storage.create import found_hub
+from barnraise.hub.storage.create import create_hub
 from barnraise.hub.storage.log import CommittedRound, Contribution
 from barnraise.identity.node_id import NodeId
 
@@ -65,7 +65,7 @@ class ParentHub:
         with self._turn:
             return self._client.patiently("GET", "/v1/run", RunDescription)
 
-    def steps(self, after: int | None, wait: float = 0.0) -> tuple[UploadStep, ...]:
+    def steps(self, after: int | None, wait: float = 0.0) -> tuple[VersionStep, ...]:
         """Of the chain, with their blobs here."""
         with self._turn:
             steps = self._client.head(after, wait).steps
@@ -109,7 +109,7 @@ class RegionAggregator(OuterStep):
         outcome = take_outer_step(  # without momentum and with this rate it is the mean itself
             self._blobs,
             self._form(self._terms.codec, lease.version),
-            lambda index: merged_chunk(inputs, index, trim),
+            lambda index: merge_chunk(inputs, index, trim),
             OuterState(None, self._blob(self._feedback)),
             -1.0,
             0.0,
@@ -131,7 +131,7 @@ class RegionAggregator(OuterStep):
             is_refused = True
             self._parent.lease = None  # the region takes another one
         self._feedback = outcome.feedback
-        steps: tuple[UploadStep, ...] = ()
+        steps: tuple[VersionStep, ...] = ()
         while not steps:
             steps = self._news(closed.head.number)
             if is_refused:  # there may be no version after this one before the region delivers again
@@ -149,7 +149,7 @@ class RegionAggregator(OuterStep):
         spent, self._spent = frozenset(self._spent) - {self._feedback or ""}, set()
         return spent
 
-    def _news(self, after: int) -> tuple[UploadStep, ...]:
+    def _news(self, after: int) -> tuple[VersionStep, ...]:
         """Once more if a blob was denied or changed on its way: the update that was taken must not be merged
         and passed up again for that."""
         try:
@@ -162,7 +162,7 @@ class RegionAggregator(OuterStep):
             return ()
 
 
-def declared(step: UploadStep, lease: Lease, parts: Sequence[Contribution]) -> UpdateDeclaration:
+def declared(step: VersionStep, lease: Lease, parts: Sequence[Contribution]) -> UpdateDeclaration:
     """What a region says of its members' updates, which became one. Spans of neighbours are told as one: of
     thousands of leaves below there would be more than a message may have."""
     return UpdateDeclaration(
@@ -183,7 +183,7 @@ def regional_terms(terms: RoundConfig) -> RoundConfig:
 
 
 def mirrored(
-    parent: ParentHub, steps: Sequence[UploadStep], base_every: int, time: float
+    parent: ParentHub, steps: Sequence[VersionStep], base_every: int, time: float
 ) -> list[CommittedRound]:
     """The parent's steps as versions of the region's chain, with a base wherever the parent has one."""
     found = []
@@ -198,13 +198,13 @@ def mirrored(
     return found
 
 
-def found_region(
+def create_region(
     directory: Path, parent: ParentHub, description: RunDescription, owner: NodeId, above: NodeId
 ) -> None:
     """A hub in this directory with the parent's run and code; ``above`` is the parent's key."""
     kept = parent.fetch_code(description.code)
     terms = regional_terms(description.terms)
-    found_hub(directory, description.name, owner, terms, code=description.code, kept=kept, parent=above)
+    create_hub(directory, description.name, owner, terms, code=description.code, kept=kept, parent=above)
 
 
 async def run_region(hub: Hub, parent: ParentHub) -> None:
@@ -217,7 +217,7 @@ async def run_region(hub: Hub, parent: ParentHub) -> None:
             if description is None or description.layout is None:
                 description = await asyncio.to_thread(parent.describe)
             if description.layout is not None:
-                return await _is_over_after(hub, parent, description)
+                return await _run_round(hub, parent, description)
             await asyncio.sleep(_PAUSE_S)
         except HubRefused as error:
             if error.status == 403:  # sent away, or in quarantine: only its owner can change that
@@ -229,11 +229,11 @@ async def run_region(hub: Hub, parent: ParentHub) -> None:
     await run_until_done(turn, "the region could not go on", _PAUSE_S)
 
 
-async def _is_over_after(hub: Hub, parent: ParentHub, description: RunDescription) -> bool:
+async def _run_round(hub: Hub, parent: ParentHub, description: RunDescription) -> bool:
     """A round of the region; whether the run is over."""
     await _sync(hub, parent, description)
     assert hub.version is not None
-    version, wished = hub.version, await _wished(hub, is_first=parent.lease is None)
+    version, wished = hub.version, await _wished_samples(hub, is_first=parent.lease is None)
     if not wished:  # a lease without members would only keep the others waiting
         return False
     try:
@@ -250,7 +250,7 @@ async def _is_over_after(hub: Hub, parent: ParentHub, description: RunDescriptio
     return False
 
 
-async def _wished(hub: Hub, *, is_first: bool) -> int:
+async def _wished_samples(hub: Hub, *, is_first: bool) -> int:
     """Samples that members would train on in a round. After a round they have all said so; before the first,
     those who come at once are not served before the rest."""
     if is_first or not hub.state.wishes:

@@ -12,13 +12,13 @@ from barnraise.artifacts import folder_limits
 from barnraise.core.config import ContributorSettings, load_settings
 from barnraise.core.flow.supervised_task import run_until_done
 from barnraise.hub.aggregation.aggregator import Aggregator
-from barnraise.hub.client.bandwidth_policy import A_BETTER_TIME, PolicyGate, UplinkLimiter, manners_of
+from barnraise.hub.client.bandwidth_policy import A_BETTER_TIME, PolicyGate, UplinkLimiter, policy_from_settings
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.object_store.s3 import BucketUrl
 from barnraise.hub.protocol.invites import Invite, invite_text
 from barnraise.hub.protocol.messages import (
     MOST_OFFERED,
-    CodeOffer,
+    RegionOffer,
     JoinRequest,
     JoinResponse,
     Role,
@@ -30,8 +30,8 @@ from barnraise.hub.region.placement import REPEATED_S
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.server.server import ListenOptions, bind_listener, running, serve_app
 from barnraise.hub.storage.blobs import BlobStore
-from barnraise.hub.storage.create import has_hub, hub_blobs, hub_key, invite_to, still_open
-from barnraise.hub.storage.directory_lock import check_region, facts_in
+from barnraise.hub.storage.create import has_hub, hub_blobs, hub_key, create_invite, usable_invites
+from barnraise.hub.storage.directory_lock import check_region, read_facts
 from barnraise.identity.keys import NodeKey
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ async def serve_region(
 ) -> None:
     """A member of the invite's hub that has members of its own, until SIGINT or SIGTERM."""
     with bind_listener(listening) as listener:
-        check_region(facts_in(directory), directory, invite.hub_id)
+        check_region(read_facts(directory), directory, invite.hub_id)
         await _serve_region(directory, invite, listening, listener, seats, store)
 
 
@@ -70,18 +70,18 @@ async def _serve_region(
     from barnraise.hub.region.region import (  # torch, which takes a while
         ParentHub,
         RegionAggregator,
-        found_region,
+        create_region,
         run_region,
     )
 
     key, blobs, settings = hub_key(directory), hub_blobs(directory), load_settings()
-    client = polite_client(invite, key, settings.contributing)
+    client = parent_client(invite, key, settings.contributing)
     parent = ParentHub(client, blobs, directory / "uploads", folder_limits(settings))
     message = JoinRequest(token=invite.token_text, name="region")
     joined = await asyncio.to_thread(client.patiently, "POST", "/v1/members", JoinResponse, message)
     client.accept_store(joined.description.store)
     if not has_hub(directory):
-        await asyncio.to_thread(found_region, directory, parent, joined.description, key.id, invite.hub_id)
+        await asyncio.to_thread(create_region, directory, parent, joined.description, key.id, invite.hub_id)
 
     def pass_up(blobs: BlobStore, terms: RoundConfig, layout: VectorLayout) -> Aggregator:
         return RegionAggregator(blobs, terms, layout, parent)
@@ -90,7 +90,7 @@ async def _serve_region(
         working = [asyncio.create_task(run_region(hub, parent))]
         if joined.role == "region" and seats is not None:
             above = HubClient(invite.addresses, invite.hub_id, key)  # for a thread of its own
-            working.append(asyncio.create_task(keep_offering(hub, above, OfferOptions(directory, seats))))
+            working.append(asyncio.create_task(keep_offering(hub, above, RegionOffers(directory, seats))))
         try:
             await serve_app(directory, hub, app, listening, listener)
         finally:
@@ -99,35 +99,35 @@ async def _serve_region(
             client.close()
 
 
-def polite_client(invite: Invite, key: NodeKey, wishes: ContributorSettings) -> HubClient:
+def parent_client(invite: Invite, key: NodeKey, wishes: ContributorSettings) -> HubClient:
     """To the hub above, as the owner of this machine wants its line to be used."""
-    manners = manners_of(wishes)
+    manners = policy_from_settings(wishes)
     courtesy = PolicyGate(manners)
     client = HubClient(invite.addresses, invite.hub_id, key, pace=UplinkLimiter(manners.uplink_bytes_s))
     client.wait_politely = lambda: courtesy.wait(client.waiting(A_BETTER_TIME))
     return client
 
 
-class OfferOptions:
+class RegionOffers:
     """Invites of a region for who joins its parent, each for one: for each role as many as seats are left."""
 
     def __init__(self, directory: Path, seats: MemberSeats) -> None:
         self._directory, self._seats = directory, seats
         self._open: dict[Role, list[Invite]] = {"friend": [], "stranger": []}
 
-    def offer(self, taken: int, clock: float) -> CodeOffer:
+    def offer(self, taken: int, clock: float) -> RegionOffer:
         """Those that are still to be used, and new ones. Blocks."""
         for role, known in self._open.items():
-            known[:] = still_open(self._directory, known, clock)
+            known[:] = usable_invites(self._directory, known, clock)
             for _ in range(min(MOST_OFFERED, self._seats.most - taken) - len(known)):
-                known.append(invite_to(self._directory, self._seats.addresses, role=role, valid_s=_OFFERED_S))
-        return CodeOffer(
+                known.append(create_invite(self._directory, self._seats.addresses, role=role, valid_s=_OFFERED_S))
+        return RegionOffer(
             friends=tuple(invite_text(one) for one in self._open["friend"]),
             strangers=tuple(invite_text(one) for one in self._open["stranger"]),
         )
 
 
-async def keep_offering(hub: Hub, above: HubClient, offering: OfferOptions) -> None:
+async def keep_offering(hub: Hub, above: HubClient, offering: RegionOffers) -> None:
     """For as long as the region has a model to give."""
 
     async def turn() -> bool:

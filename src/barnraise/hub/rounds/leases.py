@@ -10,7 +10,7 @@ import msgspec
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig, SampleSpan
 from barnraise.hub.rounds.sample_pool import trained, without
 
-LONGEST = 3  # rounds that a lease is cut for, whatever speed is claimed
+MAX_LEASE_ROUNDS = 3  # rounds that a lease is cut for, whatever speed is claimed
 _GROWTH = 4  # times the samples of the last lease at most: a claimed speed is believed by and by
 _MOST_TIMES = 32  # the samples that the middle one of the others manages: a large machine among small ones
 LEAST_NORMS = 3  # of updates, that tell what size is usual
@@ -63,7 +63,7 @@ def held_s(lease: ActiveLease, terms: RoundConfig, now: float) -> float:
     return max(0.0, now - (lease.patience - lease.seconds * (2 + terms.stale_limit)))
 
 
-def rest_of(lease: ActiveLease, update: PendingUpdate) -> list[SampleSpan] | None:
+def untrained_spans(lease: ActiveLease, update: PendingUpdate) -> list[SampleSpan] | None:
     """What the update is not about; None if it is about other samples than the lease's."""
     rest = without(lease.spans, update.spans or trained(lease.spans, update.samples))
     left = sum(span.size for span in rest or ())
@@ -80,7 +80,7 @@ def fitting(terms: RoundConfig, course: HubDataOrder, rate: float, usual: int, m
     return rounded(course, min(wanted, most))
 
 
-def middle_but(standing: Sequence[int], own: int) -> int:
+def median_without(standing: Sequence[int], own: int) -> int:
     """Of sorted figures the higher of the middle ones, without one's own if it is among them; 0 of none."""
     place = bisect_left(standing, own)
     is_there = place < len(standing) and standing[place] == own
@@ -95,8 +95,8 @@ def rounded(course: HubDataOrder, samples: float) -> int:
     return max(course.batch, int(samples) // grain * grain)
 
 
-def seconds_for(terms: RoundConfig, samples: int, rate: float) -> float:
+def lease_seconds(terms: RoundConfig, samples: int, rate: float) -> float:
     """In which the update is expected."""
-    longest = LONGEST * terms.round_s
+    longest = MAX_LEASE_ROUNDS * terms.round_s
     needed = min(samples / rate, longest) if rate else longest
     return needed * (1 + terms.grace) + terms.slack_s

@@ -20,7 +20,7 @@ V = TypeVar("V")
 _SPARE = 64  # outdated entries of a heap that nobody minds
 
 
-class _Shelf(Generic[K, V]):
+class _SharedDict(Generic[K, V]):
     """What all versions of a book share."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class PersistentMap(Mapping[K, V]):
         own = self._shelf()
         for key, value in (items or {}).items():
             own.put(key, value)
-        self._own: _Shelf[K, V] | None = own
+        self._own: _SharedDict[K, V] | None = own
         self._newer: Self | None = None
         self._undo: tuple[K, V | None] | None = None
 
@@ -58,8 +58,8 @@ class PersistentMap(Mapping[K, V]):
         return found
 
     @staticmethod
-    def _shelf() -> _Shelf[K, V]:
-        return _Shelf()
+    def _shelf() -> _SharedDict[K, V]:
+        return _SharedDict()
 
     def _changed(self, key: K, value: V | None) -> Self:
         own = self._newest()
@@ -69,7 +69,7 @@ class PersistentMap(Mapping[K, V]):
         own.put(key, value)
         return newer
 
-    def _newest(self) -> _Shelf[K, V]:
+    def _newest(self) -> _SharedDict[K, V]:
         """The shelf, as this version has it: what newer ones changed is undone, and remembered by them."""
         if self._own is None:
             path = [self]
@@ -106,7 +106,7 @@ class PersistentMap(Mapping[K, V]):
         return self._newest().all.values()
 
 
-class _LentShelf(_Shelf[str, ActiveLease]):
+class _LeaseIndex(_SharedDict[str, ActiveLease]):
     """With the leases in the order of their moments. Heaps may hold outdated entries."""
 
     def __init__(self) -> None:
@@ -181,12 +181,12 @@ class LeaseTable(PersistentMap[str, ActiveLease]):
     __slots__ = ()
 
     @staticmethod
-    def _shelf() -> _LentShelf:
-        return _LentShelf()
+    def _shelf() -> _LeaseIndex:
+        return _LeaseIndex()
 
-    def _leases(self) -> _LentShelf:
+    def _leases(self) -> _LeaseIndex:
         own = self._newest()
-        assert isinstance(own, _LentShelf)
+        assert isinstance(own, _LeaseIndex)
         return own
 
     def of(self, node: str) -> ActiveLease | None:

@@ -18,15 +18,15 @@ import msgspec
 from barnraise.core.errors import HubRefused
 from barnraise.hub.protocol.messages import HubDataOrder, RoundConfig, SampleSpan
 from barnraise.hub.rounds.leases import (
-    LONGEST,
+    MAX_LEASE_ROUNDS,
     ActiveLease,
     PendingUpdate,
     can_be_compared,
     fitting,
-    middle_but,
-    rest_of,
+    median_without,
+    untrained_spans,
     rounded,
-    seconds_for,
+    lease_seconds,
 )
 from barnraise.hub.rounds.persistent_map import LeaseTable, PersistentMap
 from barnraise.hub.rounds.sample_pool import SamplePool, give_back, has_samples, take
@@ -212,20 +212,20 @@ class RoundDecision(NamedTuple):
 
 def decide(state: RoundState, event: Event, now: float) -> RoundDecision:
     """What happens next. Leases that are void return first, whatever the event is."""
-    gone = _expired(state, now)
+    gone = _expire_leases(state, now)
     state = gone.state
     if isinstance(event, RunFounded):
         found = _found(state, event.course)
     elif isinstance(event, ParentFinished):
         found = RoundDecision(_replace(state, is_region=False), (), "the run is over")
     elif isinstance(event, SamplesSupplied):
-        found = _supply(state, event.spans, now)
+        found = _supply_samples(state, event.spans, now)
     elif isinstance(event, LeaseRequested):
         found = _ask(state, event, now)
     elif isinstance(event, UpdateAccepted):
-        found = _arrive(state, event)
+        found = _accept_update(state, event)
     elif isinstance(event, UploadProgressed):
-        found = _hear(state, event, now)
+        found = _extend_lease(state, event, now)
     elif isinstance(event, LeaseAbandoned):
         own, node = state.lent.of(event.node), (event.node,)
         gone_away = _replace(state, asked=state.asked.without(node), awaited=state.awaited.without(node))
@@ -248,7 +248,7 @@ def decide(state: RoundState, event: Event, now: float) -> RoundDecision:
     )
 
 
-def weight_of(behind: int) -> float:
+def staleness_weight(behind: int) -> float:
     """Of an update so many versions behind."""
     return 1.0 / math.sqrt(1.0 + behind)
 
@@ -259,7 +259,7 @@ def next_moment(state: RoundState, now: float) -> float:
     moments = [] if next_lease is None else [next_lease]
     if state.quorum_at is not None:
         moments.append(state.quorum_at + state.terms.grace * state.terms.round_s)
-    if state.waiting and _absent(state, now):
+    if state.waiting and _expected_members(state, now):
         moments.append(state.since + state.terms.grace * state.terms.round_s)
     return min(moments, default=now + 60.0)
 
@@ -276,7 +276,7 @@ def _ask(state: RoundState, event: LeaseRequested, now: float) -> RoundDecision:
     if event.node in state.delivered:
         return _refused(state, "delivered", "the update of this round is here already", _NEXT, 1.0)
     usual = state.usual.get(event.node, 0)
-    middle = middle_but(state.standing, usual if was_around else 0)
+    middle = median_without(state.standing, usual if was_around else 0)
     wish = fitting(state.terms, course, event.samples_per_s, usual, middle)
     if state.is_region:
         state = _replace(state, wishes=state.wishes.put(event.node, wish))
@@ -297,7 +297,7 @@ def _ask(state: RoundState, event: LeaseRequested, now: float) -> RoundDecision:
             )
         wait = 1.0 if state.is_region else 5.0
         return _refused(state, "all-lent", "others hold all samples that are left", _WAIT, wait)
-    seconds = seconds_for(state.terms, samples, event.samples_per_s)
+    seconds = lease_seconds(state.terms, samples, event.samples_per_s)
     void = now + seconds * (2 + state.terms.stale_limit)
     lease = ActiveLease(name, event.node, version, spans, seconds, now + seconds, void, void)
     awaited = state.awaited.without((event.node,))
@@ -320,7 +320,7 @@ def _found(state: RoundState, course: HubDataOrder) -> RoundDecision:
 
 
 def _commit(state: RoundState, version: int, now: float) -> RoundDecision:
-    around = _around(state, now)
+    around = _active_members(state, now)
     here = _nodes_of(state.waiting.values())
     # What a region has left is its parent's again: whoever trained on it would do so in vain.
     is_over = state.is_region and version != state.version
@@ -345,7 +345,7 @@ def _nodes_of(updates: Iterable[PendingUpdate]) -> PersistentMap[str, str]:
     return PersistentMap({one.node: one.id for one in updates})
 
 
-def _supply(state: RoundState, spans: tuple[SampleSpan, ...], now: float) -> RoundDecision:
+def _supply_samples(state: RoundState, spans: tuple[SampleSpan, ...], now: float) -> RoundDecision:
     assert state.course is not None
     effects: tuple[Effect, ...] = (
         *(ReleaseLease(name) for name in state.lent),
@@ -360,7 +360,7 @@ def _supply(state: RoundState, spans: tuple[SampleSpan, ...], now: float) -> Rou
         lent=LeaseTable(),
         waiting=PersistentMap(),
         delivered=_nodes_of(state.closing),
-        awaited=PersistentMap(_around(state, now)),
+        awaited=PersistentMap(_active_members(state, now)),
         quorum_at=None,
         since=now,
         wishes=PersistentMap(),
@@ -377,12 +377,12 @@ def lease_for(state: RoundState, update: PendingUpdate) -> ActiveLease | RefuseR
     if update.version != lease.version or not 0 < update.samples <= lease.samples:
         said = f"the lease is for {lease.samples} samples from version {lease.version}"
         return RefuseRequest("lease-differs", said, BEGIN_AGAIN)
-    if rest_of(lease, update) is None:
+    if untrained_spans(lease, update) is None:
         return RefuseRequest("lease-differs", "it is not about samples of its lease", BEGIN_AGAIN)
     return lease
 
 
-def _arrive(state: RoundState, event: UpdateAccepted) -> RoundDecision:
+def _accept_update(state: RoundState, event: UpdateAccepted) -> RoundDecision:
     update = event.update
     lease = lease_for(state, update)
     if isinstance(lease, RefuseRequest):
@@ -398,7 +398,7 @@ def _arrive(state: RoundState, event: UpdateAccepted) -> RoundDecision:
         lent=state.lent.without((lease.id,)),
         waiting=state.waiting.put(update.id, update),
         delivered=state.delivered.put(update.node, update.id),
-        pool=give_back(state.pool, rest_of(lease, update) or ()),
+        pool=give_back(state.pool, untrained_spans(lease, update) or ()),
         usual=state.usual.put(update.node, update.samples),
         known=state.known + event.known,
     )
@@ -407,7 +407,7 @@ def _arrive(state: RoundState, event: UpdateAccepted) -> RoundDecision:
     )
 
 
-def _hear(state: RoundState, event: UploadProgressed, now: float) -> RoundDecision:
+def _extend_lease(state: RoundState, event: UploadProgressed, now: float) -> RoundDecision:
     """An upload that moves keeps its lease, as long as its update could still count: its bytes buy time."""
     lease = state.lent.get(event.lease)
     if lease is None or behind(state, lease.version) > state.terms.stale_limit:
@@ -419,7 +419,7 @@ def _hear(state: RoundState, event: UploadProgressed, now: float) -> RoundDecisi
     return RoundDecision(_replace(state, lent=state.lent.put(lease.id, kept)), (), "")
 
 
-def _expired(state: RoundState, now: float) -> RoundDecision:
+def _expire_leases(state: RoundState, now: float) -> RoundDecision:
     gone = tuple(state.lent.expired(now))
     return _give_back(state, gone, "nobody delivered it") if gone else RoundDecision(state, (), "")
 
@@ -431,13 +431,13 @@ def _give_back(state: RoundState, leases: tuple[ActiveLease, ...], why: str) -> 
     return RoundDecision(after, tuple(ReleaseLease(one.id) for one in leases), reason)
 
 
-def _around(state: RoundState, now: float) -> dict[str, float]:
+def _active_members(state: RoundState, now: float) -> dict[str, float]:
     """Members that asked for a lease in the time of the last rounds, and when."""
-    longest = LONGEST * state.terms.round_s + state.terms.slack_s
+    longest = MAX_LEASE_ROUNDS * state.terms.round_s + state.terms.slack_s
     return {node: when for node, when in state.asked.items() if now - when <= longest}
 
 
-def _absent(state: RoundState, now: float) -> int:
+def _expected_members(state: RoundState, now: float) -> int:
     """Who still fetches the version that just came, as far as one knows: whoever trains in no time at all
     does not make the next ones alone meanwhile."""
     is_late = now >= state.since + state.terms.grace * state.terms.round_s
@@ -449,7 +449,7 @@ def _absent(state: RoundState, now: float) -> int:
 def _close(state: RoundState, now: float) -> RoundDecision:
     if not state.waiting or state.closing or not can_be_compared(state.waiting.values(), state.known):
         return RoundDecision(state, (), "")
-    here, out = len(state.waiting), state.lent.expected(now) + _absent(state, now)
+    here, out = len(state.waiting), state.lent.expected(now) + _expected_members(state, now)
     if not out:
         why = f"all {here} updates that were expected are here"
     elif here < math.ceil(state.terms.quorum * (here + out)):

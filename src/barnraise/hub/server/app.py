@@ -30,7 +30,7 @@ from barnraise.hub.protocol.invites import read_invite
 from barnraise.hub.protocol.messages import (
     MOST_MESSAGE_BYTES,
     PIECE_BYTES,
-    CodeOffer,
+    RegionOffer,
     JoinRequest,
     LeaseRequest,
     Problem,
@@ -45,11 +45,11 @@ from barnraise.hub.protocol.signatures import (
     sign_response,
     verify_request,
 )
-from barnraise.hub.region.placement import Regions, opened_to, with_offer
-from barnraise.hub.server.connection_limits import place_of
+from barnraise.hub.region.placement import Regions, invites_for, add_offer
+from barnraise.hub.server.connection_limits import source_of
 from barnraise.hub.server.health import HealthWarning
 from barnraise.hub.server.hub import Hub
-from barnraise.hub.server.upload_slots import Places
+from barnraise.hub.server.upload_slots import UploadSlots
 from barnraise.hub.server.uploads import UploadService
 from barnraise.hub.web.metrics import HubMetrics
 from barnraise.hub.web.openapi import describe
@@ -91,7 +91,7 @@ class HubApp:
         hub.on_commit = self._metrics.note_version
         self._time = SignatureClock(hub.clock, hub.now, hub.signed.time)
         self._nonces = NonceCache(self._time())
-        self._places = Places()
+        self._places = UploadSlots()
         self._requests = RateLimit(_REQUESTS_PER_S, _REQUESTS_AT_ONCE)
         self._strangers = RateLimit(_STRANGERS_PER_S, _STRANGERS_AT_ONCE)
         self._joins = RateLimit(_JOINS_PER_S, _JOINS_AT_ONCE)
@@ -167,7 +167,7 @@ class HubApp:
         node = str(signed.node)
         is_member = node in self._hub.members or node == str(self._hub.id)
         if not is_member:  # before anything of a stranger's is remembered
-            place = place_of(request.client.host) if request.client else ""
+            place = source_of(request.client.host) if request.client else ""
             if place:  # one of them leaves something for the others
                 self._limit(self._strangers, place)
             self._limit(self._requests, "strangers")
@@ -230,16 +230,16 @@ class HubApp:
         if members[said.node].quarantine:
             return joined
         standing = {node: one for node, one in self._regions.items() if not members[node].quarantine}
-        self._regions, regions = opened_to(standing, said.node, joined.role, self._hub.now())
+        self._regions, regions = invites_for(standing, said.node, joined.role, self._hub.now())
         return msgspec.structs.replace(joined, regions=regions)
 
     async def _offer(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         if self._hub.member(said.node).role != "region":
             raise HubRefused(403, "role", "it joined with an invite that is not for a region", hint=_REGION)
-        offer = decode_message(CodeOffer, said.body)
+        offer = decode_message(RegionOffer, said.body)
         for text in (*offer.friends, *offer.strangers):
             read_invite(text)
-        self._regions = with_offer(self._regions, said.node, offer, self._hub.now())
+        self._regions = add_offer(self._regions, said.node, offer, self._hub.now())
         return self._hub.description()
 
     async def _pardon(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:

@@ -52,7 +52,7 @@ class ConnectionLimiter:
 
     def enter(self, address: str) -> Verdict:
         """``crowded`` and ``full`` are let in to hear that; all but ``out`` must `leave`."""
-        place = place_of(address)
+        place = source_of(address)
         verdict: Verdict = "in"
         if self._here.total() >= self.most:
             verdict = "full"
@@ -67,7 +67,7 @@ class ConnectionLimiter:
         return verdict
 
     def leave(self, address: str, verdict: Verdict) -> None:
-        counts, place = self._here if verdict == "in" else self._told, place_of(address)
+        counts, place = self._here if verdict == "in" else self._told, source_of(address)
         counts[place] -= 1
         if not counts[place]:
             del counts[place]
@@ -77,7 +77,7 @@ class ConnectionLimiter:
         return self._here.total() < 0.9 * self.most
 
 
-def place_of(address: str) -> str:
+def source_of(address: str) -> str:
     """Whom an address belongs to: a home has 2^64 of IPv6's. Empty for this machine itself."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])

@@ -72,7 +72,7 @@ from barnraise.identity.node_id import NodeId
 logger = logging.getLogger(__name__)
 _MERGE_BACKOFF = Backoff(0.5, 30.0)
 _NOTED_EVERY_S = 60.0  # of a member what does not count: nobody fills the page alone
-MakeFinisher = Callable[[BlobStore, RoundConfig, VectorLayout], Aggregator]
+MakeAggregator = Callable[[BlobStore, RoundConfig, VectorLayout], Aggregator]
 
 
 class Hub:
@@ -94,7 +94,7 @@ class Hub:
         self,
         directory: Path,
         hub: NodeId,
-        make_finisher: MakeFinisher,
+        make_finisher: MakeAggregator,
         is_region: bool = False,
         clock: Callable[[], float] = time.time,
         now: Callable[[], float] = time.monotonic,
@@ -385,7 +385,7 @@ class Hub:
 
     def _closed(self, arrivals: tuple[AcceptedUpdate, ...]) -> ClosedRound:
         chain = tuple(self.versions[last_base(self.versions) :])
-        strangers, seen = update_checks.strangers_of(self.members), tuple(self.seen)
+        strangers, seen = update_checks.stranger_nodes(self.members), tuple(self.seen)
         return ClosedRound(arrivals, strangers, self.versions[-1], chain, self.clock(), seen)
 
     async def _commit(self, arrivals: tuple[AcceptedUpdate, ...], merged: RoundResult) -> None:
@@ -398,7 +398,7 @@ class Hub:
         changes += [change(HubLog.end_arrival, one.update.id) for one in arrivals]
         changes.append(change(HubLog.put_pool, self.state.pool))
         norms = update_checks.confirmed_norms(
-            arrivals, merged.contributions, update_checks.strangers_of(self.members)
+            arrivals, merged.contributions, update_checks.stranger_nodes(self.members)
         )
         changes += [change(HubLog.put_norms, norms)] if norms else []
         for place, version in enumerate(versions):
@@ -407,7 +407,7 @@ class Hub:
         await self.write(changes)  # nobody sees the version before this
         before = named_blobs(self.versions)
         self.versions += versions
-        self.seen = update_checks.with_norms(self.seen, norms)
+        self.seen = update_checks.replace_norms(self.seen, norms)
         self.covered += sum(version.samples for version in versions)
         number = self.versions[-1].number
         for one in arrivals:

@@ -33,11 +33,11 @@ from barnraise.hub.server.connection_limits import (
     connections_within,
     raise_file_limit,
 )
-from barnraise.hub.server.hub import Hub, MakeFinisher
+from barnraise.hub.server.hub import Hub, MakeAggregator
 from barnraise.hub.server.uploads import HeldOut, UploadService
 from barnraise.hub.storage.blobs import BlobStore
 from barnraise.hub.storage.create import hub_key
-from barnraise.hub.storage.directory_lock import check_hub, facts_in
+from barnraise.hub.storage.directory_lock import check_hub, read_facts
 
 logger = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 75
@@ -68,7 +68,7 @@ async def running(
     directory: Path,
     *,
     held_out: Path | None = None,
-    make_finisher: MakeFinisher = outer_step,
+    make_finisher: MakeAggregator = outer_step,
     is_region: bool = False,
     store: BucketUrl | None = None,
 ) -> AsyncIterator[tuple[Hub, Starlette]]:
@@ -77,14 +77,14 @@ async def running(
     hub = Hub(directory, key.id, make_finisher, is_region)
     try:
         await hub.start()
-        async with _stocked(hub, store) as stock, _trying(hub, held_out) as check:
+        async with _bucket_uploader(hub, store) as stock, _held_out_check(hub, held_out) as check:
             yield hub, make_app(HubApp(hub, UploadService(hub, check), key, stock))
     finally:
         await hub.close()
 
 
 @contextlib.asynccontextmanager
-async def _stocked(hub: Hub, store: BucketUrl | None) -> AsyncIterator[BucketUploader | None]:
+async def _bucket_uploader(hub: Hub, store: BucketUrl | None) -> AsyncIterator[BucketUploader | None]:
     """The hub's blobs in the store, if there is to be one, for as long as this lasts."""
     if store is None:
         yield None
@@ -99,7 +99,7 @@ async def _stocked(hub: Hub, store: BucketUrl | None) -> AsyncIterator[BucketUpl
 
 
 @contextlib.asynccontextmanager
-async def _trying(hub: Hub, held_out: Path | None) -> AsyncIterator[HeldOut | None]:
+async def _held_out_check(hub: Hub, held_out: Path | None) -> AsyncIterator[HeldOut | None]:
     if held_out is None:
         yield None
         return
@@ -117,7 +117,7 @@ async def serve(
 ) -> None:
     """Until SIGINT or SIGTERM. HubError if the port is taken."""
     with bind_listener(listening) as listener:
-        check_hub(facts_in(directory), directory)
+        check_hub(read_facts(directory), directory)
         async with running(directory, store=store, held_out=held_out) as (hub, app):
             await serve_app(directory, hub, app, listening, listener)
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from barnraise.core.units import counted, format_duration
-from barnraise.hub.aggregation.update_checks import names_of
+from barnraise.hub.aggregation.update_checks import member_names
 from barnraise.hub.protocol.messages import PROTOCOL, RunDescription, VectorLayout
 from barnraise.hub.rounds.leases import LEAST_NORMS, can_be_compared, held_s
 from barnraise.hub.rounds.state_machine import RoundState
@@ -72,5 +72,5 @@ class RoundWaits:
 
     def said(self, state: RoundState, members: Mapping[str, MemberRecord], now: float) -> str:
         if now - self._at >= _AGAIN_S:
-            self._said, self._at = waits_for(state, names_of(members), now), now
+            self._said, self._at = waits_for(state, member_names(members), now), now
         return self._said

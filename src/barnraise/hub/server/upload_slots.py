@@ -19,7 +19,7 @@ DEADLINE_S = 120.0
 FAIR_S = 10.0  # 1 MiB at 0.8 Mbit/s
 
 
-class Places:
+class UploadSlots:
     """Of one hub."""
 
     def __init__(self, at_once: int = AT_ONCE, of_one: int = OF_ONE, fair_s: float = FAIR_S) -> None:

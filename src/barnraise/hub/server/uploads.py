@@ -23,17 +23,17 @@ from barnraise.hub.aggregation.aggregator import RoundFigures
 from barnraise.hub.aggregation.update_checks import (
     UpdateVerdict,
     after_acceptance,
-    believed_merged,
-    fitting_scale,
+    trusted_merge_count,
+    clip_scale,
     judge_copy,
-    remembered_norm,
-    usual_norm,
+    learned_norm,
+    median_norm,
 )
 from barnraise.hub.protocol.messages import (
     PIECE_BYTES,
     HubProgress,
     UpdateDeclaration,
-    UploadStep,
+    VersionStep,
     VectorLayout,
     check_layout,
 )
@@ -46,7 +46,7 @@ from barnraise.hub.rounds.state_machine import (
     RefuseRequest,
     behind,
     lease_for,
-    weight_of,
+    staleness_weight,
 )
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.storage.blobs import FREE_SPACE_HINT, hash_file
@@ -176,7 +176,7 @@ class UploadService:
         await asyncio.to_thread(hub.blobs.adopt, upload.path, declared.sha256)
         from barnraise.hub.aggregation.outer_step import first_version
 
-        step = UploadStep("base", 0, declared.sha256, declared.size, hub.founding.terms.base_codec)
+        step = VersionStep("base", 0, declared.sha256, declared.size, hub.founding.terms.base_codec)
         await hub.found(first_version(step, hub.clock()), declared.layout, declared.course)
         return HubProgress(id=name, offset=declared.size, size=declared.size, accepted=True)
 
@@ -184,12 +184,12 @@ class UploadService:
         declared, hub, node = upload.declared, self._hub, upload.node
         figures = await self._measured(node, upload.path, declared.version)
         role = hub.member(node).role
-        merged = believed_merged(role, declared.merged, declared.samples)
+        merged = trusted_merge_count(role, declared.merged, declared.samples)
         norm = figures.norm / math.sqrt(max(1, declared.samples) / merged)
         seen_before, terms = hub.seen, hub.founding.terms
         verdict = await asyncio.to_thread(judge_copy, node, declared.sha256, figures.sketch, seen_before)
         if not verdict.kind and self._held_out is not None:
-            fitting = fitting_scale(norm, usual_norm(seen_before, merged), terms)
+            fitting = clip_scale(norm, median_norm(seen_before, merged), terms)
             async with self._trying:  # or those that wait take all threads
                 verdict = await asyncio.to_thread(self._held_out, upload.path, declared.version, fitting)
             if not verdict.kind:  # it took a while: the same may have come from elsewhere
@@ -200,14 +200,14 @@ class UploadService:
         lent = lease_for(hub.state, update)
         if isinstance(lent, RefuseRequest):
             raise lent.error()
-        usual = usual_norm(hub.seen, merged)
-        scale = fitting_scale(norm, usual, terms)
+        usual = median_norm(hub.seen, merged)
+        scale = clip_scale(norm, usual, terms)
         await asyncio.to_thread(hub.blobs.adopt, upload.path, declared.sha256)
         seen = UpdateFingerprint(
             node=node,
             lease=lent.id,
             sha256=declared.sha256,
-            norm=0.0 if update.of_stranger else remembered_norm(norm, usual, terms),
+            norm=0.0 if update.of_stranger else learned_norm(norm, usual, terms),
             sketch=figures.sketch,
             merged=merged,
         )
@@ -222,7 +222,7 @@ class UploadService:
             loss=declared.loss,
             merged=merged,
         )
-        weight = declared.samples * weight_of(behind(hub.state, declared.version))
+        weight = declared.samples * staleness_weight(behind(hub.state, declared.version))
         try:
             # As it is now: it may have been refused, or sent away, since this one began to arrive.
             after = after_acceptance(hub.member(node), declared.samples)

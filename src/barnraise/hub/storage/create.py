@@ -38,7 +38,7 @@ class HubFounding(msgspec.Struct, frozen=True, kw_only=True):
         return {*self.kept, *([self.code] if self.code else [])}
 
 
-def found_hub(
+def create_hub(
     directory: Path,
     name: str,
     owner: NodeId,
@@ -56,7 +56,7 @@ def found_hub(
     private_directory(directory)
     log = HubLog(directory)
     try:
-        if is_founded(log):
+        if has_founding(log):
             raise HubError(
                 f"there is a hub in {directory} already", hint="Start it as it is, or name another directory."
             )
@@ -72,14 +72,14 @@ def found_hub(
         log.close()
 
 
-def is_founded(log: HubLog) -> bool:
+def has_founding(log: HubLog) -> bool:
     return read_fact(log.read().facts, FOUNDING, HubFounding) is not None
 
 
 def has_hub(directory: Path) -> bool:
     log = HubLog(private_directory(directory))
     try:
-        return is_founded(log)
+        return has_founding(log)
     finally:
         log.close()
 
@@ -111,7 +111,7 @@ def hub_blobs(directory: Path) -> BlobStore:
     return BlobStore(directory / "blobs")
 
 
-def invite_to(
+def create_invite(
     directory: Path,
     addresses: Sequence[str],
     *,
@@ -133,7 +133,7 @@ def invite_to(
         log.close()
 
 
-def still_open(directory: Path, invites: Sequence[Invite], clock: float) -> list[Invite]:
+def usable_invites(directory: Path, invites: Sequence[Invite], clock: float) -> list[Invite]:
     """Those of them that somebody can use, for an hour more at least."""
     log = HubLog(directory)
     try:

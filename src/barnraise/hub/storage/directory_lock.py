@@ -33,7 +33,7 @@ def held(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-def facts_in(directory: Path) -> dict[str, bytes]:
+def read_facts(directory: Path) -> dict[str, bytes]:
     log = HubLog(private_directory(directory))
     try:
         return log.read().facts

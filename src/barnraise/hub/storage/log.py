@@ -21,7 +21,7 @@ import msgspec
 from barnraise.core.database import open_database
 from barnraise.core.errors import HubError
 from barnraise.hub.protocol.invites import InviteGrant
-from barnraise.hub.protocol.messages import Role, SampleSpan, UploadStep
+from barnraise.hub.protocol.messages import Role, SampleSpan, VersionStep
 from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate
 from barnraise.hub.rounds.sample_pool import SamplePool
 from barnraise.hub.rounds.state_machine import DropUpdate, Effect, GrantLease, QueueUpdate, ReleaseLease
@@ -92,8 +92,8 @@ class CommittedRound(msgspec.Struct, frozen=True, kw_only=True):
     """A version of the chain."""
 
     number: int
-    step: UploadStep
-    base: UploadStep | None = None  # a whole state of the same version, now and then
+    step: VersionStep
+    base: VersionStep | None = None  # a whole state of the same version, now and then
     momentum: str | None = None  # blobs of the hub's own: the outer optimizer's and the error feedback's
     feedback: str | None = None
     time: float = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 
-from barnraise.hub.protocol.messages import UploadStep
+from barnraise.hub.protocol.messages import VersionStep
 from barnraise.hub.rounds.leases import ActiveLease
 from barnraise.hub.storage.log import CommittedRound, HubLog, LogReplica
 
@@ -29,7 +29,7 @@ def _bases(versions: Sequence[CommittedRound]) -> Iterator[int]:
     return (place for place in reversed(range(len(versions))) if versions[place].base is not None)
 
 
-def steps_after(versions: Sequence[CommittedRound], after: int | None) -> tuple[UploadStep, ...]:
+def steps_after(versions: Sequence[CommittedRound], after: int | None) -> tuple[VersionStep, ...]:
     """From a version, or from nothing. Deltas if they are there and no larger than a whole state."""
     head = versions[-1].number
     if after == head:

@@ -9,7 +9,7 @@ import msgspec
 
 from barnraise.hub.protocol.messages import (
     PROTOCOL,
-    CodeOffer,
+    RegionOffer,
     HubProgress,
     JoinRequest,
     JoinResponse,
@@ -49,7 +49,7 @@ OPERATIONS = (
     ApiOperation("get", "/v1/blobs/{name}", "A blob, whole or a range of it.", None, is_bytes=True),
     ApiOperation("post", "/v1/members", "Join with an invite's token.", JoinResponse, JoinRequest),
     ApiOperation(
-        "post", "/v1/regions", "As a region, take in who joins from now on.", RunDescription, CodeOffer
+        "post", "/v1/regions", "As a region, take in who joins from now on.", RunDescription, RegionOffer
     ),
     ApiOperation("post", "/v1/members/{node}/pardon", "Let a member out of quarantine.", RunDescription),
     ApiOperation("post", "/v1/members/{node}/expel", "Send a member away.", RunDescription),

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from html import escape
 
 from barnraise.core.units import counted, format_duration
-from barnraise.hub.aggregation.update_checks import names_of
+from barnraise.hub.aggregation.update_checks import member_names
 from barnraise.hub.protocol.clock import JUMP_S
 from barnraise.hub.server.health import HealthWarning
 from barnraise.hub.server.hub import Hub
@@ -52,7 +52,7 @@ def render(hub: Hub) -> str:
         f"<h1>{name}</h1><p>{said}<br><small>{escape(state)}</small></p>",
         *(_trouble(one) for one in hub.troubles.shown()),
         _chart(versions),
-        _world(hub, active),
+        _member_map(hub, active),
         _members(hub, active),
         _versions(versions[-_VERSIONS_SHOWN:], now),
         _refusals(hub, now),
@@ -90,7 +90,7 @@ def _chart(versions: Sequence[CommittedRound]) -> str:
     )
 
 
-def _world(hub: Hub, active: set[str]) -> str:
+def _member_map(hub: Hub, active: set[str]) -> str:
     members = [one for one in _largest(hub) if one.role != "mirror"]
     if len(members) < 2:
         return ""
@@ -167,7 +167,7 @@ def _versions(versions: Sequence[CommittedRound], now: float) -> str:
 def _refusals(hub: Hub, now: float) -> str:
     if not hub.refusals:
         return ""
-    names = names_of(hub.members)
+    names = member_names(hub.members)
     rows = [
         f"<tr><td>{_ago(one.time, now)}<td>{escape(names.get(one.node, one.node[:9]))}"
         f"<td class=bad>{escape(one.kind)}<td>{escape(one.reason)}"

@@ -17,9 +17,9 @@ from barnraise.hub.aggregation.aggregate import (
     MergeInput,
     OuterState,
     capped,
-    in_order,
+    map_in_order,
     measure,
-    merged_chunk,
+    merge_chunk,
     take_outer_step,
     trimmed_mean,
     weighted_mean,
@@ -56,7 +56,7 @@ def test_our_means_are_flowers(case: dict[str, object], tmp_path: Path) -> None:
     form = VectorForm(updates.shape[1], 1024, "fp32", 0)
     files = _files(tmp_path, list(updates), form)
     inputs = [MergeInput(file, weight) for file, weight in zip(files, samples, strict=True)]
-    numpy.testing.assert_allclose(merged_chunk(inputs, 0, None), case["weighted_mean"], rtol=1e-5, atol=1e-8)
+    numpy.testing.assert_allclose(merge_chunk(inputs, 0, None), case["weighted_mean"], rtol=1e-5, atol=1e-8)
 
 
 def test_a_trimmed_mean_weighs_what_is_left() -> None:
@@ -71,11 +71,11 @@ def test_no_number_of_samples_makes_a_mean_ones_own(tmp_path: Path) -> None:
     form = VectorForm(4, 1024, "fp32", 0)
     files = _files(tmp_path, [torch.ones(4), torch.ones(4), torch.ones(4), -torch.ones(4)], form)
     weights = (10.0, 30.0, 40.0, 1e9)
-    found = merged_chunk(
+    found = merge_chunk(
         [MergeInput(file, weight) for file, weight in zip(files, weights, strict=True)], 0, None
     )
     numpy.testing.assert_allclose(found, [(80.0 - 300.0) / 380.0] * 4, rtol=1e-6)
-    usual = merged_chunk([MergeInput(files[0], 10.0), MergeInput(files[3], 100.0)], 0, None)
+    usual = merge_chunk([MergeInput(files[0], 10.0), MergeInput(files[3], 100.0)], 0, None)
     numpy.testing.assert_allclose(usual, [-90.0 / 110.0] * 4, rtol=1e-6)
 
 
@@ -126,7 +126,7 @@ def test_figures_of_updates(tmp_path: Path) -> None:
 def test_work_is_never_far_ahead() -> None:
     started: list[int] = []
     with ThreadPoolExecutor(2) as pool:
-        results = in_order(pool, lambda index: started.append(index) or index, 1000)
+        results = map_in_order(pool, lambda index: started.append(index) or index, 1000)
         assert next(results) == 0
         assert len(started) < 100
         assert list(results) == list(range(1, 1000))

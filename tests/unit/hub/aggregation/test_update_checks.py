@@ -11,15 +11,15 @@ from barnraise.hub.aggregation.update_checks import (
     UpdateVerdict,
     after_acceptance,
     after_refusal,
-    believed_merged,
+    trusted_merge_count,
     confirmed_norms,
-    fitting_scale,
+    clip_scale,
     judge_copy,
     judge_norm,
     judge_round,
-    remembered_norm,
-    usual_norm,
-    with_norms,
+    learned_norm,
+    median_norm,
+    replace_norms,
 )
 from barnraise.hub.protocol.messages import RoundConfig
 from barnraise.hub.rounds.leases import PendingUpdate
@@ -54,8 +54,8 @@ def _honest(noise: float = 0.7) -> numpy.ndarray:
 
 
 def test_norms_are_clipped_then_refused() -> None:
-    assert usual_norm([_seen("a", DIRECTION)] * 2) is None
-    median = usual_norm([_seen("a", DIRECTION, norm) for norm in (1.0, 2.0, 300.0)])
+    assert median_norm([_seen("a", DIRECTION)] * 2) is None
+    median = median_norm([_seen("a", DIRECTION, norm) for norm in (1.0, 2.0, 300.0)])
     assert median == 2.0
     assert judge_norm(5.9, median, TERMS).scale == 1.0
     clipped = judge_norm(8.0, median, TERMS)
@@ -68,12 +68,12 @@ def test_what_was_usual_only_cuts_and_is_learned_anew() -> None:
     seen = [_seen("a", DIRECTION) for _ in range(30)]
     scales = []
     for _ in range(40):
-        usual = usual_norm(seen)
-        scales.append(fitting_scale(8.0, usual, TERMS))
-        seen.append(_seen("a", DIRECTION, remembered_norm(8.0, usual, TERMS)))
+        usual = median_norm(seen)
+        scales.append(clip_scale(8.0, usual, TERMS))
+        seen.append(_seen("a", DIRECTION, learned_norm(8.0, usual, TERMS)))
     assert scales[0] == 3 / 8
     assert scales[-1] == 1.0
-    assert remembered_norm(1e9, 1.0, TERMS) == TERMS.refuse_over
+    assert learned_norm(1e9, 1.0, TERMS) == TERMS.refuse_over
 
 
 def test_a_round_whose_updates_all_grew_is_not_refused() -> None:
@@ -175,12 +175,12 @@ def test_a_stranger_that_came_before_it_was_known_is_cut_to_what_is_usual() -> N
 
 def test_strangers_teach_what_is_usual_only_as_others_confirm_it() -> None:
     unconfirmed = [_seen("eve", DIRECTION, 0.0, sha256=name) for name in ("x", "y", "z")]
-    assert usual_norm(unconfirmed) is None
+    assert median_norm(unconfirmed) is None
     arrivals = [_arrival(name, DIRECTION, 4.0) for name in ("ann", "bob", "eve")]
     parts = [_part("ann", 1.0), _part("eve", 0.5)]
     assert confirmed_norms(arrivals, parts, frozenset({"eve"})) == {"eve": 2.0}
     assert confirmed_norms(arrivals[1:], parts[1:], frozenset({"eve"})) == {}, "of two nobody knows"
-    seen = with_norms([_seen("eve", DIRECTION, 0.0)], {"eve": 2.0})
+    seen = replace_norms([_seen("eve", DIRECTION, 0.0)], {"eve": 2.0})
     assert [one.norm for one in seen] == [2.0]
 
 
@@ -205,8 +205,8 @@ def test_regions_and_direct_members_beside_each_other_all_count(
     assert judge_round(arrivals, frozenset(), TERMS) == {}
     seen = [msgspec.structs.replace(_seen("a", DIRECTION, one.norm), merged=one.merged) for one in arrivals]
     for size in (1, 500):
-        usual = usual_norm(seen, size)
-        assert fitting_scale(norm(size), usual, TERMS) == 1.0
+        usual = median_norm(seen, size)
+        assert clip_scale(norm(size), usual, TERMS) == 1.0
     if len(arrivals) > 2:
         for size in (1, 500):
             large = _arrival("large", DIRECTION, 400.0, size)
@@ -214,9 +214,9 @@ def test_regions_and_direct_members_beside_each_other_all_count(
 
 
 def test_how_many_updates_were_merged_is_no_strangers_word() -> None:
-    assert believed_merged("region", 40, 1000) == believed_merged("friend", 40, 1000) == 40
-    assert believed_merged("stranger", 40, 1000) == 1
-    assert believed_merged("region", 1 << 30, 1000) == 1000
+    assert trusted_merge_count("region", 40, 1000) == trusted_merge_count("friend", 40, 1000) == 40
+    assert trusted_merge_count("stranger", 40, 1000) == 1
+    assert trusted_merge_count("region", 1 << 30, 1000) == 1000
 
 
 def test_quarantine_after_refusals_that_count() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from barnraise.hub.protocol.vector_file import VectorForm, add_vector
 from barnraise.hub.rounds.restore import recalled
-from barnraise.hub.storage.create import invite_to
+from barnraise.hub.storage.create import create_invite
 from barnraise.hub.storage.log import HubLog
 from barnraise.hub.web.status_page import render
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared, encoded
@@ -18,7 +18,7 @@ from tests.unit.hub.in_process_hub import ADDRESS, InProcessHub, play
 
 
 async def _stranger(scene: InProcessHub) -> str:
-    return await scene.join(invite_to(scene.directory, ADDRESS, role="stranger").token_text)
+    return await scene.join(create_invite(scene.directory, ADDRESS, role="stranger").token_text)
 
 
 async def _push(scene: InProcessHub, node: str, size: float) -> None:

@@ -21,7 +21,7 @@ from barnraise.hub.protocol.messages import (
     RunDescription,
     SampleSpan,
     UpdateDeclaration,
-    UploadStep,
+    VersionStep,
     VersionHead,
     decode_message,
     encode_message,
@@ -75,7 +75,7 @@ class FakeHub:
         self.refuse: list[tuple[int, Problem]] = []
         self.requests: list[str] = []
         self.blobs: dict[str, bytes] = {}
-        self.steps: list[UploadStep] = []
+        self.steps: list[VersionStep] = []
         self.declared: UpdateDeclaration | None = None
         self.arrived = bytearray()
         self.layout = self.course = None
@@ -211,7 +211,7 @@ class FakeHub:
     def _publish(self, kind: str, version: int, data: bytes, codec: str) -> None:
         name = hashlib.sha256(data).hexdigest()
         self.blobs[name] = data
-        self.steps.append(UploadStep(kind, version, name, len(data), codec))  # type: ignore[arg-type]
+        self.steps.append(VersionStep(kind, version, name, len(data), codec))  # type: ignore[arg-type]
 
     def _blob(self, request: httpx.Request) -> httpx.Response:
         data = self.blobs.get(request.url.path.rpartition("/")[2])

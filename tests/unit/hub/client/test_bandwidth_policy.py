@@ -14,7 +14,7 @@ from barnraise.core.errors import ConfigError
 from barnraise.hub.client import bandwidth_policy
 from barnraise.hub.client.bandwidth_policy import BandwidthPolicy, QuietHours, UplinkLimiter, is_metered
 from barnraise.hub.protocol.invites import make_invite
-from barnraise.hub.region.server import polite_client
+from barnraise.hub.region.server import parent_client
 from barnraise.identity.keys import NodeKey
 
 NIGHT = QuietHours.parse("22:30-07:00")
@@ -116,11 +116,11 @@ def test_a_region_uses_its_line_as_its_owner_wants(monkeypatch: pytest.MonkeyPat
         raise Waited
 
     monkeypatch.setattr(bandwidth_policy, "is_metered", lambda: True)
-    client = polite_client(invite, key, ContributorSettings(uplink_mbps=0.8, metered="allow"))
+    client = parent_client(invite, key, ContributorSettings(uplink_mbps=0.8, metered="allow"))
     client.wait_politely()
     assert client.piece_bytes == 3_000_000
     monkeypatch.setattr(bandwidth_policy.PolicyGate.__init__, "__defaults__", (sleep, None))
-    client = polite_client(invite, key, ContributorSettings())
+    client = parent_client(invite, key, ContributorSettings())
     with pytest.raises(Waited):
         client.wait_politely()
     with pytest.raises(Waited):

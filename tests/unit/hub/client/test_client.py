@@ -27,10 +27,10 @@ from barnraise.hub.client.credentials import (
     MemberCredentials,
     member_key,
     member_secret,
-    read_seat,
-    read_seat_text,
-    seat_text,
-    write_seat,
+    read_credentials,
+    parse_credentials,
+    credentials_text,
+    write_credentials,
 )
 from barnraise.hub.protocol.messages import (
     HubDataOrder,
@@ -408,16 +408,16 @@ def test_a_machine_has_one_key_for_each_hub_and_the_script_gets_only_that(tmp_pa
     seat = MemberCredentials(
         addresses=("http://hub.test",), hub=one.raw, key=secret, run="test", folder=str(tmp_path)
     )
-    write_seat(seat, tmp_path / "seat")
-    found = read_seat(tmp_path / "seat")
+    write_credentials(seat, tmp_path / "seat")
+    found = read_credentials(tmp_path / "seat")
     assert found.member_key.id == member_key(machine, one).id
     assert (tmp_path / "seat").stat().st_mode & 0o077 == 0
     with pytest.raises(HubError, match="cannot be read"):
-        read_seat(tmp_path / "none")
-    assert read_seat_text(seat_text(seat)) == seat
-    for wrong in ("", "not base64!", seat_text(seat)[:-8]):
+        read_credentials(tmp_path / "none")
+    assert parse_credentials(credentials_text(seat)) == seat
+    for wrong in ("", "not base64!", credentials_text(seat)[:-8]):
         with pytest.raises(HubError, match="cannot be read"):
-            read_seat_text(wrong)
+            parse_credentials(wrong)
 
 
 # servers

@@ -16,7 +16,7 @@ import pytest
 from barnraise.core.errors import HubAway
 from barnraise.hub.client import client as client_module
 from barnraise.hub.client.client import HubClient
-from barnraise.hub.client.deadline import no_slower
+from barnraise.hub.client.deadline import enforce_rate
 from barnraise.hub.protocol.messages import RunDescription
 from barnraise.hub.protocol.tls import context_for, server_context
 from barnraise.hub.storage.create import hub_key
@@ -106,10 +106,10 @@ def test_a_slow_line_is_no_reason_while_it_moves() -> None:
 
     clock = [0.0]
     rate = client_module._SLOWEST_BYTES_S
-    assert len(list(no_slower(parts(), rate, 30.0, TimeoutError, lambda: clock[0]))) == 100
+    assert len(list(enforce_rate(parts(), rate, 30.0, TimeoutError, lambda: clock[0]))) == 100
     fast_then_silent = itertools.chain([bytes(1 << 30)], parts_every(29.0, clock))
     with pytest.raises(TimeoutError):
-        list(no_slower(fast_then_silent, rate, 30.0, TimeoutError, lambda: clock[0]))
+        list(enforce_rate(fast_then_silent, rate, 30.0, TimeoutError, lambda: clock[0]))
 
 
 def parts_every(seconds: float, clock: list[float]) -> Iterator[bytes]:

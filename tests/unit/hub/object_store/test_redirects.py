@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.object_store.downloader import BucketDownloader, StoreLink
-from barnraise.hub.object_store.redirects import STORE_HEADER, origin_of, reachable, reason_against, where
+from barnraise.hub.object_store.redirects import STORE_HEADER, origin_of, reachable, refusal_reason, where
 from barnraise.identity.keys import NodeKey, private_pem
 from tests.unit.hub.client.fake_hub import FakeHub
 
@@ -135,7 +135,7 @@ def test_an_origin_is_scheme_host_and_port(url: str, origin: str | None) -> None
     ],
 )
 def test_a_link_is_to_the_accepted_origin_and_for_the_blob(link: str, why: str) -> None:
-    found = reason_against(link, STORE, NAME)
+    found = refusal_reason(link, STORE, NAME)
     assert why in found
     assert bool(why) == bool(found)
 

@@ -17,8 +17,8 @@ from barnraise.core.errors import HubError, StoreAway
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.object_store import downloader
 from barnraise.hub.object_store.redirects import STORE_HEADER
-from barnraise.hub.object_store.s3 import BucketUrl, S3Bucket, read_place
-from barnraise.hub.object_store.uploader import UploadPlan, is_worth_waiting, next_todo
+from barnraise.hub.object_store.s3 import BucketUrl, S3Bucket, parse_bucket_url
+from barnraise.hub.object_store.uploader import UploadPlan, is_worth_waiting, next_upload
 from barnraise.hub.protocol.invites import Invite, invite_text
 from barnraise.hub.protocol.messages import HubDataOrder
 from barnraise.hub.storage.log import HubLog
@@ -317,18 +317,18 @@ def test_a_hub_ends_at_once_though_the_store_does_not_answer(scene: HubWithStore
 @pytest.mark.parametrize("text", ["", "bucket", "s3://", "s3://UP", "s3://ok/a b", "https://bucket.example"])
 def test_what_names_no_bucket(text: str) -> None:
     with pytest.raises(HubError, match="names no bucket"):
-        read_place(text)
+        parse_bucket_url(text)
 
 
 def test_a_store_without_tls_is_on_this_machine() -> None:
-    assert read_place("s3://our-blobs/a/b/", "http://localhost:9000").prefix == "a/b"
+    assert parse_bucket_url("s3://our-blobs/a/b/", "http://localhost:9000").prefix == "a/b"
     assert (
         S3Bucket(BucketUrl("our-blobs", "", "http://localhost:9000"), "hub").origin == "http://localhost:9000"
     )
     with pytest.raises(HubError, match="without TLS"):
         S3Bucket(BucketUrl("our-blobs", "", "http://192.168.1.5:9000"), "hub")
     with pytest.raises(HubError, match="no address"):
-        read_place("s3://our-blobs", "ftp://example.org")
+        parse_bucket_url("s3://our-blobs", "ftp://example.org")
 
 
 def test_where_amazons_buckets_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,10 +373,10 @@ def test_nobody_is_led_to_a_bucket_that_moved(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_first_that_is_wanted_comes_next_and_what_nobody_wants_goes() -> None:
-    assert next_todo(["new", "old"], set()) == UploadPlan("put", "new")
-    assert next_todo(["new", "old"], {"new", "gone"}) == UploadPlan("put", "old")
-    assert next_todo(["new"], {"new", "gone", "going"}) == UploadPlan("remove", "going")
-    assert next_todo(["new"], {"new"}) is None
+    assert next_upload(["new", "old"], set()) == UploadPlan("put", "new")
+    assert next_upload(["new", "old"], {"new", "gone"}) == UploadPlan("put", "old")
+    assert next_upload(["new"], {"new", "gone", "going"}) == UploadPlan("remove", "going")
+    assert next_upload(["new"], {"new"}) is None
 
 
 def test_nobody_waits_for_what_takes_long() -> None:

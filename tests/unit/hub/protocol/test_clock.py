@@ -19,7 +19,7 @@ import torch
 from barnraise.core.errors import HubRefused
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.client.upload import push
-from barnraise.hub.protocol.clock import ClockJumps, SignatureClock, said_of_difference
+from barnraise.hub.protocol.clock import ClockJumps, SignatureClock, describe_skew
 from barnraise.hub.protocol.messages import HubDataOrder, Lease, LeaseRequest, encode_message
 from barnraise.hub.protocol.replay_guard import LatestSigned, NonceCache
 from barnraise.hub.protocol.signatures import sign_request, verify_request
@@ -79,8 +79,8 @@ def test_a_clock_that_is_set_slowly_does_not_jump() -> None:
     clocks.go(1.0, -HOUR)
     assert jumps.seen(clocks.wall, clocks.now) == pytest.approx(-HOUR)
     assert jumps.seen(clocks.wall, clocks.now) == 0.0
-    assert "jumped back by 60 min" in said_of_difference(-HOUR, -HOUR)
-    assert "5 h ahead of the hub's" in said_of_difference(5 * HOUR, 0.0)
+    assert "jumped back by 60 min" in describe_skew(-HOUR, -HOUR)
+    assert "5 h ahead of the hub's" in describe_skew(5 * HOUR, 0.0)
 
 
 def test_the_log_keeps_when_the_latest_request_was_signed(tmp_path: Path) -> None:

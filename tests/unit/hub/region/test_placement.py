@@ -16,7 +16,7 @@ from barnraise.cli.hub.region import settle
 from barnraise.hub.client.client import HubClient
 from barnraise.hub.protocol.invites import Invite, invite_text
 from barnraise.hub.protocol.messages import (
-    CodeOffer,
+    RegionOffer,
     HubDataOrder,
     JoinRequest,
     JoinResponse,
@@ -24,29 +24,29 @@ from barnraise.hub.protocol.messages import (
     RunDescription,
 )
 from barnraise.hub.region import placement
-from barnraise.hub.region.placement import DETOUR_S, REPEATED_S, Regions, by_distance, opened_to, with_offer
+from barnraise.hub.region.placement import DETOUR_S, REPEATED_S, Regions, nearest_regions, invites_for, add_offer
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused
 
 FRIENDS = ("barnraise-invite:f1", "barnraise-invite:f2")
 STRANGERS = ("barnraise-invite:s1",)
-OFFER = CodeOffer(friends=FRIENDS, strangers=STRANGERS)
+OFFER = RegionOffer(friends=FRIENDS, strangers=STRANGERS)
 
 
 def _told(regions: Regions, newcomer: str, role: Role, now: float) -> tuple[str, ...]:
-    return opened_to(regions, newcomer, role, now)[1]
+    return invites_for(regions, newcomer, role, now)[1]
 
 
 def test_an_offer_lapses_unless_it_is_repeated() -> None:
-    regions = with_offer({}, "a", OFFER, 0.0)
-    regions = with_offer(regions, "b", OFFER, REPEATED_S)
+    regions = add_offer({}, "a", OFFER, 0.0)
+    regions = add_offer(regions, "b", OFFER, REPEATED_S)
     assert len(_told(regions, "ann", "friend", 2 * REPEATED_S)) == 2
     assert len(_told(regions, "ann", "friend", 3.5 * REPEATED_S)) == 1
-    assert list(with_offer(regions, "b", OFFER, 3.5 * REPEATED_S)) == ["b"]
+    assert list(add_offer(regions, "b", OFFER, 3.5 * REPEATED_S)) == ["b"]
 
 
 def test_each_gets_the_invite_of_its_role() -> None:
-    regions = with_offer({}, "a", OFFER, 0.0)
+    regions = add_offer({}, "a", OFFER, 0.0)
     assert _told(regions, "ann", "friend", 1.0) == FRIENDS[:1]
     assert _told(regions, "ann", "stranger", 1.0) == STRANGERS
     roles: tuple[Role, ...] = ("owner", "mirror", "region")
@@ -54,14 +54,14 @@ def test_each_gets_the_invite_of_its_role() -> None:
 
 
 def test_each_newcomer_gets_one_invite_however_often_it_comes() -> None:
-    regions: Regions = with_offer({}, "a", OFFER, 0.0)
+    regions: Regions = add_offer({}, "a", OFFER, 0.0)
     told = []
     for newcomer in ("ann", "ben", "ann", "cem", "ann"):
-        regions, found = opened_to(regions, newcomer, "friend", 1.0)
+        regions, found = invites_for(regions, newcomer, "friend", 1.0)
         told.append(found)
     assert told == [FRIENDS[:1], FRIENDS[1:], FRIENDS[:1], (), FRIENDS[:1]]
-    fresh = CodeOffer(friends=(FRIENDS[1], "barnraise-invite:f3"), strangers=())
-    regions = with_offer(regions, "a", fresh, 2.0)
+    fresh = RegionOffer(friends=(FRIENDS[1], "barnraise-invite:f3"), strangers=())
+    regions = add_offer(regions, "a", fresh, 2.0)
     assert _told(regions, "cem", "friend", 3.0) == ("barnraise-invite:f3",)
     assert _told(regions, "ann", "friend", 3.0) == FRIENDS[:1]
 
@@ -69,7 +69,7 @@ def test_each_newcomer_gets_one_invite_however_often_it_comes() -> None:
 def test_nobody_is_told_more_than_a_message_holds() -> None:
     regions: Regions = {}
     for number in range(40):
-        regions = with_offer(regions, str(number), OFFER, 0.0)
+        regions = add_offer(regions, str(number), OFFER, 0.0)
     joined = JoinResponse(
         role="friend", description=_description(), regions=_told(regions, "ann", "friend", 1.0)
     )
@@ -78,8 +78,8 @@ def test_nobody_is_told_more_than_a_message_holds() -> None:
 
 def test_the_nearest_comes_first_and_no_detour_is_long() -> None:
     reached = [("far", 0.02 + 1.1 * DETOUR_S), ("near", 0.01), ("so so", 0.02 + 0.9 * DETOUR_S)]
-    assert [name for name, _ in by_distance(0.02, reached)] == ["near", "so so"]
-    assert len(by_distance(float("inf"), reached)) == 3, "the hub itself does not answer any more"
+    assert [name for name, _ in nearest_regions(0.02, reached)] == ["near", "so so"]
+    assert len(nearest_regions(float("inf"), reached)) == 3, "the hub itself does not answer any more"
 
 
 class _Slow(httpx.BaseTransport):
@@ -198,7 +198,7 @@ def test_only_who_was_invited_as_a_region_may_take_others_in(tree: Tree) -> None
     friend = Friend(tree.parent.address, invite.hub_id)
     friend.join(invite)
     with pytest.raises(Refused) as refused:
-        friend.ask("POST", "/v1/regions", RunDescription, CodeOffer(friends=(), strangers=()))
+        friend.ask("POST", "/v1/regions", RunDescription, RegionOffer(friends=(), strangers=()))
     assert (refused.value.status, refused.value.problem.kind) == (403, "role")
     assert "invite --region" in refused.value.problem.hint
     friend.close()

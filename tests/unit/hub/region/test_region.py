@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from barnraise.hub.protocol.invites import invite_text
-from barnraise.hub.protocol.messages import HubDataOrder, Lease, SampleSpan, UpdateDeclaration, UploadStep
+from barnraise.hub.protocol.messages import HubDataOrder, Lease, SampleSpan, UpdateDeclaration, VersionStep
 from barnraise.hub.region.region import declared
-from barnraise.hub.storage.create import invite_to
+from barnraise.hub.storage.create import create_invite
 from barnraise.hub.storage.log import Contribution, HubLog
 from tests.unit.hub.hub_process import LAYOUT, TERMS, Friend, HubProcess, Refused, encoded
 from tests.unit.hub.hub_process import declared as sent
@@ -32,7 +32,7 @@ def test_a_region_says_how_many_updates_became_one() -> None:
         for merged in (1, 1, 40)
     ]
     lease = Lease(id="0" * 32, version=3, spans=(SampleSpan(0, 0, 15),), steps=1, seconds=1.0, void_s=1.0)
-    found = declared(UploadStep("delta", 3, "a" * 64, 7, "int8"), lease, parts)
+    found = declared(VersionStep("delta", 3, "a" * 64, 7, "int8"), lease, parts)
     assert (found.merged, found.samples) == (42, 15)
     plain = msgspec.to_builtins(found)
     del plain["merged"]
@@ -43,7 +43,7 @@ def test_a_direct_member_counts_beside_two_regions(tmp_path: Path) -> None:
     """Its update is as long as each of those that the regions merged, whose mean is shorter."""
 
     async def story(scene: InProcessHub) -> None:
-        invites = [invite_to(scene.directory, ADDRESS, role=role) for role in ("region", "region", "friend")]
+        invites = [create_invite(scene.directory, ADDRESS, role=role) for role in ("region", "region", "friend")]
         nodes = [await scene.join(invite.token_text) for invite in invites]
         for _ in range(TERMS.refusals):
             leases = [await scene.lease(node) for node in nodes]

@@ -14,12 +14,12 @@ from barnraise.hub.protocol.messages import (
     RoundConfig,
     SampleSpan,
     UpdateDeclaration,
-    UploadStep,
+    VersionStep,
     decode_message,
     encode_message,
 )
 from barnraise.hub.region.region import declared
-from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate, middle_but
+from barnraise.hub.rounds.leases import ActiveLease, PendingUpdate, median_without
 from barnraise.hub.rounds.persistent_map import LeaseTable, PersistentMap
 from barnraise.hub.rounds.sample_pool import SamplePool, give_back, without
 from barnraise.hub.rounds.state_machine import (
@@ -87,13 +87,13 @@ def test_leases_are_overdue_and_void_at_their_moments(
 
 
 def test_the_middle_of_the_others() -> None:
-    assert middle_but((), 5) == 0
-    assert middle_but((5,), 5) == 0
-    assert middle_but((5, 7), 5) == 7
-    assert middle_but((5, 7), 7) == 5
-    assert middle_but((1, 5, 7), 0) == 5
-    assert middle_but((1, 5, 7, 9), 9) == 5
-    assert middle_but((1, 5, 7, 9), 1) == 7
+    assert median_without((), 5) == 0
+    assert median_without((5,), 5) == 0
+    assert median_without((5, 7), 5) == 7
+    assert median_without((5, 7), 7) == 5
+    assert median_without((1, 5, 7), 0) == 5
+    assert median_without((1, 5, 7, 9), 9) == 5
+    assert median_without((1, 5, 7, 9), 1) == 7
 
 
 def round_s(members: int) -> float:
@@ -163,7 +163,7 @@ def test_a_region_of_thousands_says_in_one_message_what_they_trained_on(leaves: 
     lease = Lease(
         id="0" * 32, version=3, spans=(SampleSpan(0, 0, 30 * leaves),), steps=1, seconds=1.0, void_s=1.0
     )
-    told = declared(UploadStep("delta", 3, "0" * 64, 10, "int8"), lease, parts)
+    told = declared(VersionStep("delta", 3, "0" * 64, 10, "int8"), lease, parts)
     assert decode_message(UpdateDeclaration, encode_message(told)) == told
     assert (told.samples, told.trained) == (30 * leaves, lease.spans)
 

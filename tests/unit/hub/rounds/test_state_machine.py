@@ -30,7 +30,7 @@ from barnraise.hub.rounds.state_machine import (
     UploadProgressed,
     decide,
     next_moment,
-    weight_of,
+    staleness_weight,
 )
 from barnraise.hub.server.status import waits_for
 
@@ -102,7 +102,7 @@ def test_a_quorum_waits_for_its_grace_window_only() -> None:
     effects = table.deliver(leases[2], 6.5)
     assert isinstance(effects[0], QueueUpdate)
     assert effects[0].behind == 1
-    assert weight_of(1) < weight_of(0)
+    assert staleness_weight(1) < staleness_weight(0)
 
 
 def test_nobody_waits_for_the_overdue_and_their_samples_return() -> None:

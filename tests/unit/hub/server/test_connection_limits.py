@@ -29,22 +29,22 @@ from barnraise.hub.server.connection_limits import (
     LimitedServer,
     SlowClientProtocol,
     connections_within,
-    place_of,
+    source_of,
 )
 from barnraise.hub.server.health import HealthStatus
 from barnraise.hub.server.server import running
 from barnraise.hub.storage.blobs import BlobStore
-from barnraise.hub.storage.create import found_hub, hub_blobs, hub_key
+from barnraise.hub.storage.create import create_hub, hub_blobs, hub_key
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import TERMS, Friend, HubProcess, Refused
 
 
 def test_an_address_is_one_home() -> None:
-    assert place_of("203.0.113.5") == place_of("::ffff:203.0.113.5") == "203.0.113.5"
-    assert place_of("2001:db8:1:2:aaaa::1") == place_of("2001:db8:1:2:bbbb::9")
-    assert place_of("2001:db8:1:2::1") != place_of("2001:db8:1:3::1")
-    assert place_of("fe80::1%eth0") == place_of("fe80::2%eth0")
-    assert {place_of(own) for own in ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1")} == {""}
+    assert source_of("203.0.113.5") == source_of("::ffff:203.0.113.5") == "203.0.113.5"
+    assert source_of("2001:db8:1:2:aaaa::1") == source_of("2001:db8:1:2:bbbb::9")
+    assert source_of("2001:db8:1:2::1") != source_of("2001:db8:1:3::1")
+    assert source_of("fe80::1%eth0") == source_of("fe80::2%eth0")
+    assert {source_of(own) for own in ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1")} == {""}
 
 
 def test_a_school_fits_behind_an_address_and_one_address_never_takes_all() -> None:
@@ -82,7 +82,7 @@ def test_too_many_of_one_address_are_told_so_and_others_come_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_limits, "place_of", lambda address: address)  # 127.0.0.2 is another home
-    found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
+    create_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
     key = hub_key(tmp_path)
 
     def check(port: int) -> None:
@@ -145,7 +145,7 @@ def test_whoever_asks_and_never_reads_is_cut_off(
 ) -> None:
     if not reads:
         monkeypatch.setattr(connection_limits, "_UNREAD_S", 0.3)
-    found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
+    create_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
     size, lost, clocks = 32 << 20, threading.Event(), list[asyncio.TimerHandle]()
     name = hub_blobs(tmp_path).put(bytes(size))
     connection_lost, pause_writing = SlowClientProtocol.connection_lost, SlowClientProtocol.pause_writing

@@ -26,7 +26,7 @@ from barnraise.hub.protocol.messages import (
 )
 from barnraise.hub.protocol.signatures import sign_request
 from barnraise.hub.server.uploads import UploadService
-from barnraise.hub.storage.create import invite_to
+from barnraise.hub.storage.create import create_invite
 from barnraise.hub.storage.log import HubLog
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, declared
@@ -196,7 +196,7 @@ def test_an_update_brings_no_layout(tmp_path: Path) -> None:
 
 def test_an_invite_for_one_admits_one_of_many_at_once(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
-        token = invite_to(scene.directory, ADDRESS).token_text
+        token = create_invite(scene.directory, ADDRESS).token_text
         came = await asyncio.gather(*(scene.join(token) for _ in range(20)), return_exceptions=True)
         assert sum(isinstance(one, str) for one in came) == 1
         assert {one.kind for one in came if isinstance(one, HubRefused)} == {"invite-used"}
@@ -396,7 +396,7 @@ def test_what_does_not_count_never_fills_the_page(tmp_path: Path) -> None:
 def test_invented_invites_keep_nobody_out(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         scene.hub.now = lambda: 1000.0
-        tokens = ["A" * 22, "B" * 22, invite_to(scene.directory, ADDRESS).token_text]
+        tokens = ["A" * 22, "B" * 22, create_invite(scene.directory, ADDRESS).token_text]
         async with scene.line() as line:
             scene.reception._joins = RateLimit(1.0, 1.0)
             joins = [encode_message(JoinRequest(token=token, name="ann")) for token in tokens]

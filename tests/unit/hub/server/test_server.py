@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 
 from barnraise.core.errors import HubError
 from barnraise.hub.__main__ import run
-from barnraise.hub.mirror.mirror import make_succession, take_over
+from barnraise.hub.mirror.mirror import sign_handover, take_over
 from barnraise.hub.protocol.invites import invite_text
 from barnraise.hub.protocol.messages import HubDataOrder
 from barnraise.hub.protocol.tls import server_context
 from barnraise.hub.server.server import ListenOptions, bind_listener, running, serve
-from barnraise.hub.storage.create import found_hub, hub_key
+from barnraise.hub.storage.create import create_hub, hub_key
 from barnraise.hub.storage.export import export_model
 from barnraise.hub.storage.log import LogReplica
 from barnraise.identity import NodeId, NodeKey
@@ -125,14 +125,14 @@ def test_a_mirror_takes_over_by_the_owners_word(
         assert plainly(f"{second.address}/v1/head").json()["version"] == 1
         successor = hub_key(second.directory).id
         with pytest.raises(HubError, match="another process"):
-            take_over(second.directory, make_succession(hub.owner, invite.hub_id, successor, 1))
+            take_over(second.directory, sign_handover(hub.owner, invite.hub_id, successor, 1))
         second.kill()
         with pytest.raises(HubError, match="mirror"):
             asyncio.run(serve(second.directory, ListenOptions("127.0.0.1", 0, plain=True)))
         for key, heir in ((NodeKey.generate(), successor), (hub.owner, NodeKey.generate().id)):
             with pytest.raises(HubError):
-                take_over(second.directory, make_succession(key, invite.hub_id, heir, 1))
-        take_over(second.directory, make_succession(hub.owner, invite.hub_id, successor, 1))
+                take_over(second.directory, sign_handover(key, invite.hub_id, heir, 1))
+        take_over(second.directory, sign_handover(hub.owner, invite.hub_id, successor, 1))
         with pytest.raises(RuntimeError, match="took over"):
             second.start("--follow", invite_text(copying))
         second.start()
@@ -161,7 +161,7 @@ def test_a_hub_speaks_tls_with_the_key_of_its_invites(tmp_path: Path) -> None:
                     server.should_exit = True
                     await serving
 
-    found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
+    create_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
     asyncio.run(scene())
 
 

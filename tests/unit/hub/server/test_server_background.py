@@ -21,7 +21,7 @@ from barnraise.hub.aggregation.aggregator import ClosedRound
 from barnraise.hub.aggregation.outer_step import first_version
 from barnraise.hub.mirror.mirror import HubMirror
 from barnraise.hub.mirror.server import keep_following
-from barnraise.hub.protocol.messages import Lease, SampleSpan, UpdateDeclaration, UploadStep
+from barnraise.hub.protocol.messages import Lease, SampleSpan, UpdateDeclaration, VersionStep
 from barnraise.hub.region import region
 from barnraise.hub.region.region import ParentHub, RegionAggregator, run_region
 from barnraise.hub.rounds.leases import PendingUpdate
@@ -29,7 +29,7 @@ from barnraise.hub.server import connection_limits
 from barnraise.hub.server.hub import Hub
 from barnraise.hub.server.server import outer_step
 from barnraise.hub.storage.blobs import BlobStore
-from barnraise.hub.storage.create import found_hub, hub_key
+from barnraise.hub.storage.create import create_hub, hub_key
 from barnraise.hub.storage.log import AcceptedUpdate
 from barnraise.identity import NodeKey
 from tests.unit.hub.hub_process import LAYOUT, TERMS, encoded
@@ -94,7 +94,7 @@ def test_a_hub_ticks_on_when_its_log_cannot_be_read(tmp_path: Path, monkeypatch:
         await hub.close()
 
     paused: list[float] = []
-    found_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
+    create_hub(tmp_path, "fireside", NodeKey.generate().id, TERMS)
     asyncio.run(story())
     assert paused == [1.0]
 
@@ -111,7 +111,7 @@ class Refusing:
     def push(self, declaration: UpdateDeclaration) -> None:
         raise HubRefused(422, "norm", "its norm is too large")
 
-    def steps(self, after: int | None, wait: float = 0.0) -> tuple[UploadStep, ...]:
+    def steps(self, after: int | None, wait: float = 0.0) -> tuple[VersionStep, ...]:
         self.asked += 1
         assert self.asked < 5, "nobody will deliver what it waits for"
         return ()
@@ -123,7 +123,7 @@ def _closed(sha256: str, size: int) -> ClosedRound:
     arrival = AcceptedUpdate(
         update=update, sha256=sha256, size=size, spans=spans, norm=1.0, scale=1.0, sketch=b""
     )
-    head = first_version(UploadStep("base", 0, "0" * 64, 1, "fp32"), 0.0)
+    head = first_version(VersionStep("base", 0, "0" * 64, 1, "fp32"), 0.0)
     return ClosedRound((arrival,), frozenset(), head, (head,), 0.0)
 
 
@@ -225,12 +225,12 @@ def test_a_new_region_leases_for_all_who_come_and_not_for_the_first(monkeypatch:
     hub = SimpleNamespace(state=SimpleNamespace(wishes={"first": 5}))
 
     async def gathered() -> tuple[int, int]:
-        asking = asyncio.create_task(region._wished(cast(Hub, hub), is_first=True))
+        asking = asyncio.create_task(region._wished_samples(cast(Hub, hub), is_first=True))
         await asyncio.sleep(0.02)
         hub.state.wishes = {"first": 5, "second": 7}
         found = await asking
         hub.state.wishes = {"first": 5}
         async with asyncio.timeout(0.05):  # after a round everybody has said it
-            return found, await region._wished(cast(Hub, hub), is_first=False)
+            return found, await region._wished_samples(cast(Hub, hub), is_first=False)
 
     assert asyncio.run(gathered()) == (12, 5)

@@ -28,7 +28,7 @@ from barnraise.hub.protocol.messages import (
     RunDescription,
     VersionHead,
 )
-from barnraise.hub.storage.create import invite_to
+from barnraise.hub.storage.create import create_invite
 from barnraise.hub.storage.log import HubLog
 from barnraise.identity import NodeKey
 from benchmarks.hub_process import free_port
@@ -116,7 +116,7 @@ class HubBehindProxies:
         self.directory = room / "host" / "hub" / "fireside"
 
     def invite(self, site: str) -> Invite:
-        return invite_to(self.directory, [self.addresses[site]])
+        return create_invite(self.directory, [self.addresses[site]])
 
     def rounds(self, name: str) -> int:
         log = HubLog(self.directory)

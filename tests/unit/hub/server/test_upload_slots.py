@@ -18,9 +18,9 @@ from barnraise.core.errors import HubRefused
 from barnraise.hub.protocol.messages import PIECE_BYTES, HubDataOrder, HubProgress, VectorEntry, VectorLayout
 from barnraise.hub.protocol.signatures import sign_request
 from barnraise.hub.server.server import running
-from barnraise.hub.server.upload_slots import AT_ONCE, FAIR_S, Places
+from barnraise.hub.server.upload_slots import AT_ONCE, FAIR_S, UploadSlots
 from barnraise.hub.server.uploads import UploadService
-from barnraise.hub.storage.create import found_hub
+from barnraise.hub.storage.create import create_hub
 from barnraise.hub.storage.log import MemberRecord
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import TERMS, Friend, HubProcess, declared, encoded
@@ -59,7 +59,7 @@ def test_large_pieces_wait_until_those_before_them_are_answered(
             assert {answer.status_code for answer in answers} == {200}
 
     keys = [NodeKey.generate() for _ in range(MANY // 2)]
-    found_hub(tmp_path, "fireside", keys[0].id, TERMS)
+    create_hub(tmp_path, "fireside", keys[0].id, TERMS)
     monkeypatch.setattr(UploadService, "append", append)
     monkeypatch.setattr(UploadService, "begin_piece", lambda *_: None)
     asyncio.run(scene())
@@ -94,7 +94,7 @@ def test_strangers_who_begin_and_never_end_keep_nobody_waiting(tmp_path: Path) -
 
 
 def test_who_waits_for_a_place_hurries_the_one_that_is_there_longest() -> None:
-    async def slow(places: Places, member: str, has_come: asyncio.Event) -> str:
+    async def slow(places: UploadSlots, member: str, has_come: asyncio.Event) -> str:
         try:
             async with places.place(member), places.reading(has_place=True):
                 await has_come.wait()
@@ -103,7 +103,7 @@ def test_who_waits_for_a_place_hurries_the_one_that_is_there_longest() -> None:
         return "read"
 
     async def scene() -> None:
-        places, some, all_ = Places(at_once=2, of_one=1, fair_s=0.2), asyncio.Event(), asyncio.Event()
+        places, some, all_ = UploadSlots(at_once=2, of_one=1, fair_s=0.2), asyncio.Event(), asyncio.Event()
         all_.set()
         first, second = (asyncio.create_task(slow(places, name, some)) for name in "ab")
         while len(places._reading) < 2:

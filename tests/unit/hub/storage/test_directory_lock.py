@@ -14,8 +14,8 @@ from barnraise.core.errors import HubError
 from barnraise.hub.__main__ import run
 from barnraise.hub.protocol.invites import Invite, invite_text, make_invite
 from barnraise.hub.server.server import ListenOptions
-from barnraise.hub.storage.create import FOLLOWS, SUCCEEDS, found_hub, hub_blobs
-from barnraise.hub.storage.directory_lock import check_mirror, check_region, facts_in, held
+from barnraise.hub.storage.create import FOLLOWS, SUCCEEDS, create_hub, hub_blobs
+from barnraise.hub.storage.directory_lock import check_mirror, check_region, read_facts, held
 from barnraise.hub.storage.log import HubLog, change
 from barnraise.identity import NodeId, NodeKey
 from tests.unit.hub.hub_process import TERMS
@@ -28,7 +28,7 @@ def _invite(hub: NodeId) -> Invite:
 
 
 def _found(directory: Path, parent: NodeId | None = None) -> None:
-    found_hub(directory, "fireside", NodeKey.generate().id, TERMS, parent=parent)
+    create_hub(directory, "fireside", NodeKey.generate().id, TERMS, parent=parent)
 
 
 def _note(directory: Path, name: str, value: bytes) -> None:
@@ -64,12 +64,12 @@ def test_a_hub_whose_port_is_taken_touches_nothing(tmp_path: Path) -> None:
 
 def test_a_mirror_is_of_one_hub(tmp_path: Path) -> None:
     hub, other = NodeKey.generate().id, NodeKey.generate().id
-    check_mirror(facts_in(tmp_path), tmp_path, hub)
+    check_mirror(read_facts(tmp_path), tmp_path, hub)
     _found(tmp_path)
     with pytest.raises(HubError, match="a hub of its own"):
         run(tmp_path, HERE, follow=_invite(hub))
     _note(tmp_path, FOLLOWS, hub.raw)
-    check_mirror(facts_in(tmp_path), tmp_path, hub)
+    check_mirror(read_facts(tmp_path), tmp_path, hub)
     with pytest.raises(HubError, match="a copy of another hub") as caught:
         run(tmp_path, HERE, follow=_invite(other))
     assert "--name" in caught.value.hint
@@ -81,9 +81,9 @@ def test_a_mirror_is_of_one_hub(tmp_path: Path) -> None:
 
 def test_a_region_is_of_one_hub(tmp_path: Path) -> None:
     hub, other = NodeKey.generate().id, NodeKey.generate().id
-    check_region(facts_in(tmp_path), tmp_path, hub)
+    check_region(read_facts(tmp_path), tmp_path, hub)
     _found(tmp_path, parent=hub)
-    check_region(facts_in(tmp_path), tmp_path, hub)
+    check_region(read_facts(tmp_path), tmp_path, hub)
     with pytest.raises(HubError, match="one of another hub") as caught:
         run(tmp_path, HERE, parent=_invite(other))
     assert "--name" in caught.value.hint

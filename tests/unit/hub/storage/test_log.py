@@ -12,7 +12,7 @@ import pytest
 
 from barnraise.core.errors import HubError
 from barnraise.hub.protocol.invites import InviteGrant
-from barnraise.hub.protocol.messages import SampleSpan, UploadStep
+from barnraise.hub.protocol.messages import SampleSpan, VersionStep
 from barnraise.hub.rounds.leases import ActiveLease
 from barnraise.hub.server.health import DiskLatency
 from barnraise.hub.storage.blobs import BlobStore, hash_file
@@ -21,8 +21,8 @@ from barnraise.hub.storage.versions import named_blobs, replica_of, steps_after
 
 
 def _version(number: int, *, base: bool = False) -> CommittedRound:
-    step = UploadStep("base" if not number else "delta", number, f"{number:064x}", 10, "int8")
-    whole = UploadStep("base", number, f"{1000 + number:064x}", 25, "fp32") if base else None
+    step = VersionStep("base" if not number else "delta", number, f"{number:064x}", 10, "int8")
+    whole = VersionStep("base", number, f"{1000 + number:064x}", 25, "fp32") if base else None
     return CommittedRound(number=number, step=step, base=whole, momentum=f"{2000 + number:064x}", samples=5)
 
 
