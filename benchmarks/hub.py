@@ -34,8 +34,8 @@ from barnraise.hub.protocol.messages import (
     JoinResponse,
     RoundConfig,
     RunDescription,
-    VersionStep,
     VersionHead,
+    VersionStep,
 )
 from barnraise.hub.protocol.vector_file import VectorForm, add_vector
 from barnraise.hub.storage.log import HubLog
@@ -175,7 +175,7 @@ class Witness(threading.Thread):
 
     def run(self) -> None:
         with suppress(BarnraiseError):
-            self.client.patiently(
+            self.client.ask_with_retries(
                 "POST", "/v1/members", JoinResponse, JoinRequest(token=self._token, name="witness")
             )
         while not self.ended.is_set():

@@ -21,8 +21,8 @@ from barnraise.hub.client.credentials import (
     SITE_VARIABLE,
     VARIABLE,
     MemberCredentials,
-    read_credentials,
     parse_credentials,
+    read_credentials,
 )
 from barnraise.hub.protocol.messages import HubDataOrder, Lease, VectorLayout, decode_message, encode_message
 from barnraise.training.hub.port import LeasedWork, ModelSpec, RoundUpdate, SampleRange
@@ -68,9 +68,9 @@ class HubAdapter:
     def begin(self, form: ModelSpec, state: torch.Tensor) -> LeasedWork:
         layout, course = _declared(form)
         if self._only_begins:
-            self._contributor.found(layout, course, state)
+            self._contributor.ensure_base(layout, course, state)
             sys.exit(0)
-        return _task(self._contributor.begin(layout, course, state))
+        return _task(self._contributor.start(layout, course, state))
 
     def exchange(self, handed: RoundUpdate, state: torch.Tensor) -> LeasedWork:
         lease = self._contributor.exchange(
@@ -79,7 +79,7 @@ class HubAdapter:
         return _task(lease)
 
     def go_on(self, form: ModelSpec, task: LeasedWork) -> None:
-        self._contributor.go_on(*_declared(form), decode_message(Lease, task.token))
+        self._contributor.resume(*_declared(form), decode_message(Lease, task.token))
 
 
 def _declared(form: ModelSpec) -> tuple[VectorLayout, HubDataOrder]:

@@ -55,7 +55,7 @@ def _leave(seat: MemberCredentials) -> None:
 
     with contextlib.closing(HubClient(seat.addresses, seat.hub_id, seat.member_key, say=say)) as client:
         try:
-            client.patiently("POST", "/v1/leave", RunDescription, patience_s=_LEAVE_S)
+            client.ask_with_retries("POST", "/v1/leave", RunDescription, patience_s=_LEAVE_S)
         except HubError as error:
             say(f"the lease could not be given back: {error.message}")
 

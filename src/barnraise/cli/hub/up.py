@@ -175,8 +175,8 @@ def _await_base(invite: Invite, settings: Settings) -> None:
     from barnraise.hub.protocol.messages import RunDescription
 
     client = client_of(settings, invite)
-    waiting = client.waiting("this machine's script, whose model the run begins with")
-    while client.patiently("GET", "/v1/run", RunDescription, patience_s=_ANSWER_S).version is None:
+    waiting = client.backoff("this machine's script, whose model the run begins with")
+    while client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=_ANSWER_S).version is None:
         waiting.pause("it is not there yet", 0.2)
     client.close()
 
@@ -189,7 +189,7 @@ def _begin_own(invite: Invite, place: Path, wishes: HubUpOptions, settings: Sett
     client = client_of(settings, invite)
     try:
         patience_s = _ANSWER_S if wishes.held_out is None else _CHECK_S
-        description = client.patiently("GET", "/v1/run", RunDescription, patience_s=patience_s)
+        description = client.ask_with_retries("GET", "/v1/run", RunDescription, patience_s=patience_s)
         if description.version is not None and not wishes.train:
             return None
         offered = look(client, description, place, settings)
@@ -309,10 +309,10 @@ def _contents(manifest: FolderManifest, store: ArtifactStore, directory: Path) -
 
     blobs, found = hub_blobs(directory), []
     for name in manifest.objects():
-        with blobs.drafted() as draft, store.object_path(name).open("rb") as file:
+        with blobs.partial() as draft, store.object_path(name).open("rb") as file:
             while part := file.read(1 << 20):
                 draft.write(part)
-            found.append(blobs.keep(draft))
+            found.append(blobs.commit(draft))
     return tuple(found)
 
 

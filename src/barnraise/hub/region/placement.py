@@ -1,6 +1,7 @@
-"""Regions that take in who joins their parent: which of them say so, and which one a newcomer goes to. Pure.
+"""Assigns new members to regional hubs. Pure.
 
-A region repeats its offer; one that is silent is not named to anybody. Newcomers measure how far each is.
+A region repeats its offer; a silent region is not offered to new members. New members measure the round trip
+to each region.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ T = TypeVar("T")
 
 
 class RegionCapacity(NamedTuple):
+    """Offer of a region. ``given``: the invite that each new member got, so that it gets only one."""
+
     offer: RegionOffer
     until: float
     given: Mapping[str, str]  # whom which of its invites was told: nobody gets a second
@@ -28,14 +31,14 @@ Regions = Mapping[str, RegionCapacity]  # by their nodes
 
 
 def add_offer(regions: Regions, node: str, offer: RegionOffer, now: float) -> dict[str, RegionCapacity]:
-    """The newest offers; those that lapsed are forgotten."""
+    """Add a region's offer and drop the expired ones."""
     given = regions[node].given if node in regions else {}
     others = {one: known for one, known in regions.items() if known.until > now and one != node}
     return {node: RegionCapacity(offer, now + _LASTS_S, given), **others}
 
 
 def invites_for(regions: Regions, newcomer: str, role: Role, now: float) -> tuple[Regions, tuple[str, ...]]:
-    """An invite of each region for this newcomer; owners, mirrors and regions stay where they are."""
+    """Return one invite of each region for a new member. Owners, mirrors and regions get none."""
     if role not in ("friend", "stranger"):
         return regions, ()
     after, told = dict(regions), list[str]()
@@ -50,6 +53,6 @@ def invites_for(regions: Regions, newcomer: str, role: Role, now: float) -> tupl
 
 
 def nearest_regions(own_s: float, reached: Sequence[tuple[T, float]]) -> list[tuple[T, float]]:
-    """Regions with their round trips, those to be tried first; none that is much farther than the hub."""
+    """Return the regions by round trip, nearest first, without those that are much farther than the hub."""
     near = [one for one in reached if one[1] <= own_s + DETOUR_S]
     return sorted(near, key=lambda one: one[1])
