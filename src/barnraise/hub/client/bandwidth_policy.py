@@ -27,7 +27,7 @@ _SPAN = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 _BURST_S = 0.25
 _METERED_EVERY_S = 60.0
 _LOOK_S = 10.0
-A_BETTER_TIME = "a better time"  # for whom it waits then
+A_BETTER_TIME = "a better time"  # name in the wait message
 _WINDOWS_QUESTION = (
     "[void][Windows.Networking.Connectivity.NetworkInformation,Windows,ContentType=WindowsRuntime];"
     "[Windows.Networking.Connectivity.NetworkInformation]::GetInternetConnectionProfile()"

@@ -342,12 +342,12 @@ class HubClient:
         A partial download is resumed. Raise HubError if the content does not match the hash.
         """
         bound = size if size is not None else most
-        assert bound is not None, "nobody sends without end"
+        assert bound is not None, "a download needs a limit"
         draft = target.with_name(f"{target.name}.part")
         try:
             self._fetch(sha256, draft, size, bound)
         except HubError:
-            self._rotate_addresses()  # whoever asks again asks there
+            self._rotate_addresses()  # the next attempt uses another address
             raise
         draft.replace(target)
 

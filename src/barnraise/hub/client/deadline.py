@@ -49,7 +49,7 @@ class RequestDeadline:
         is_over.set()
         if self._socket is not None and self._is_over is is_over:
             with contextlib.suppress(OSError):  # it is closed already
-                # TLS has nothing to say any more; whoever reads in the other thread wakes up.
+                # No TLS shutdown is needed; the reading thread wakes up.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 

@@ -111,7 +111,7 @@ def _client(place: BucketUrl, *, signed: bool = True) -> Any:
         s3={"addressing_style": style},
         connect_timeout=_CONNECT_S,
         read_timeout=_SILENCE_S,
-        retries={"total_max_attempts": 1},  # whoever calls tries again
+        retries={"total_max_attempts": 1},  # the caller retries
         request_checksum_calculation="when_required",  # others do not know the newer ones
         response_checksum_validation="when_required",
     )

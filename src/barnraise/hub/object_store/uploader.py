@@ -34,7 +34,7 @@ _PATIENCE_S = 10.0  # that a member waits for a blob on its way, if it will be t
 _FIRST_RATE = 1 << 20  # bytes per second, before any were measured
 _TOLD_S = 600.0  # that such a trouble is shown
 _CHECK = "If it lasts, see that keys, region and endpoint are right and may list, put, get and delete there."
-_SIGNING_S = 2.0  # keys of a machine's role may have to be fetched; nobody waits longer for a link
+_SIGNING_S = 2.0  # time to sign a link; credentials of an instance role may have to be fetched
 
 
 class UploadPlan(NamedTuple):
@@ -77,7 +77,7 @@ class BucketUploader:
         self._listed: float | None = None
         self._links: dict[str, _Link] = {}
         self._backoff = BackoffTimer(_BACKOFF)
-        self._is_away = False  # then nobody is led there
+        self._is_away = False  # then members are not redirected
         self._putting: str | None = None
         self._rate = float(_FIRST_RATE)  # of the last put
         self._changed = ChangeEvent()
@@ -223,7 +223,7 @@ def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
         outcome: Future[T] = Future()
         try:
             outcome.set_result(work())
-        except Exception as error:  # noqa: BLE001  # whoever waits gets it
+        except Exception as error:  # noqa: BLE001  # passed to the awaiting task
             outcome.set_exception(error)
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle, outcome)

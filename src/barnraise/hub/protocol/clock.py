@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from barnraise.core.units import format_duration
 
-JUMP_S = 10.0  # less is told to nobody
+JUMP_S = 10.0  # smaller jumps are not reported
 
 
 class ClockJumps:

@@ -86,7 +86,7 @@ class RoundConfig(msgspec.Struct, frozen=True, kw_only=True):
     slack_s: Annotated[float, Meta(ge=0, le=3600)] = 5.0  # for a member's line, whatever its speed
     quorum: Annotated[float, Meta(gt=0, le=1)] = 0.6
     stale_limit: Annotated[int, Meta(ge=0, le=64)] = 2  # versions behind
-    first_batches: Annotated[int, Meta(ge=1, le=1 << 20)] = 4  # for a member whose speed nobody knows
+    first_batches: Annotated[int, Meta(ge=1, le=1 << 20)] = 4  # for a member of unknown speed
     trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.25  # of the updates on each side, if a stranger takes part
     clip_over: Annotated[float, Meta(gt=1)] = 3.0  # times the median norm, running and of the round
     refuse_over: Annotated[float, Meta(gt=1)] = 10.0  # times that of the round
@@ -169,9 +169,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     spans: Annotated[tuple[SampleSpan, ...], Meta(max_length=4096)]
     steps: Count  # H: inner steps of `HubDataOrder.batch` samples that cover the spans
     seconds: LeaseTime  # in which the hub expects the update
-    void_s: LeaseTime  # from now on, after which somebody else gets the spans
+    void_s: LeaseTime  # from now on, until another member gets the spans
     covered: Count = 0  # samples that the chain has behind it, which schedules follow
-    members: Count = 1  # who train at the same time, by the last round and the leases that are out
+    members: Count = 1  # that train at the same time, by the last round and the active leases
 
     @property
     def samples(self) -> int:
@@ -223,7 +223,7 @@ class VersionHead(msgspec.Struct, frozen=True, kw_only=True):
 
     version: Version
     steps: Annotated[tuple[VersionStep, ...], Meta(max_length=4096)]
-    waits_for: Sentence = ""  # if there is nothing new: for whom or what
+    waits_for: Sentence = ""  # if there is nothing new
     finished: bool = False
 
 

@@ -26,7 +26,7 @@ from barnraise.identity.node_id import NodeId
 
 KEY_FILE = "hub.key"
 _FILE = "hub.crt"
-# Dates authorise nothing: the key does. A clock that was never set must not lock anybody out.
+# The key authorizes, not the dates. A clock that was never set must not prevent connections.
 _FIRST = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _LAST = datetime.datetime(2200, 1, 1, tzinfo=datetime.UTC)
 NEW_INVITE = "Ask the person who sent the invite for a new one; do not use this address."

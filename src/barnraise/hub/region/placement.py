@@ -24,7 +24,7 @@ class RegionCapacity(NamedTuple):
 
     offer: RegionOffer
     until: float
-    given: Mapping[str, str]  # whom which of its invites was told: nobody gets a second
+    given: Mapping[str, str]  # invite by member
 
 
 Regions = Mapping[str, RegionCapacity]  # by their nodes

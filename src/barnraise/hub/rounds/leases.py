@@ -24,7 +24,7 @@ class ActiveLease(msgspec.Struct, frozen=True, array_like=True):
     version: int
     spans: tuple[SampleSpan, ...]
     seconds: float
-    overdue: float  # by the hub's monotonic clock: nobody waits for it from then on
+    overdue: float  # by the hub's monotonic clock: rounds do not wait for it afterwards
     void: float  # its spans return
     patience: float = 0.0  # until then its round waits for an upload that moves
 
@@ -41,7 +41,7 @@ class PendingUpdate(msgspec.Struct, frozen=True, array_like=True, order=True):
     lease: str
     version: int
     samples: int
-    spans: tuple[SampleSpan, ...] = ()  # which of the lease's; if none are said, its first so many samples
+    spans: tuple[SampleSpan, ...] = ()  # part of the lease; if empty, its first samples
     of_stranger: bool = False
 
 

@@ -17,7 +17,7 @@ from barnraise.hub.rounds.leases import ActiveLease
 
 K = TypeVar("K")
 V = TypeVar("V")
-_SPARE = 64  # outdated entries of a heap that nobody minds
+_SPARE = 64  # outdated heap entries that are tolerated
 
 
 class _SharedDict(Generic[K, V]):
@@ -166,7 +166,7 @@ class _LeaseIndex(_SharedDict[str, ActiveLease]):
             moment, key = heapq.heappop(self.voids)
             if self._is_void(moment, key):
                 found[key] = self.all[key]
-        for key, lease in found.items():  # they are lent until somebody takes them away
+        for key, lease in found.items():  # they stay until they are removed
             heapq.heappush(self.voids, (lease.void, key))
         return list(found.values())
 

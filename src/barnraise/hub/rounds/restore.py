@@ -14,7 +14,7 @@ from barnraise.hub.storage.log import HubSnapshot, read_fact
 def restore_state(found: HubSnapshot, founding: HubFounding, now: float, *, is_region: bool) -> RoundState:
     """Return the state that the log describes. Every lease gets its whole time again."""
     course = read_fact(found.facts, "course", HubDataOrder)
-    if is_region and course is not None:  # its parent deals out anew
+    if is_region and course is not None:  # its parent leases them again
         pool = SamplePool(course.samples * course.epochs)
     else:
         pool = read_fact(found.facts, "pool", SamplePool) or SamplePool()

@@ -58,21 +58,21 @@ class RoundState(msgspec.Struct, frozen=True, kw_only=True):
     lent: LeaseTable = _new(LeaseTable)
     waiting: PersistentMap[str, PendingUpdate] = _new(PersistentMap)
     closing: tuple[PendingUpdate, ...] = ()  # that are being merged
-    delivered: PersistentMap[str, str] = _new(PersistentMap)  # whose updates wait or are being merged
+    delivered: PersistentMap[str, str] = _new(
+        PersistentMap
+    )  # members whose updates are pending or being merged
     quorum_at: float | None = None
     since: float = 0.0  # when the round began
-    asked: PersistentMap[str, float] = _new(
-        PersistentMap
-    )  # when each member last asked for a lease, also in vain
+    asked: PersistentMap[str, float] = _new(PersistentMap)  # time of each member's last request for a lease
     awaited: PersistentMap[str, float] = _new(
         PersistentMap
-    )  # who asked before this round began and has no lease of it yet
+    )  # active members that have no lease of this round yet
     usual: PersistentMap[str, int] = _new(PersistentMap)  # the samples of each member's last delivered lease
-    standing: tuple[int, ...] = ()  # those of all who were around when the round began, in their order
-    is_region: bool = False  # its samples come from a parent, who also says when it is over
+    standing: tuple[int, ...] = ()  # sorted values of the members that were active when the round started
+    is_region: bool = False  # samples come from the parent, which also ends the run
     wishes: PersistentMap[str, int] = _new(
         PersistentMap
-    )  # samples that would fit for each who asked since it was supplied
+    )  # samples that each member asked for since the last supply
     known: int = 0  # norms that say how large an update usually is
     part: float = 1.0  # of a wish that a region's members get, so that there is something for all
 
@@ -298,7 +298,9 @@ def _request_lease(state: RoundState, event: LeaseRequested, now: float) -> Roun
     if state.is_region:
         state = _replace(state, wishes=state.wishes.put(event.node, wish))
     own = state.lent.of_member(event.node)
-    if own is not None and own.version == version:  # or whoever asks often enough is waited for for ever
+    if (
+        own is not None and own.version == version
+    ):  # the time must not restart, or the round would never close
         return RoundDecision(state, (GrantLease(own),), f"the lease of {own.samples} samples again")
     if own is not None:  # it begins again: the same samples, from the head
         samples, spans, pool = own.samples, own.spans, state.pool
@@ -339,7 +341,7 @@ def _set_base(state: RoundState, course: HubDataOrder) -> RoundDecision:
 def _commit(state: RoundState, version: int, now: float) -> RoundDecision:
     around = _active_members(state, now)
     here = _nodes_of(state.waiting.values())
-    # What a region has left is its parent's again: whoever trained on it would do so in vain.
+    # A region's remaining samples belong to its parent again, so updates for them would not count.
     is_over = state.is_region and version != state.version
     after = _replace(
         state,

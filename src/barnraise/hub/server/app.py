@@ -155,7 +155,7 @@ class HubApp:
             status, body = 422, encode_message(problem)
         except ClientDisconnect:
             return Response(status_code=499)
-        except Exception:  # whatever it is, the answer is a signed one
+        except Exception:  # the response must be signed after any error
             logger.exception("%s %s failed", request.method, request.url.path)
             problem = Problem(
                 kind="busy", message="the hub could not handle the request", hint=_LATER, retry_s=5.0
@@ -174,17 +174,17 @@ class HubApp:
         signed = verify_request(request.method, path, query, request.headers, self._hub.id)
         node = str(signed.node)
         is_member = node in self._hub.members or node == str(self._hub.id)
-        if not is_member:  # before anything of a stranger's is remembered
+        if not is_member:  # before an unknown sender can use memory
             place = source_of(request.client.host) if request.client else ""
-            if place:  # one of them leaves something for the others
+            if place:  # a limit per source leaves capacity for other sources
                 self._limit(self._strangers, place)
             self._limit(self._requests, "strangers")
             most = min(most, _SMALL)
         self._nonces.accept(signed, self._time(), self._hub.now())
         self._hub.signed.note(signed.created)
-        if is_member:  # after it: who repeats what a member signed does not use up what is the member's
+        if is_member:  # after the replay check: a replay must not use up the member's rate limit
             self._limit(self._requests, node)
-        if node != self._hub.founding.owner:  # who alone sends a layout
+        if node != self._hub.founding.owner:  # only the owner sends a layout
             most = min(most, PIECE_BYTES)
         return VerifiedRequest(node, await self._body(request, signed, most, held))
 
@@ -236,7 +236,7 @@ class HubApp:
 
     async def _join(self, request: Request, said: VerifiedRequest) -> msgspec.Struct:
         message = decode_message(JoinRequest, said.body)
-        if self._hub.has_invited(message.token):  # an invented one costs those who are invited nothing
+        if self._hub.has_invited(message.token):  # invented tokens do not use up the limit
             self._limit(self._joins, "all")
         joined = await self._hub.join(said.node, message)
         members = self._hub.members
@@ -266,7 +266,7 @@ class HubApp:
         return self._hub.description()
 
     def _check_owner(self, said: VerifiedRequest) -> None:
-        # Whoever keeps the hub has its key: at a region, and after a take-over, nobody else can be asked.
+        # The hub's key is accepted, too: a region or a mirror that took over has no other owner at hand.
         """Raise HubRefused (403) unless the run's owner or the holder of the hub's key asks."""
         if said.node not in (self._hub.founding.owner, str(self._hub.id)):
             raise HubRefused(403, "role", "only the owner may do this", hint="Ask the owner of the hub.")

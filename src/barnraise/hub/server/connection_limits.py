@@ -31,7 +31,7 @@ MOST = 8192
 _FIRST_REQUEST_S = 30.0
 _HANDSHAKE_S = 20.0
 _UNREAD_S = 120.0  # as long as a member has for a piece; a kernel tells of slow readers only now and then
-_TOLD_OF_ONE, _TOLD = 4, 64  # who are too many, and are let in to be told so
+_TOLD_OF_ONE, _TOLD = 4, 64  # excess clients that still get an error response
 _PAUSE_S, _SHOWN_S = 0.5, 60.0  # after the system refused to accept
 _MOST_FILES = 65_536
 _MOST_FILES_MACOS = 10_240  # the most there, whatever the hard limit says
@@ -209,7 +209,7 @@ class LimitedServer(uvicorn.Server):
                 task = asyncio.create_task(self._handle(line, str(peer[0]), verdict))
                 self._handling.add(task)
                 task.add_done_callback(self._handling.discard)
-            await asyncio.sleep(0)  # whoever connects without end keeps nobody else waiting
+            await asyncio.sleep(0)  # other tasks run although connections keep arriving
 
     async def _handle(self, line: socket.socket, address: str, verdict: Verdict) -> None:
         protocol = SlowClientProtocol(self.config, self.server_state, self.lifespan.state)

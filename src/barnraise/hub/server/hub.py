@@ -72,7 +72,7 @@ from barnraise.identity.node_id import NodeId
 
 logger = logging.getLogger(__name__)
 _MERGE_BACKOFF = Backoff(0.5, 30.0)
-_NOTED_EVERY_S = 60.0  # of a member what does not count: nobody fills the page alone
+_NOTED_EVERY_S = 60.0  # rate limit of uncounted refusals, so that one member cannot fill the page
 MakeAggregator = Callable[[BlobStore, RoundConfig, VectorLayout], Aggregator]
 
 
@@ -111,7 +111,7 @@ class Hub:
         self._changed = ChangeEvent()
         self._tasks: set[asyncio.Task[None]] = set()
         self._discarded: set[str] = set()  # blobs that go with the next commit
-        self._epoch = 0  # of the state: a merge that began before it was read anew does not count
+        self._epoch = 0  # of the state: a merge from before a reload does not count
         self._reloading = asyncio.Lock()
         self._joining = asyncio.Lock()
         self._merge_backoff = BackoffTimer(_MERGE_BACKOFF)
@@ -159,7 +159,7 @@ class Hub:
         self._log.close()
         self._reader.close()
 
-    # What anybody may know.
+    # Public information.
 
     @property
     def version(self) -> int | None:
@@ -189,7 +189,7 @@ class Hub:
     def _has_news(self, after: int | None) -> bool:
         return self.version is not None and (after != self.version or self.state.is_finished)
 
-    # What members ask for.
+    # Requests of members.
 
     async def join(self, node: str, message: JoinRequest) -> JoinResponse:
         """Add a member by its invite token. Raise HubRefused (403) if the invite cannot be used."""
@@ -249,7 +249,7 @@ class Hub:
             raise HubRefused(403, "role", "only a mirror may copy the hub", hint=_JOIN)
         return replica_of(self._reader, after)
 
-    # What the parts of the hub use.
+    # For the other modules of the hub.
 
     def needed_blobs(self) -> set[str]:
         """Return the blobs of the versions, of the run's code and of pending updates."""
@@ -384,7 +384,7 @@ class Hub:
         self.members[node] = after
         await self.write([change(HubLog.put_member, after)])
 
-    # How a round ends.
+    # Merging and committing a round.
 
     async def _merge_round(self, close: MergeRound) -> None:
         """Merge a closed round and commit the result; retry after a failure."""
@@ -428,7 +428,7 @@ class Hub:
         for place, version in enumerate(versions):
             parts = merged.contributions if place == 0 else ()
             changes.append(change(HubLog.put_version, version, parts))
-        await self.write(changes)  # nobody sees the version before this
+        await self.write(changes)  # the version is public from here on
         before = named_blobs(self.versions)
         self.versions += versions
         self.seen = update_checks.replace_norms(self.seen, norms)
@@ -466,7 +466,7 @@ class Hub:
         except HubError as error:
             logger.error("%s", error.message)
             await asyncio.sleep(1.0)
-        except Exception:  # nobody waits for whoever ticks: it would only be gone
+        except Exception:  # an error would end the background task silently
             logger.exception("an event of the rounds failed and is repeated")
             await asyncio.sleep(1.0)
 

@@ -196,7 +196,7 @@ def bind_listener(listening: ListenOptions) -> socket.socket:
 def _listen(listening: ListenOptions, listener: socket.socket) -> None:
     try:
         listener.listen(_BACKLOG)
-    except OSError as error:  # somebody else bound it, too, and listened first
+    except OSError as error:  # another process bound the port, too, and listened first
         raise _listen_error(listening, error) from error
 
 

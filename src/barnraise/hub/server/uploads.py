@@ -55,7 +55,7 @@ from barnraise.hub.storage.log import MOST_SEEN, AcceptedUpdate, HubLog, UpdateF
 logger = logging.getLogger(__name__)
 _MOST_BASE_BYTES = 1 << 42
 _ABANDONED_S = 86_400.0
-_FRESH_S = 40.0  # after a piece began: whoever sends it goes on
+_FRESH_S = 40.0  # after a piece started, its sender is taken as active
 _OWNED = 16  # characters of a file's name that say whose it is
 # The optional check of an update that is about to count: the file, the version it begins from, its scale.
 HeldOut = Callable[[Path, int, float], UpdateVerdict]
@@ -99,7 +99,7 @@ class UploadService:
         if found is not None and found.done is not None:
             return found.done
         if any(one.lease == declared.lease and one.sha256 == declared.sha256 for one in self._hub.seen):
-            # It counts already: the answer was lost, and the hub began anew since.
+            # It counts already: the response was lost, and the hub has restarted since.
             return HubProgress(id=name, offset=declared.size, size=declared.size, accepted=True)
         if declared.kind == "base":
             self._check_base(node, declared)

@@ -30,7 +30,7 @@ from barnraise.hub.storage.blobs import FREE_SPACE_HINT
 
 FILE_NAME = "hub.db"
 _FORM = 1
-_LOCKED_S = 60.0  # while another process, who makes an invite, waits for a slow disk
+_LOCKED_S = 60.0  # while another process creates an invite on a slow disk
 MOST_REFUSALS = 500
 MOST_SEEN = 1024
 _TABLES = """
@@ -143,7 +143,7 @@ class LogReplica(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, bytes]
     members: tuple[MemberRecord, ...]
     grants: tuple[InviteGrant, ...]
-    leases: tuple[ActiveLease, ...]  # also of updates that wait: their samples return if nobody delivers them
+    leases: tuple[ActiveLease, ...]  # also those of pending updates, so that their samples return
     versions: tuple[CommittedRound, ...]  # after V, as far back as their blobs are kept
     seen: tuple[UpdateFingerprint, ...]
 
@@ -350,7 +350,7 @@ class HubLogWriter:
             self._disk.start_commit()
             try:
                 self._log.transact([change for changes, _ in waiting for change in changes])
-            except Exception as found:  # noqa: BLE001  # whatever it is, those who wait must hear of it
+            except Exception as found:  # noqa: BLE001  # every waiting caller must get the error
                 error = self._failed = found if isinstance(found, HubError) else broken(found)
             self._disk.end_commit()
         for _, done in waiting:
