@@ -153,7 +153,7 @@ def test_a_quarantine_ends_and_begins_by_the_word_of_who_keeps_the_hub(
         found = log.read().members
         assert (found[ann.node].quarantine, found[bob.node].quarantine) == ("", "too large")
         assert expel(member=ann.node[:9], name="") == 0
-        assert "sent this machine away" in log.read().members[ann.node].quarantine
+        assert "expelled this machine" in log.read().members[ann.node].quarantine
         with pytest.raises(HubError, match="cannot be expelled"):
             expel(member="owner", name="")
     finally:

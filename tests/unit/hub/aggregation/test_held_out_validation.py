@@ -107,7 +107,7 @@ def test_held_out_check_refuses_worse_model_and_failure_is_not_blamed(
     [
         ("x = 1\n", "has no function loss"),
         ("import nothing_of_that_name\n", "nothing_of_that_name"),
-        ("import os\nos._exit(3)\n", "its process ended"),
+        ("import os\nos._exit(3)\n", "its process exited"),
     ],
 )
 def test_held_out_file_without_loss_stops_hub_at_start(tmp_path: Path, text: str, why: str) -> None:

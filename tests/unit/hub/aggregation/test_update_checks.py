@@ -111,7 +111,7 @@ def test_strangers_are_judged_by_other_updates_of_round() -> None:
         "large": "norm",
     }
     assert "against" in verdicts["flip0"].reason
-    assert "nothing to do" in verdicts["random"].reason
+    assert "unrelated" in verdicts["random"].reason
     friends = judge_round(arrivals, frozenset(), TERMS)
     assert set(friends) == {"large"}, "friends are believed in their direction"
 

@@ -52,9 +52,9 @@ def test_first_stranger_waits_for_update_to_compare_with(tmp_path: Path) -> None
         await asyncio.sleep(1.0)
         assert scene.hub.version == 0
         said = (await scene.hub.head(0, 0.0)).waits_for
-        assert "how large" in said
+        assert "nothing to compare" in said
         assert "`barnraise invite`" in said
-        assert "how large" in render(scene.hub)
+        assert "nothing to compare" in render(scene.hub)
         await _push(scene, ann, 0.01)
         await _until_version(scene, 1)
         assert _moved(scene) < 4 * 0.01 * LAYOUT.numel**0.5

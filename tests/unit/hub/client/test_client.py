@@ -241,7 +241,7 @@ def test_stale_update_is_dropped_with_warning_and_member_continues(
     )
     assert contributor.exchange(torch.ones(LAYOUT.numel), state, samples=8, loss=None, speed=1.0) is not None
     assert contributor.contributed == 0
-    assert "does not count: the chain is 3 versions further" in caplog.text
+    assert "was not accepted: the chain is 3 versions further" in caplog.text
 
 
 def test_member_of_round_without_version_trains_again(
@@ -323,7 +323,7 @@ def test_second_process_of_member_resumes_lease_that_counts_once(
     assert second.exchange(change, theirs, samples=8, loss=None, speed=1.0) == following
     assert torch.equal(mine, theirs)
     assert len(hub.updates) == 1
-    assert "is delivered already, or over" in caplog.text
+    assert "was already delivered or has ended" in caplog.text
     # From now on it speaks.
     second.exchange(change, theirs, samples=8, loss=None, speed=1.0)
     assert len(hub.updates) == 2
@@ -365,9 +365,9 @@ def test_complete_partial_blob_of_dead_process_is_downloaded_again(hub: FakeHub,
 
 def test_blob_with_wrong_content_is_refused(hub: FakeHub, tmp_path: Path) -> None:
     hub.blobs["ab" * 32] = b"something else"
-    with pytest.raises(HubError, match="another content"):
+    with pytest.raises(HubError, match="wrong content"):
         client_of(hub).fetch("ab" * 32, tmp_path / "blob", size=14)
-    with pytest.raises(HubError, match="larger than was said"):
+    with pytest.raises(HubError, match="larger than declared"):
         client_of(hub).fetch("ab" * 32, tmp_path / "blob", size=3)
     assert list(tmp_path.glob("blob*")) == []
 

@@ -144,11 +144,11 @@ def _changed(headers: dict[str, str], name: str, value: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("evil", "words"),
     [
-        (Evil(answer=lambda it: replace(it, body=it.body.replace(b"fireside", b"evilside"))), "on its way"),
-        (Evil(answer=lambda it: replace(it, body=b"")), "was changed on its way"),
+        (Evil(answer=lambda it: replace(it, body=it.body.replace(b"fireside", b"evilside"))), "in transit"),
+        (Evil(answer=lambda it: replace(it, body=b"")), "was changed in transit"),
         (Evil(answer=lambda it: replace(it, status=201)), "not signed with the key of the invite"),
-        (Evil(answer=lambda it: replace(it, headers={})), "is not the hub's"),
-        (Evil(answer=lambda it: Answered(502, {}, b"<h1>Bad Gateway</h1>")), "does not reach the hub"),
+        (Evil(answer=lambda it: replace(it, headers={})), "the hub did not sign the response"),
+        (Evil(answer=lambda it: Answered(502, {}, b"<h1>Bad Gateway</h1>")), "cannot reach the hub"),
         (Evil(answer=lambda it: Answered(413, {}, b"")), "client_max_body_size"),
     ],
 )
@@ -157,7 +157,7 @@ def test_changed_response_is_rejected(member: HubClient, proxy: Proxy, evil: Evi
     with pytest.raises(HubAway, match=words) as caught:
         member.ask("GET", "/v1/run", RunDescription)
     assert proxy.address in caught.value.message
-    assert caught.value.answered == ("does not reach" not in words)
+    assert caught.value.answered == ("cannot reach" not in words)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_changed_response_is_rejected(member: HubClient, proxy: Proxy, evil: Evi
             Evil(lambda it: replace(it, headers=_changed(it.headers, "barnraise-hub", "A" * 69))),
             "meant for another hub",
         ),
-        (Evil(times=2), "was here before"),
+        (Evil(times=2), "was received before"),
     ],
 )
 def test_changed_request_is_reported_with_address(

@@ -63,7 +63,7 @@ def test_blob_in_store_is_not_fetched_again(scene: Scene) -> None:
 def test_blob_larger_than_declared_is_refused(scene: Scene) -> None:
     name = scene.offer(DATA)
     for bound in ({"size": len(DATA) - 1}, {"most": len(DATA) - 1}):
-        with pytest.raises(HubError, match="larger than was said"):
+        with pytest.raises(HubError, match="larger than declared"):
             scene.fetcher.fetch(name, **bound)
     assert not scene.here.has(name)
 
@@ -84,7 +84,7 @@ def test_fetch_code_returns_all_blobs(scene: Scene) -> None:
 
 def test_content_with_wrong_size_is_refused(scene: Scene) -> None:
     code = scene.offer_code(scene.offer(DATA), scene.offer(SCRIPT + b"; and more"))
-    with pytest.raises(HubError, match="larger than was said"):
+    with pytest.raises(HubError, match="larger than declared"):
         scene.fetcher.fetch_code(code)
     with pytest.raises(HubError, match="does not fit its list of files"):
         scene.fetcher.fetch_code(scene.offer_code(scene.offer(DATA)))

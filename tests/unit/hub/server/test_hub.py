@@ -159,7 +159,7 @@ def test_two_machines_of_site_do_not_cancel_uploads(tmp_path: Path) -> None:
     async def story(scene: InProcessHub) -> None:
         home, lease, one = await scene.half_sent()
         two, name = update(lease), (await scene.intake.declare(home, declared(lease, one))).id
-        with pytest.raises(HubRefused, match="not done yet") as busy:
+        with pytest.raises(HubRefused, match="not finished") as busy:
             await scene.intake.declare(home, declared(lease, two))
         assert busy.value.status == 503, "it is asked again"
         last = await scene.intake.append(home, name, len(one) - 1, one[-1:])
@@ -375,14 +375,14 @@ def test_uncounted_refusals_do_not_fill_page(tmp_path: Path) -> None:
             await scene.send(eve, declared(lease, b"?"), b"?")
         invented = msgspec.structs.replace(lease, id="0" * 32)
         for _ in range(20):
-            with pytest.raises(HubRefused, match="is over"):
+            with pytest.raises(HubRefused, match="has ended"):
                 await scene.intake.declare(eve, declared(invented, b"?"))
         with pytest.raises(HubRefused, match="another member's lease"):
             await scene.send(eve, declared(lease, b"?"), b"?")
         assert [one.kind for one in scene.hub.refusals] == ["forged", "lease-over", "forged"]
         later = scene.hub.now() + 61.0
         scene.hub.now = lambda: later  # type: ignore[method-assign]
-        with pytest.raises(HubRefused, match="is over"):
+        with pytest.raises(HubRefused, match="has ended"):
             await scene.intake.declare(eve, declared(invented, b"?"))
         assert [one.kind for one in scene.hub.refusals][3:] == ["lease-over"]
 

@@ -131,7 +131,7 @@ def test_mirror_takes_over_with_signed_handover(
             with pytest.raises(HubError):
                 take_over(second.directory, sign_handover(key, invite.hub_id, heir, 1))
         take_over(second.directory, sign_handover(hub.owner, invite.hub_id, successor, 1))
-        with pytest.raises(RuntimeError, match="took over"):
+        with pytest.raises(RuntimeError, match="has taken over"):
             second.start("--follow", invite_text(copying))
         second.start()
         friends.append(moved := Friend(second.address, successor, ann.key))
